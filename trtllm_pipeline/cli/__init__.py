@@ -1,0 +1,1 @@
+"""The command line: a module a command group; each parses, calls one function, shows the result."""

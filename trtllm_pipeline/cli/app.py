@@ -1,0 +1,108 @@
+"""`pipeline`: finds the command's module, imports only that, and turns every expected error into words.
+
+Nothing heavy is imported here: `pipeline --help` costs little more than the bare interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from trtllm_pipeline import __version__
+
+# command -> (module, help). The order is that of `--help`.
+COMMANDS: Final = {
+    "run": ("trtllm_pipeline.cli.run", "do everything a matrix asks for that is not done yet"),
+    "plan": ("trtllm_pipeline.cli.plan", "show what would run, what is shared, why, and how long it takes"),
+    "resume": ("trtllm_pipeline.cli.run", "go on with the latest run of this workspace"),
+    "status": ("trtllm_pipeline.cli.status", "show how far each cell is"),
+    "explain": ("trtllm_pipeline.cli.explain", "say why a stage has to run, or what its result came from"),
+    "logs": ("trtllm_pipeline.cli.logs", "show the log of a cell's stage"),
+    "report": ("trtllm_pipeline.cli.report", "show a run's results as a table, JSON, CSV or Markdown"),
+    "matrix": ("trtllm_pipeline.cli.matrix", "start, check and describe matrix files"),
+    "recipes": ("trtllm_pipeline.cli.recipes", "list and show model recipes"),
+    "store": ("trtllm_pipeline.cli.store", "verify, repair and clean a workspace"),
+    "exec": ("trtllm_pipeline.cli.execute", "run one job.json by hand"),
+}
+STAGES: Final = {
+    "download": "fetch a model and verify it",
+    "convert": "turn a model into a checkpoint, quantizing as asked",
+    "build": "make an engine from a checkpoint",
+    "repository": "write a Triton model repository for an engine",
+    "launch": "start a server on a repository and keep it running",
+    "smoke": "check a running server's answers over every protocol",
+    "perf": "measure a running server's latency and throughput",
+    "accuracy": "score a running server's answers",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The top of the command line; each command adds its own options when it is chosen."""
+    top = argparse.ArgumentParser(
+        prog="pipeline",
+        description="From a matrix of models to measured Triton servers: download, quantize, build, serve, test, "
+        "measure; and go on where it stopped.",
+        epilog="one stage, for a matrix's cell or for explicit files:\n"
+        + "".join(f"  {name:<12}{text}\n" for name, text in STAGES.items())
+        + "\n`pipeline COMMAND --help` shows a command's options and an example.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"trtllm-pipeline {__version__}")
+    top.add_argument("--debug", action="store_true", help="show tracebacks of expected errors too")
+    width = max(map(len, COMMANDS)) + 4
+    top.add_argument_group("commands", "\n".join(f"{name:<{width}}{text}" for name, (_, text) in COMMANDS.items()))
+    top.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    top.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage, 3 nothing to do, 130 interrupted."""
+    top = parser()
+    args = top.parse_args(argv)
+    if args.command is None:
+        top.print_help()
+        return 2
+    debug = args.debug or bool(os.environ.get("PIPELINE_DEBUG"))
+    try:
+        return _dispatch(args.command, args.arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone, `pipeline plan | head` for instance. Keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        from trtllm_pipeline.cli.output import explain_error
+
+        code = explain_error(error)
+        if code is None or debug:
+            raise
+        return code
+
+
+def _dispatch(command: str, arguments: Sequence[str]) -> int:
+    if command in STAGES:
+        module = importlib.import_module("trtllm_pipeline.cli.stage")
+    elif command in COMMANDS:
+        module = importlib.import_module(COMMANDS[command][0])
+    else:
+        from difflib import get_close_matches
+
+        from trtllm_pipeline.errors import UsageError
+
+        near = get_close_matches(command, [*COMMANDS, *STAGES], n=1)
+        raise UsageError(
+            f"there is no command {command!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            hint="pipeline --help lists them",
+        )
+    sub = argparse.ArgumentParser(prog=f"pipeline {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub.set_defaults(command=command)
+    module.configure(sub)
+    result: int = module.run(sub.parse_args(arguments))
+    return result

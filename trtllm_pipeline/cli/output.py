@@ -1,0 +1,59 @@
+"""What the command line prints: stdout is data, stderr is progress, warnings and errors."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from typing import Any
+
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
+
+
+def emit(text: str) -> None:
+    """Data, to stdout."""
+    print(text)  # noqa: T201
+
+
+def emit_json(value: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+    """Data as JSON, to stdout."""
+    emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def note(text: str) -> None:
+    """A line for people, to stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def explain_error(error: Exception) -> int | None:
+    """Say what went wrong and return the exit code; None for what is a bug of ours and needs its traceback."""
+    if isinstance(error, PipelineError):
+        note(f"error: {error.message}")
+        if isinstance(error, StageError) and error.log is not None:
+            note(f"  log: {error.log}")
+        if error.hint:
+            note(f"  try: {error.hint}")
+        return error.exit_code
+    if isinstance(error, OSError) and error.errno == 28:
+        note(f"error: the disk is full: {error.filename or error}")
+        note("  try: free some space, then `pipeline resume`; what was finished is kept")
+        return 1
+    if isinstance(error, PermissionError):
+        note(f"error: not allowed: {error.filename or error}")
+        return 1
+    if isinstance(error, sqlite3.OperationalError):
+        note(f"error: the workspace's index cannot be used: {error}")
+        note("  try: is the disk full, or the workspace read-only?")
+        return 1
+    return None
+
+
+FAILURE_WORDS = {
+    FailureClass.INFEASIBLE: "can never work",
+    FailureClass.OUT_OF_MEMORY: "out of memory",
+    FailureClass.TRANSIENT: "transient, retries used up",
+    FailureClass.TIMEOUT: "took too long",
+    FailureClass.USER: "needs you",
+    FailureClass.BUG: "failed",
+}
+"""Failure classes as people read them."""

@@ -1,0 +1,102 @@
+"""Content digests of files, and a memory of them so that a file that did not change is not read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+_SMALL_BYTES: Final = 1 << 20
+# A file changed this shortly before it was read could change again without its times showing it: file systems stamp
+# with the kernel's tick, up to 10 ms.
+_SETTLED_NS: Final = 100_000_000
+
+
+def digest_file(path: Path) -> str:
+    """BLAKE3 of a file's content, 64 hexadecimal digits. Big files are mapped and hashed on all cores."""
+    from blake3 import blake3
+
+    if path.stat().st_size < _SMALL_BYTES:
+        return blake3(path.read_bytes()).hexdigest()
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+_Stamp = tuple[int, int, int, int]
+
+
+class StatCache:
+    """Digests by path, size, modification time, change time and inode, kept in a file of JSON lines.
+
+    The change time is in it because nobody can set it back. Processes may share the file: each appends whole lines and
+    reads what was there when it started. Losing the file, or a line of it, only costs reading again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, tuple[_Stamp, str]] = {}
+        lines = 0
+        try:
+            with path.open(encoding="utf-8") as file:
+                for lines, line in enumerate(file, start=1):
+                    try:
+                        name, size, mtime, ctime, inode, digest = json.loads(line)
+                    except (ValueError, TypeError):
+                        continue  # the last line of a process that was killed
+                    self._known[name] = ((size, mtime, ctime, inode), digest)
+        except (FileNotFoundError, UnicodeDecodeError):
+            pass
+        if lines > 2 * len(self._known) + 100:
+            self._compact()
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> StatCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the digests are in it already."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def digest(self, path: str | Path) -> str:
+        """BLAKE3 of the file's content, from memory when its stamp is as it was."""
+        name = os.path.abspath(path)
+        known = self._known.get(name)
+        stamp = _stamp(name)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        while True:
+            digest = digest_file(Path(name))
+            after = _stamp(name)
+            if after == stamp:
+                break
+            stamp = after  # written to while it was read
+        if max(stamp[1], stamp[2]) < time.time_ns() - _SETTLED_NS:
+            self._known[name] = (stamp, digest)
+            if self._descriptor is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.write(self._descriptor, _line(name, stamp, digest))
+        return digest
+
+    def _compact(self) -> None:
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary.write_bytes(b"".join(_line(name, *known) for name, known in self._known.items()))
+        temporary.replace(self._path)
+
+
+def _stamp(path: str) -> _Stamp:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _line(name: str, stamp: _Stamp, digest: str) -> bytes:
+    return json.dumps([name, *stamp, digest], ensure_ascii=True).encode() + b"\n"

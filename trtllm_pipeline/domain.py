@@ -1,0 +1,83 @@
+"""The words of the project as types: cells, stage runs, resources, statuses. A leaf; imports nothing of ours but errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType, Union
+
+# A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
+Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]  # noqa: UP007
+CellId = NewType("CellId", str)
+StageRunId = NewType("StageRunId", str)
+Fingerprint = NewType("Fingerprint", str)
+
+
+class StageStatus(str, Enum):
+    """Where one stage run stands. Only `scheduler.py` moves a stage run from one to another."""
+
+    PENDING = "pending"
+    """Waits for inputs, or for a free resource, or for a retry's time to come."""
+    RUNNING = "running"
+    """A process of ours works on it."""
+    ELSEWHERE = "elsewhere"
+    """Another invocation on this workspace works on it; we wait for its result."""
+    SUCCEEDED = "succeeded"
+    """Done in this run; its artifact is published."""
+    UP_TO_DATE = "up_to_date"
+    """Was done before this run; nothing to do."""
+    SKIPPED = "skipped"
+    """Not needed in this run: a service none of whose dependents has anything to do."""
+    FAILED = "failed"
+    """Failed, and will not be tried again in this run."""
+    BLOCKED = "blocked"
+    """Something it needs failed."""
+    CANCELLED = "cancelled"
+    """The run was interrupted before it finished."""
+
+
+class Scope(str, Enum):
+    """What a stage run is in time."""
+
+    ARTIFACT = "artifact"
+    """Runs once, leaves a folder."""
+    SERVICE = "service"
+    """Runs as long as stage runs inside it need it; leaves nothing but its log."""
+    INSIDE = "inside"
+    """Runs while its service runs; leaves a folder with results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a stage run occupies while it runs."""
+
+    cpus: int = 1
+    gpus: int = 0
+    downloads: int = 0
+    exclusive: bool = False
+    """Alone on the machine, so that nothing disturbs what it measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the matrix. Recipe and settings are shared between cells; nobody changes them.
+
+    `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with
+    defaults filled in and this cell's overrides applied. `reason` says why the cell cannot work, or is None.
+    """
+
+    id: CellId
+    model: str
+    toolchain: str
+    precision: str
+    tp: int
+    pp: int
+    max_batch_size: int
+    isl: int
+    osl: int
+    recipe: Mapping[str, Json] = field(repr=False)
+    settings: Mapping[str, Mapping[str, Json]] = field(repr=False)
+    base_dir: str = field(default=".", repr=False)
+    """Folder of the matrix file: relative paths in settings and recipes start here."""
+    reason: str | None = None

@@ -1,0 +1,113 @@
+"""Every error this project raises on purpose.
+
+    PipelineError            one line says what failed, on what, what was expected; `hint` says what to type next
+    ├── UsageError           the command line cannot be followed                            (exit code 2)
+    ├── MatrixError          a matrix, recipe or data file has faults; carries all of them  (exit code 2)
+    ├── PlanError            cells that cannot be planned: no toolchain, nothing selected   (exit code 3 or 2)
+    ├── StageError           a stage run failed; carries its failure class                  (exit code 1)
+    │   ├── DownloadError    a model could not be fetched or did not verify
+    │   └── ServerError      a server did not start, died, or answered wrongly
+    └── StateError           the workspace is not usable: wrong version, no space, not writable
+
+`cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
+its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class FailureClass(str, Enum):
+    """Why a stage run failed, as far as deciding whether to try again needs to know."""
+
+    INFEASIBLE = "infeasible"
+    """Can never work with these inputs; remembered, never retried."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """Host or GPU memory ran out."""
+    TRANSIENT = "transient"
+    """Likely to work later: a dropped connection, a busy port. Retried with backoff."""
+    TIMEOUT = "timeout"
+    """Took longer than its limit."""
+    USER = "user"
+    """The user has to do something first: a token, a licence, a free disk."""
+    BUG = "bug"
+    """Everything else."""
+
+
+class PipelineError(Exception):
+    """Base of all expected errors. `hint` is what the user can do next, in a sentence or a command."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(PipelineError):
+    """The command line cannot be followed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in a file a user wrote: where, and what."""
+
+    path: str
+    line: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        """`file:line: key: message`, the form editors and people jump to."""
+        where = self.path if self.line is None else f"{self.path}:{self.line}"
+        return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
+
+
+class MatrixError(PipelineError):
+    """One or more faults in files a user wrote, all of them at once."""
+
+    exit_code = 2
+
+    def __init__(self, faults: tuple[Fault, ...], *, hint: str | None = None) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults), hint=hint)
+        self.faults = faults
+
+
+class PlanError(PipelineError):
+    """Nothing can be planned from what was asked."""
+
+    exit_code = 3
+
+
+class StageError(PipelineError):
+    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: FailureClass = FailureClass.BUG,
+        hint: str | None = None,
+        log: Path | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.failure = failure
+        self.log = log
+
+
+class DownloadError(StageError):
+    """A model could not be fetched, or what came does not verify."""
+
+
+class ServerError(StageError):
+    """A server did not become ready, died, or answered wrongly."""
+
+
+class StateError(PipelineError):
+    """The workspace cannot be used as it is."""

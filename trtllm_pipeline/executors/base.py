@@ -1,0 +1,146 @@
+"""The job file, and what every executor does with it.
+
+A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here,
+on another node, or a person months later with `pipeline exec job.json`, runs the same commands.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, Union
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.stages.base import FAILURE_FILE
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt at a stage run, as written to job.json."""
+
+    id: StageRunId
+    stage: str
+    toolchain: str
+    fingerprint: str
+    scope: Scope
+    commands: tuple[tuple[str, ...], ...]
+    """Run one after another; the first that fails ends the job."""
+    environment: Mapping[str, str]
+    """Set on top of the environment the pipeline itself was started with. Never secrets."""
+    inputs: Mapping[str, str]
+    attempt: str
+    """The attempt's folder; commands write into `out/` in it."""
+    timeout_s: float
+    gpus: tuple[str, ...] = ()
+    schema: int = field(default=SCHEMA)
+
+    def write(self, path: Path) -> None:
+        """Write the job file."""
+        data = asdict(self)
+        data["scope"] = self.scope.value
+        path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_job(path: Path) -> Job:
+    """The job in a job file. Raises UsageError when it is not one."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
+        data["commands"] = tuple(tuple(command) for command in data["commands"])
+        data["scope"] = Scope(data["scope"])
+        data["gpus"] = tuple(data["gpus"])
+        return Job(**data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: not a job file: {error}", hint="every attempt's folder holds one: job.json") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an attempt took."""
+
+    wall_s: float
+    cpu_s: float
+    max_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A service is ready; its service.json is written."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt is over and none of its processes is left. `error` is None when all commands succeeded."""
+
+    id: StageRunId
+    error: StageError | None
+    usage: Usage
+
+
+ExecutorEvent = Union[Ready, Ended]  # noqa: UP007 - evaluated at run time on Python 3.10
+
+
+class Executor(Protocol):
+    """Runs jobs somewhere."""
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        """Ask a job to end; force it when it has not after `grace_s` seconds. `Ended` follows."""
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        """What happened, after at most `timeout_s` seconds."""
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for it."""
+
+
+def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
+    """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind."""
+    attempt = Path(job.attempt)
+    log = attempt / "log"
+    if timed_out:
+        return StageError(
+            f"{job.stage}: took longer than its limit of {job.timeout_s:g} s",
+            failure=FailureClass.TIMEOUT,
+            hint=f"raise it with --set settings.{job.stage}.stage_timeout_s=SECONDS",
+            log=log,
+        )
+    try:
+        told = json.loads((attempt / FAILURE_FILE).read_text(encoding="utf-8"))
+        return StageError(told["message"], failure=FailureClass(told["failure"]), hint=told["hint"], log=log)
+    except (OSError, ValueError, KeyError):
+        pass
+    last = tail(log, 1)
+    said = f"; its last line: {last[0]}" if last else ""
+    if returncode == -signal.SIGKILL:
+        return StageError(
+            f"{job.stage}: was killed, most likely because memory ran out{said}",
+            failure=FailureClass.OUT_OF_MEMORY,
+            log=log,
+        )
+    how = f"died of {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+    return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log)
+
+
+def tail(path: Path, lines: int) -> list[str]:
+    """The last lines of a text file that are not blank, or nothing when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 65536))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    kept = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return kept[-lines:]

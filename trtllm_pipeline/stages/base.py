@@ -1,0 +1,122 @@
+"""What a stage is: what it reads of a cell, what it needs, which program does it.
+
+A toolchain is a table of `Stage` rows. Everything a stage's program may know arrives through `Work`, and everything
+in `Work` but the paths is in the fingerprint: what is not declared cannot be read, so it cannot make a result stale.
+
+A stage's own program is a function `run(work: Work) -> None`, named by "module:function" and imported only in the
+child process that runs it. It writes its results under `work.out`, prints its log to stdout and stderr, raises
+`StageError` for failures it understands, and calls `work.progress(done, total, unit)` when it has something to count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+
+PROGRESS_FILE: Final = "progress.json"
+FAILURE_FILE: Final = "failure.json"
+SERVICE_FILE: Final = "service.json"
+"""Written into the attempt folder by a service when it is ready: its endpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One parameter of a stage: a flag of its verb, a key of `params`, a part of the fingerprint.
+
+    `type` json takes any JSON value. An option without a default must be given.
+    """
+
+    name: str
+    type: Literal["int", "float", "str", "bool", "json"]
+    help: str
+    default: Json = None
+    required: bool = False
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a stage's program is given."""
+
+    params: Mapping[str, Json]
+    inputs: Mapping[str, Path]
+    """Folder of each upstream artifact by input name; for a stage inside a service also `service`, a JSON file."""
+    files: Mapping[str, Path]
+    """Files of the user (prompts, calibration rows) by name; their content is in the fingerprint."""
+    out: Path
+    """An empty folder of this attempt alone; becomes the artifact when the program ends well."""
+    attempt: Path
+    """The attempt's folder around `out`: job, log, progress."""
+
+    def progress(self, done: float, total: float | None, unit: str) -> None:
+        """Say how far the work is; shown live, at most a few times a second. `unit` is e.g. "bytes" or "requests"."""
+        now = time.monotonic()
+        if done != total and now - _last_progress.get(self.attempt, -1.0) < 0.2:
+            return
+        _last_progress[self.attempt] = now
+        write_json(self.attempt / PROGRESS_FILE, {"done": done, "total": total, "unit": unit})
+
+
+_last_progress: dict[Path, float] = {}
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _no_files(_cell: Cell) -> Mapping[str, str]:
+    return {}
+
+
+def _nothing(_cell: Cell) -> Mapping[str, Json]:
+    return {}
+
+
+def _one_cpu(_cell: Cell) -> Resources:
+    return Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One kind of work of one toolchain."""
+
+    name: str
+    version: int
+    """Bumped by hand when the same inputs would give another result."""
+    summary: str
+    program: str
+    """"module:function" that does it; see the module's docstring."""
+    options: tuple[Option, ...]
+    params: Callable[[Cell], Mapping[str, Json]]
+    """What this stage reads of a cell. All of it reaches the program and the fingerprint."""
+    advice: Callable[[Cell], Mapping[str, Json]] = _nothing
+    """What reaches the program but not the fingerprint, since it cannot change the result: ports, time limits."""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> name of the upstream stage of the same cell."""
+    after: tuple[str, ...] = ()
+    """Stages of the same cell that must have succeeded first, though their results are not read."""
+    scope: Scope = Scope.ARTIFACT
+    shared: bool = False
+    """The same work whichever toolchain asks, so that lanes side by side share it."""
+    files: Callable[[Cell], Mapping[str, str]] = _no_files
+    """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
+    file_names: tuple[str, ...] = ()
+    """All names that `files` can give."""
+    resources: Callable[[Cell], Resources] = _one_cpu
+    identity: tuple[str, ...] = ()
+    """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
+    timeout_s: float = 3600.0
+    retries: int = 2
+    """How often a transient failure is tried again."""
+    section: str | None = None
+    """Settings section with its time limit and retries, where it is not called like the stage."""

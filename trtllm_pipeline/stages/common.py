@@ -1,0 +1,165 @@
+"""The stages every toolchain shares: getting a model, and everything that talks to a running server.
+
+Only declarations; each stage's program is a module of its own, imported in the process that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.machine import cpu_count
+from trtllm_pipeline.stages.base import Option, Stage
+
+
+def pick(cell: Cell, section: str, *names: str) -> dict[str, Json]:
+    """The named values of one settings section of a cell."""
+    values = cell.settings[section]
+    return {name: values[name] for name in names}
+
+
+def _download_params(cell: Cell) -> Mapping[str, Json]:
+    return {"source": cell.recipe["source"]}
+
+
+DOWNLOAD = Stage(
+    name="download",
+    version=1,
+    summary="fetch a model into a standard Hugging Face folder and verify it",
+    program="trtllm_pipeline.stages.download:run",
+    shared=True,
+    options=(
+        Option("source", "json", "where from, pinned: {hugging_face: NAME, revision: COMMIT}, ...", required=True),
+        Option("max_workers", "int", "files fetched at once", default=4),
+        Option("offline", "bool", "use only what is on this machine", default=False),
+    ),
+    params=_download_params,
+    advice=lambda cell: pick(cell, "download", "max_workers", "offline"),
+    resources=lambda _cell: Resources(cpus=0, downloads=1),
+    timeout_s=24 * 3600.0,
+    retries=4,
+)
+
+
+def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable[[Cell], int]) -> Stage:
+    """The service stage. `params` are the serve settings that change how the server answers; the rest is advice."""
+    return Stage(
+        name="launch",
+        version=1,
+        summary="start a server on a repository and keep it running",
+        program="trtllm_pipeline.serving.launch:run",
+        inputs={"repository": "repository"},
+        scope=Scope.SERVICE,
+        section="serve",
+        options=(
+            Option("threads", "int", "CPU threads of the runtime, 0 for its own choice", default=0),
+            Option("http_port", "int", "0 for a free one", default=0),
+            Option("grpc_port", "int", "0 for a free one", default=0),
+            Option("metrics_port", "int", "0 for a free one", default=0),
+            Option("host", "str", "address to listen on", default="127.0.0.1"),
+            Option("ready_timeout_s", "float", "seconds until the server must be ready", default=300.0),
+            Option("stop_timeout_s", "float", "seconds a server has to stop by itself", default=10.0),
+        ),
+        params=lambda cell: pick(cell, "serve", *params),
+        advice=lambda cell: pick(
+            cell, "serve", "http_port", "grpc_port", "metrics_port", "host", "ready_timeout_s", "stop_timeout_s"
+        ),
+        resources=lambda cell: Resources(
+            cpus=cpu_count(), gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
+        ),
+        identity=identity,
+        timeout_s=30 * 24 * 3600.0,
+        retries=1,
+    )
+
+
+_GENERAL_PROMPT = "The capital of France is"
+
+
+def _smoke_params(cell: Cell) -> Mapping[str, Json]:
+    """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question."""
+    settings = cell.settings["smoke"]
+    known = cell.recipe.get("smoke")
+    recipe: Mapping[str, Json] = known if isinstance(known, dict) else {}
+    answers = recipe.get("expected")
+    expected = settings["expected"]
+    if expected is None and settings["prompt"] in {None, recipe.get("prompt")} and isinstance(answers, dict):
+        expected = answers.get(cell.toolchain)
+    return {
+        "prompt": settings["prompt"] or recipe.get("prompt") or _GENERAL_PROMPT,
+        "max_tokens": settings["max_tokens"],
+        "expected": expected,
+    }
+
+
+SMOKE = Stage(
+    name="smoke",
+    version=1,
+    summary="talk to the server over every protocol and check the answers",
+    program="trtllm_pipeline.stages.smoke:run",
+    shared=True,
+    inputs={"service": "launch", "repository": "repository", "engine": "build"},
+    scope=Scope.INSIDE,
+    options=(
+        Option("prompt", "str", "what to ask", required=True),
+        Option("max_tokens", "int", "length of the answer", default=16),
+        Option("expected", "json", "text the greedy answer must contain, or null"),
+        Option("request_timeout_s", "float", "seconds one request may take", default=120.0),
+    ),
+    params=_smoke_params,
+    advice=lambda cell: pick(cell, "smoke", "request_timeout_s"),
+    timeout_s=600.0,
+)
+
+PERF = Stage(
+    name="perf",
+    version=1,
+    summary="measure latency and throughput over a list of concurrencies",
+    program="trtllm_pipeline.stages.perf:run",
+    shared=True,
+    inputs={"service": "launch", "engine": "build"},
+    after=("smoke",),
+    scope=Scope.INSIDE,
+    options=(
+        Option("concurrency", "json", "requests in flight, e.g. [1,4]", required=True),
+        Option("requests", "int", "requests a level", required=True),
+        Option("warmup_requests", "int", "requests before measuring", default=2),
+        Option("max_tokens", "int", "output tokens a request", required=True),
+        Option("temperature", "float", "0 is greedy", default=0.0),
+        Option("protocol", "str", "how to talk", default="grpc", choices=("grpc", "http")),
+        Option("repeats", "int", "how often each level is measured", default=1),
+        Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
+    ),
+    params=lambda cell: {
+        **pick(cell, "perf", "concurrency", "requests", "warmup_requests", "temperature", "protocol", "repeats"),
+        "max_tokens": cell.settings["perf"]["max_tokens"] or cell.osl,
+    },
+    advice=lambda cell: pick(cell, "perf", "request_timeout_s"),
+    file_names=("input_data",),
+    files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
+    identity=("cpu",),
+    timeout_s=6 * 3600.0,
+)
+
+ACCURACY = Stage(
+    name="accuracy",
+    version=1,
+    summary="score the server's greedy answers against references",
+    program="trtllm_pipeline.stages.accuracy:run",
+    shared=True,
+    inputs={"service": "launch", "engine": "build"},
+    after=("smoke",),
+    scope=Scope.INSIDE,
+    options=(
+        Option("max_tokens", "int", "output tokens a request", required=True),
+        Option("metrics", "json", 'scores to compute, e.g. ["exact","contains"]', required=True),
+        Option("concurrency", "int", "requests in flight", default=4),
+        Option("min_score", "json", "least mean score of the first metric, or null"),
+        Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
+    ),
+    params=lambda cell: pick(cell, "accuracy", "max_tokens", "metrics", "min_score"),
+    advice=lambda cell: pick(cell, "accuracy", "concurrency", "request_timeout_s"),
+    file_names=("input_data",),
+    files=lambda cell: {"input_data": str(cell.settings["accuracy"]["input_data"])},
+    timeout_s=6 * 3600.0,
+)

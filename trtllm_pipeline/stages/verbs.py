@@ -1,0 +1,137 @@
+"""A stage's command line: the same words in a plan, in job.json, and typed by hand.
+
+    pipeline convert --toolchain embedded --model DIR --output-dir DIR --precision int8_wo
+
+`to_argv` writes it from what a plan knows, `parser` and `to_work` read it back; both follow the stage's own table of
+inputs, files and options, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.stages.base import Option, Stage, Work
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an input, file or option."""
+    return "--" + name.replace("_", "-")
+
+
+def to_argv(
+    stage: Stage,
+    toolchain: str,
+    *,
+    params: Mapping[str, Json],
+    inputs: Mapping[str, str],
+    files: Mapping[str, str],
+    out: str,
+    attempt: str | None,
+) -> list[str]:
+    """The words after `pipeline` that do this work."""
+    argv = [stage.name, "--toolchain", toolchain]
+    for name, path in (*inputs.items(), *files.items()):
+        argv += [flag(name), path]
+    argv += ["--output-dir", out]
+    if attempt is not None:
+        argv += ["--attempt-dir", attempt]
+    types = {option.name: option for option in stage.options}
+    for name, value in params.items():
+        argv += [flag(name), _write(types[name], value)]
+    return argv
+
+
+def _write(option: Option, value: Json) -> str:
+    if option.type == "json":
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    if option.type == "bool":
+        return "true" if value else "false"
+    return str(value)
+
+
+def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
+    """Give `parser` the stage's inputs, files and options. None is required here; `to_work` says what is missing."""
+    paths = parser.add_argument_group("work by hand, on explicit files")
+    for name, upstream in stage.inputs.items():
+        paths.add_argument(flag(name), dest=f"in_{name}", metavar="PATH", help=f"what the stage {upstream} left")
+    for name in stage.file_names:
+        paths.add_argument(flag(name), dest=f"file_{name}", metavar="FILE", help="a file of yours, or builtin:NAME")
+    paths.add_argument("--output-dir", metavar="DIR", help="an empty or new folder for what this stage leaves")
+    paths.add_argument("--attempt-dir", metavar="DIR", help=argparse.SUPPRESS)
+    for option in stage.options:
+        default = "required" if option.required else f"default {json.dumps(option.default)}"
+        choices = f"{', '.join(option.choices)}; " if option.choices else ""
+        paths.add_argument(
+            flag(option.name),
+            dest=f"opt_{option.name}",
+            metavar=option.type.upper(),
+            help=f"{option.help} ({choices}{default})".replace("%", "%%"),
+        )
+
+
+def to_work(stage: Stage, args: argparse.Namespace) -> Work:
+    """What the parsed words mean. Raises UsageError for all that is missing or of the wrong form."""
+    wrong: list[str] = []
+    values: Mapping[str, str | None] = vars(args)
+    inputs = {name: values[f"in_{name}"] for name in stage.inputs}
+    files = {name: values[f"file_{name}"] for name in stage.file_names}
+    wrong += [f"{flag(name)} is missing" for name, path in inputs.items() if path is None]
+    wrong += [f"{flag(name)}: {path} does not exist" for name, path in inputs.items() if path and not Path(path).exists()]
+    params: dict[str, Json] = {}
+    for option in stage.options:
+        text = values[f"opt_{option.name}"]
+        if text is None:
+            if option.required:
+                wrong.append(f"{flag(option.name)} is missing: {option.help}")
+            params[option.name] = option.default
+            continue
+        try:
+            params[option.name] = _read(option, text)
+        except ValueError as error:
+            wrong.append(f"{flag(option.name)}: {error}")
+    if args.output_dir is None:
+        wrong.append("--output-dir is missing")
+    if wrong:
+        raise UsageError(
+            f"pipeline {stage.name}: " + "\n  ".join(wrong),
+            hint=f"give a matrix (pipeline {stage.name} --matrix FILE --cells ID) or see pipeline {stage.name} --help",
+        )
+    out = Path(args.output_dir).absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--output-dir {out}: is not an empty folder", hint="name a new one; nothing is overwritten")
+    out.mkdir(parents=True, exist_ok=True)
+    attempt = Path(args.attempt_dir) if args.attempt_dir else Path(tempfile.mkdtemp(prefix=f"pipeline-{stage.name}-"))
+    return Work(
+        params=params,
+        inputs={name: Path(path).absolute() for name, path in inputs.items() if path},
+        files={name: Path(path).absolute() for name, path in files.items() if path},
+        out=out,
+        attempt=attempt.absolute(),
+    )
+
+
+def _read(option: Option, text: str) -> Json:
+    value: Json
+    if option.type == "json":
+        try:
+            value = json.loads(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not JSON") from None
+        return value
+    if option.type == "bool":
+        if text not in {"true", "false"}:
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text == "true"
+    try:
+        value = {"int": int, "float": float, "str": str}[option.type](text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'a whole number' if option.type == 'int' else 'a number'}") from None
+    if option.choices and value not in option.choices:
+        raise ValueError(f"{text!r} is not one of {', '.join(option.choices)}")
+    return value

@@ -1,0 +1,82 @@
+"""Claims: who works on what, across every invocation on one workspace and one machine.
+
+A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim is held as
+long as any of them lives, also when the pipeline itself was killed, and is gone by itself when the last one ends.
+There is nothing to unlock by hand.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+
+class Claim:
+    """A held flock. `fd` may be inherited by child processes; `release` frees it for them as well."""
+
+    __slots__ = ("_remove", "fd", "path")
+
+    def __init__(self, fd: int, path: Path, *, remove: bool) -> None:
+        self.fd = fd
+        self.path = path
+        self._remove = remove
+
+    def release(self) -> None:
+        """Give the claim up. Calling it twice does no harm."""
+        if self.fd < 0:
+            return
+        if self._remove:
+            # Unlinked while it is held: whoever waits on the old inode notices in `take` that it is not the file any more.
+            self.path.unlink(missing_ok=True)
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        os.close(self.fd)
+        self.fd = -1
+
+
+def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
+    """The claim on `path`, or None when another process holds it. Never waits."""
+    mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        try:
+            current = path.stat().st_ino
+        except FileNotFoundError:
+            current = -1
+        if os.fstat(fd).st_ino == current:
+            return Claim(fd, path, remove=remove)
+        os.close(fd)
+
+
+def machine_leases() -> Path:
+    """Folder of the claims on this machine's GPUs and on the machine as a whole, shared by all of a user's workspaces."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    folder = Path(base) / f"trtllm-pipeline-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def lease_machine(gpus: tuple[str, ...], *, exclusive: bool) -> list[Claim] | None:
+    """Claims on the machine (shared, or alone when `exclusive`) and on each of `gpus`; None when one is taken.
+
+    Two invocations, also on different workspaces, so never share a GPU, and nothing runs beside a measurement.
+    """
+    folder = machine_leases()
+    machine = take(folder / "machine", shared=not exclusive, remove=False)
+    if machine is None:
+        return None
+    held = [machine]
+    for gpu in gpus:
+        claim = take(folder / f"gpu-{gpu}", remove=False)
+        if claim is None:
+            for other in held:
+                other.release()
+            return None
+        held.append(claim)
+    return held

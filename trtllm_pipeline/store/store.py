@@ -1,0 +1,299 @@
+"""The store of a workspace: looks artifacts up, gives out attempts, publishes them whole or not at all.
+
+    WORKSPACE/
+      state.db                   index, rebuilt from the manifests when lost
+      store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
+      work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
+      work/FINGERPRINT.lock      the claim of whoever works on it
+      work/partial/              broken downloads, to be gone on with
+      runs/RUN_ID/               plan, report and lock file of each run
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Fingerprint, Json
+from trtllm_pipeline.errors import StageError, StateError
+from trtllm_pipeline.store import claims, manifest
+from trtllm_pipeline.store.index import Index
+from trtllm_pipeline.store.manifest import Manifest
+
+LOG: Final = "log"
+JOB: Final = "job.json"
+OUT: Final = "out"
+_DURABLE_AFTER_S: Final = 1.0
+"""Work that took longer than this is worth an fsync of its files before it is published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A published artifact whose files are all there."""
+
+    stage: str
+    fingerprint: Fingerprint
+    folder: Path
+    size_bytes: int
+    duration_s: float
+
+    @property
+    def out(self) -> Path:
+        """The folder with its files."""
+        return self.folder / OUT
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A private folder to work in."""
+
+    id: int
+    stage: str
+    fingerprint: Fingerprint
+    number: int
+    folder: Path
+
+    @property
+    def out(self) -> Path:
+        """Where the stage's program writes."""
+        return self.folder / OUT
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the stage's commands."""
+        return self.folder / LOG
+
+
+class Store:
+    """One workspace, opened. Creating one creates its folders. Raises StateError when it cannot be used."""
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace.absolute()
+        self.artifacts_dir = self.workspace / "store"
+        self.work_dir = self.workspace / "work"
+        self.runs_dir = self.workspace / "runs"
+        try:
+            for folder in (self.artifacts_dir, self.work_dir, self.runs_dir):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(
+                f"{workspace}: cannot be a workspace: {error.strerror}",
+                hint="choose another folder with --workspace DIR",
+            ) from error
+        database = self.workspace / "state.db"
+        lost = not database.exists()
+        try:
+            self.index = Index(database)
+        except sqlite3.DatabaseError:
+            # Not a database any more. The manifests know all that is needed; the remains are kept for the curious.
+            for suffix in ("", "-wal", "-shm"):
+                remains = database.with_name(f"state.db{suffix}")
+                if remains.exists():
+                    remains.replace(database.with_name(f"state.db{suffix}.damaged"))
+            self.index = Index(database)
+            lost = True
+        if lost:
+            self.repair()
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    # looking up
+
+    def folder(self, stage: str, fingerprint: Fingerprint) -> Path:
+        """Where this artifact is, or will be."""
+        return self.artifacts_dir / stage / fingerprint
+
+    def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
+        """Those of `wanted` (fingerprint -> stage) that are published with every file in place, of the right size.
+
+        An artifact with a missing or changed file is forgotten and moved away, so that it is made again. One that was
+        published but is not in the index, because the pipeline was killed in between, is taken in.
+        """
+        found: dict[Fingerprint, Artifact] = {}
+        rows = self.index.artifacts(wanted)
+        names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
+        for fingerprint, stage in wanted.items():
+            row = rows.get(fingerprint)
+            if fingerprint not in names[stage]:
+                if row is not None:
+                    self.index.remove_artifact(fingerprint)
+                continue
+            folder = self.folder(stage, fingerprint)
+            if row is None:
+                adopted = self._adopt(folder)
+                if adopted is None:
+                    continue
+                files = tuple((entry.path, entry.size) for entry in adopted.files)
+                size, duration = adopted.size_bytes, _duration(adopted)
+            else:
+                files, size, duration = row.files, row.size_bytes, row.duration_s
+            if _whole(f"{self.artifacts_dir}/{stage}/{fingerprint}", files):
+                found[fingerprint] = Artifact(stage, fingerprint, folder, size, duration)
+            else:
+                self._discard(folder, fingerprint)
+        return found
+
+    def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
+        """One artifact, if it is there and whole."""
+        return self.present({fingerprint: stage}).get(fingerprint)
+
+    def _adopt(self, folder: Path) -> Manifest | None:
+        try:
+            found = manifest.read(folder)
+        except StateError:
+            self._discard(folder, Fingerprint(folder.name))
+            return None
+        self.index.add_artifact(found)
+        return found
+
+    def _discard(self, folder: Path, fingerprint: Fingerprint) -> None:
+        self.index.remove_artifact(fingerprint)
+        away = self.work_dir / f"{fingerprint}.discarded.{os.getpid()}"
+        try:
+            folder.rename(away)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(away, ignore_errors=True)
+
+    # working
+
+    def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
+        """The right to work on this stage run, or None when another process has it."""
+        return claims.take(self.work_dir / f"{fingerprint}.lock")
+
+    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
+        """A fresh attempt folder. The caller holds the claim, so what older attempts left is nobody's and goes."""
+        number = 1
+        for name in _names(self.work_dir):
+            if name.startswith(f"{fingerprint}.") and not name.endswith(".lock"):
+                suffix = name.rpartition(".")[2]
+                number = max(number, int(suffix) + 1 if suffix.isdigit() else 1)
+                shutil.rmtree(self.work_dir / name, ignore_errors=True)
+        folder = self.work_dir / f"{fingerprint}.{number}"
+        (folder / OUT).mkdir(parents=True)
+        return Attempt(
+            self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
+        )
+
+    def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
+        """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread.
+
+        Raises StageError when the attempt left nothing, or something an artifact cannot hold.
+        """
+        try:
+            files = manifest.scan(attempt.out)
+        except StateError as error:
+            raise StageError(f"{attempt.stage}: {error.message}", log=attempt.log) from error
+        if not files:
+            raise StageError(f"{attempt.stage}: ended well but left no files in {attempt.out}", log=attempt.log)
+        sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance)
+        for entry in files:
+            path = attempt.out / entry.path
+            if entry.link is None:
+                path.chmod(path.stat().st_mode & ~0o222)
+        from trtllm_pipeline.stages.base import write_json
+
+        write_json(attempt.folder / manifest.NAME, sealed.to_json())
+        if _duration(sealed) >= _DURABLE_AFTER_S:
+            _sync(attempt.folder)
+        return sealed
+
+    def publish(self, attempt: Attempt, sealed: Manifest) -> Artifact:
+        """Make the attempt the artifact, by one rename, and record it."""
+        final = self.folder(attempt.stage, attempt.fingerprint)
+        final.parent.mkdir(exist_ok=True)
+        if final.exists():
+            self._discard(final, attempt.fingerprint)
+        attempt.folder.rename(final)
+        self.index.add_artifact(sealed)
+        self.index.end_attempt(attempt.id, "succeeded", folder=final)
+        return Artifact(attempt.stage, attempt.fingerprint, final, sealed.size_bytes, _duration(sealed))
+
+    def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
+        """Record how an attempt ended that did not succeed. Its folder stays, for the log, until the next attempt."""
+        self.index.end_attempt(
+            attempt.id,
+            outcome,
+            folder=attempt.folder,
+            failure=error.failure.value if error else None,
+            message=error.message if error else None,
+            hint=error.hint if error else None,
+        )
+
+    # upkeep
+
+    def repair(self) -> int:
+        """Rebuild the index's artifacts from the manifests; returns how many there are. Invalid folders are removed."""
+        count = 0
+        for stage in _names(self.artifacts_dir):
+            for name in _names(self.artifacts_dir / stage):
+                if self._adopt(self.artifacts_dir / stage / name) is not None:
+                    count += 1
+        return count
+
+    def sweep(self) -> int:
+        """Remove what killed pipelines left in `work/`, except failed attempts, whose logs are kept. Returns how many."""
+        removed = 0
+        folders = [name for name in _names(self.work_dir) if not name.endswith(".lock") and name != "partial"]
+        latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
+        for name in folders:
+            fingerprint = Fingerprint(name.split(".")[0])
+            row = latest.get(fingerprint)
+            if row is not None and row.outcome is not None and row.folder.name == name:
+                continue
+            claim = self.claim(fingerprint)
+            if claim is not None:
+                shutil.rmtree(self.work_dir / name, ignore_errors=True)
+                claim.release()
+                removed += 1
+        return removed
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.name
+    except FileNotFoundError:
+        return
+
+
+def _whole(folder: str, files: Iterable[tuple[str, int]]) -> bool:
+    """Whether every file is there with its size. Links count as size 0 and must lead somewhere."""
+    try:
+        if not os.path.isfile(f"{folder}/{manifest.NAME}"):
+            return False
+        for name, size in files:
+            path = f"{folder}/{OUT}/{name}"
+            stat = os.stat(path)  # noqa: PTH116 - hot: every file of every artifact at every start
+            if stat.st_size != size and not os.path.islink(path):
+                return False
+    except OSError:
+        return False
+    return True
+
+
+def _duration(sealed: Manifest) -> float:
+    value = sealed.provenance.get("duration_s")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder tree on the disk before its rename does, so that a power loss cannot publish empty files."""
+    for base, _, files in os.walk(folder, topdown=False):
+        for name in (*files, ""):
+            path = os.path.join(base, name)
+            if os.path.islink(path):
+                continue
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

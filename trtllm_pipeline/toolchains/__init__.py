@@ -1,0 +1,1 @@
+"""Toolchains: the software that turns weights into something served. One package each behind one small record."""

@@ -1,0 +1,67 @@
+"""What a toolchain offers, and the table of them. To add one: a package with a `TOOLCHAIN`, a line in `_TABLE`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.stages.base import Stage
+
+_TABLE: Final = {"embedded": "trtllm_pipeline.toolchains.embedded"}
+"""Name -> module with a `TOOLCHAIN`, the preferred first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """One toolchain as the planner sees it."""
+
+    name: str
+    summary: str
+    stages: tuple[Stage, ...]
+    """In the order of the flow: a stage's inputs come before it."""
+    missing: Callable[[], str | None]
+    """What this machine lacks to use it, or None. Cheap; imports nothing heavy."""
+    identity: Callable[[], Mapping[str, Json]]
+    """Versions and hardware that its stages' results depend on, by the names `Stage.identity` uses."""
+    infeasible: Callable[[Cell], str | None]
+    """Why a cell can never work with it, or None."""
+
+    def stage(self, name: str) -> Stage:
+        """The stage called `name`. Raises UsageError when this toolchain has none."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        known = ", ".join(stage.name for stage in self.stages)
+        raise UsageError(f"toolchain {self.name} has no stage {name!r}", hint=f"its stages are: {known}")
+
+
+def names() -> tuple[str, ...]:
+    """All toolchains' names, the preferred first."""
+    return tuple(_TABLE)
+
+
+def load(name: str) -> Toolchain:
+    """The toolchain called `name`, whether or not this machine can use it. Raises UsageError for unknown names."""
+    if name not in _TABLE:
+        raise UsageError(f"there is no toolchain {name!r}", hint=f"known are: {', '.join(_TABLE)}")
+    found: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
+    return found
+
+
+def detect() -> Toolchain:
+    """The first toolchain this machine has all of. Raises PlanError with what each of them lacks."""
+    lacks: list[str] = []
+    for name in _TABLE:
+        toolchain = load(name)
+        missing = toolchain.missing()
+        if missing is None:
+            return toolchain
+        lacks.append(f"{name}: {missing}")
+    raise PlanError(
+        "no toolchain can be used on this machine\n  " + "\n  ".join(lacks),
+        hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12)",
+    )

@@ -1,0 +1,163 @@
+"""The embedded toolchain: a real Triton Inference Server from a PyPI wheel and llama.cpp, on any machine, without a GPU.
+
+download -> convert (quantizing as asked) -> build -> repository -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.machine import cpu_count, cpu_name
+from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SMOKE, launch, pick
+from trtllm_pipeline.toolchains.base import Toolchain
+
+PRECISIONS: Final = ("fp32", "fp16", "int8_wo", "int4_wo", "int4_awq")
+ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_CALIBRATED: Final = ("int4_awq",)
+
+
+def _missing() -> str | None:
+    for module, package in (("xllamacpp", "xllamacpp"), ("gguf", "gguf"), ("pytriton", "nvidia-pytriton")):
+        if importlib.util.find_spec(module) is None:
+            if sys.version_info >= (3, 13):
+                return f"needs Python 3.10 to 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
+            return f"the package {package} is not installed"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _identity() -> Mapping[str, Json]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    def installed(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {
+        "gguf": installed("gguf"),
+        "xllamacpp": installed("xllamacpp"),
+        "triton": f"nvidia-pytriton {installed('nvidia-pytriton')}",
+        "cpu": f"{cpu_name()} x {cpu_count()}",
+    }
+
+
+def _infeasible(cell: Cell) -> str | None:
+    if cell.tp * cell.pp != 1:
+        return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
+    if cell.precision not in PRECISIONS:
+        return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
+    return None
+
+
+def _convert_params(cell: Cell) -> Mapping[str, Json]:
+    params: dict[str, Json] = {"precision": cell.precision}
+    if cell.precision in _CALIBRATED:
+        calibration = cell.settings["quantize"]["calibration"]
+        assert isinstance(calibration, dict)
+        params["calibration"] = {name: value for name, value in calibration.items() if name != "data"}
+    return params
+
+
+def _convert_files(cell: Cell) -> Mapping[str, str]:
+    if cell.precision not in _CALIBRATED:
+        return {}
+    calibration = cell.settings["quantize"]["calibration"]
+    assert isinstance(calibration, dict)
+    return {"calibration": str(calibration["data"])}
+
+
+CONVERT = Stage(
+    name="convert",
+    version=1,
+    summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
+    program="trtllm_pipeline.toolchains.embedded.convert:run",
+    inputs={"model": "download"},
+    options=(
+        Option("precision", "str", "of the weights", required=True, choices=PRECISIONS),
+        Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, ...}"),
+    ),
+    params=_convert_params,
+    file_names=("calibration",),
+    files=_convert_files,
+    section="quantize",
+    identity=("gguf",),
+)
+
+BUILD = Stage(
+    name="build",
+    version=1,
+    summary="make an engine folder: weights, limits, and the proof that it loads",
+    program="trtllm_pipeline.toolchains.embedded.build:run",
+    inputs={"checkpoint": "convert"},
+    options=(
+        Option("max_batch_size", "int", "requests in flight", required=True),
+        Option("max_input_len", "int", "tokens of a prompt", required=True),
+        Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
+    ),
+    params=lambda cell: {
+        "max_batch_size": cell.max_batch_size,
+        "max_input_len": cell.isl,
+        "max_seq_len": cell.isl + cell.osl,
+    },
+    identity=("xllamacpp",),
+)
+
+REPOSITORY = Stage(
+    name="repository",
+    version=1,
+    summary="write the five-model Triton repository for an engine",
+    program="trtllm_pipeline.toolchains.embedded.repository:run",
+    inputs={"engine": "build"},
+    options=(
+        Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
+        Option("decoupled", "bool", "stream answers", default=True),
+        Option("accumulate_tokens", "bool", "each streamed answer holds all text so far", default=False),
+        Option("preprocessing_instances", "int", "copies of the preprocessing model", default=1),
+        Option("postprocessing_instances", "int", "copies of the postprocessing model", default=1),
+        Option("bls_instances", "int", "copies of the tensorrt_llm_bls model", default=1),
+        Option("max_queue_delay_microseconds", "int", "how long to wait for a fuller batch", default=0),
+        Option("exclude_input_in_output", "bool", "answers hold generated text only", default=True),
+        Option("enable_kv_cache_reuse", "bool", "reuse the KV cache of equal prefixes", default=False),
+    ),
+    params=lambda cell: {
+        "max_batch_size": cell.max_batch_size,
+        **pick(
+            cell,
+            "repository",
+            "decoupled",
+            "accumulate_tokens",
+            "preprocessing_instances",
+            "postprocessing_instances",
+            "bls_instances",
+            "max_queue_delay_microseconds",
+            "exclude_input_in_output",
+            "enable_kv_cache_reuse",
+        ),
+    },
+)
+
+TOOLCHAIN: Final = Toolchain(
+    name="embedded",
+    summary="Triton from a PyPI wheel and llama.cpp; any machine, no GPU",
+    stages=(
+        DOWNLOAD,
+        CONVERT,
+        BUILD,
+        REPOSITORY,
+        launch(params=("threads",), identity=("triton", "xllamacpp"), gpus=lambda _cell: 0),
+        SMOKE,
+        PERF,
+        ACCURACY,
+    ),
+    missing=_missing,
+    identity=_identity,
+    infeasible=_infeasible,
+)

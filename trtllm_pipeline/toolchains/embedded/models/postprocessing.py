@@ -1,0 +1,44 @@
+"""Triton model `postprocessing`: token ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trtllm_pipeline.toolchains.embedded.models.requests import array, failed, flag, parameters, response, tensor
+from trtllm_pipeline.toolchains.embedded.models.text import Text
+
+
+class TritonPythonModel:
+    """Called by Triton's Python stub."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load the tokenizer."""
+        settings = parameters(args)
+        self._text = Text(settings["tokenizer_dir"])
+        self._skip_special = flag(settings["skip_special_tokens"])
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response a request."""
+        responses = []
+        for request in requests:
+            try:
+                responses.append(response([self._decode(request)]))
+            except Exception as error:  # noqa: BLE001, PERF203  one bad request must not fail the others
+                responses.append(failed(error))
+        return responses
+
+    def _decode(self, request: Any) -> Any:
+        tokens, lengths = array(request, "TOKENS_BATCH"), array(request, "SEQUENCE_LENGTH")
+        assert tokens is not None
+        assert lengths is not None
+        texts = [
+            [
+                self._text.decode(ids[:length].tolist(), skip_special=self._skip_special).encode()
+                for ids, length in zip(beams, ends)
+            ]
+            for beams, ends in zip(tokens, lengths)
+        ]
+        return tensor("OUTPUT", texts, np.object_)

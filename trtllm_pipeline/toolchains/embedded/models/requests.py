@@ -1,0 +1,79 @@
+"""What the Python models share: reading requests, refusing them, and answering. Runs inside Triton's Python stub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb  # provided by the stub
+
+from trtllm_pipeline.toolchains.embedded.models.tensors import Unsupported
+from trtllm_pipeline.toolchains.embedded.runtime import RequestError
+
+
+def parameters(args: Mapping[str, str]) -> dict[str, str]:
+    """The string parameters of a model's configuration."""
+    config = json.loads(args["model_config"])
+    return {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
+
+
+def flag(value: str) -> bool:
+    """A boolean parameter as TensorRT-LLM's repositories write it."""
+    return value.strip().lower() in {"true", "1", "yes", "on"}
+
+
+def array(request: Any, name: str) -> np.ndarray[Any, Any] | None:
+    """An input with its batch dimension, or None when it was not sent."""
+    tensor = pb.get_input_tensor_by_name(request, name)
+    return None if tensor is None else tensor.as_numpy()
+
+
+def rows(request: Any, name: str, batch: int) -> list[Any]:
+    """An input's first value for each row of the batch; None for each when it was not sent."""
+    values = array(request, name)
+    if values is None or values.size == 0:
+        return [None] * batch
+    if len(values) != batch:
+        raise RequestError(f"{name} has {len(values)} rows; the batch has {batch}")
+    return [row.item() if hasattr(row, "item") else row for row in values.reshape(batch, -1)[:, 0]]
+
+
+def text(value: Any) -> str:
+    """A STRING element. Raises RequestError if it is not UTF-8."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the text is not UTF-8: {error}") from error
+
+
+def refuse(request: Any, names: Iterable[tuple[str, Unsupported]]) -> None:
+    """Raise RequestError if the request uses an input that this toolchain cannot honour. Pairs of name and rule."""
+    for name, rule in names:
+        values = array(request, rule.tensor.name)
+        if values is None or values.size == 0 or (values.dtype == object and not any(values.flat)):
+            continue
+        if rule.neutral is None or np.any(values != rule.neutral):
+            allowed = "leave it out" if rule.neutral is None else f"leave it out or send {rule.neutral:g}"
+            raise RequestError(f"{name} is not supported by the embedded toolchain; {allowed}")
+
+
+def tensor(name: str, values: object, dtype: Any) -> Any:
+    """An output tensor."""
+    return pb.Tensor(name, np.array(values, dtype=dtype))
+
+
+def response(tensors: Sequence[Any]) -> Any:
+    """A response with these tensors."""
+    return pb.InferenceResponse(output_tensors=list(tensors))
+
+
+def failed(error: Exception) -> Any:
+    """A response that carries an error: the client's when it is a RequestError, ours otherwise."""
+    code = pb.TritonError.INVALID_ARG if isinstance(error, RequestError) else pb.TritonError.INTERNAL
+    message = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+    return pb.InferenceResponse(error=pb.TritonError(message, code))
+
+
+FINAL: int = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL

@@ -1,0 +1,260 @@
+"""Triton model `tensorrt_llm`: token ids to token ids, on an engine of the embedded toolchain.
+
+Requests are handed to the runtime and answered from its threads, so the running batch takes new ones at any time.
+A streamed response never ends within a character: such tokens wait for the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtllm_pipeline.toolchains.embedded.models.requests import (
+    FINAL,
+    array,
+    failed,
+    flag,
+    parameters,
+    refuse,
+    response,
+    rows,
+    tensor,
+)
+from trtllm_pipeline.toolchains.embedded.models.tensors import UNSUPPORTED, UNSUPPORTED_ENGINE_ONLY
+from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text
+from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, Generation, RequestError, Runtime, Sampling
+
+_SAMPLING = {
+    # input -> field of Sampling; the later of two names for the same thing wins
+    "temperature": "temperature",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "random_seed": "random_seed",
+    "seed": "random_seed",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "min_length": "min_length",
+    "min_tokens": "min_length",
+    "return_log_probs": "return_log_probs",
+}
+
+
+class TritonPythonModel:
+    """Called by Triton's Python stub."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Load engine and tokenizer."""
+        settings = parameters(args)
+        self._exclude_input = flag(settings["exclude_input_in_output"])
+        self._text = Text(settings["tokenizer_dir"])
+        self._runtime = Runtime(
+            Path(settings["gpt_model_path"]),
+            threads=int(settings["threads"]),
+            enable_kv_cache_reuse=flag(settings["enable_kv_cache_reuse"]),
+        )
+        self._lock = threading.Lock()
+        self._answers: dict[str, list[Answer]] = {}
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start every request; the answers come from the runtime's threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._start(request, sender)
+            except Exception as error:  # noqa: BLE001, PERF203  one bad request must not fail the others
+                sender.send(failed(error), flags=FINAL)
+
+    def finalize(self) -> None:
+        """End what runs and free the engine: a thread left behind would keep the stub from ending."""
+        self._runtime.close()
+
+    def _start(self, request: Any, sender: Any) -> None:
+        name = request.request_id()
+        lengths = array(request, "input_lengths")
+        assert lengths is not None
+        batch = len(lengths)
+        if any(rows(request, "stop", batch)):
+            self._stop(name, sender)
+            return
+        refuse(request, ((item.tensor.name, item) for item in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)))
+        prompts = _prompts(request, rows(request, "input_lengths", batch))
+        samplings = _samplings(request, batch)
+        output_lengths = rows(request, "request_output_len", batch)
+        for prompt, count in zip(prompts, output_lengths):
+            self._runtime.limits.check(len(prompt), count)
+        streaming = bool(rows(request, "streaming", batch)[0])
+        if streaming and batch > 1:
+            raise RequestError(f"a streamed request has 1 row, this one has {batch}; send {batch} requests")
+        exclude = rows(request, "exclude_input_in_output", batch)[0]
+        pads = rows(request, "pad_id", batch)
+        answer = Answer(
+            sender,
+            [
+                Row(
+                    [] if streaming or (self._exclude_input if exclude is None else exclude) else list(prompt),
+                    Characters(self._text),
+                    sampling.return_log_probs,
+                    0 if pad is None else pad,
+                )
+                for prompt, sampling, pad in zip(prompts, samplings, pads)
+            ],
+            streaming,
+            lambda: self._forget(name, answer),
+        )
+        with self._lock:
+            self._answers.setdefault(name, []).append(answer)
+        for row, prompt, count, sampling in zip(answer.rows, prompts, output_lengths, samplings):
+            generation = self._runtime.submit(prompt, count, sampling, answer.listener(row))
+            answer.generations.append(generation)
+
+    def _stop(self, name: str, sender: Any) -> None:
+        """End the requests of this id. They end as cancelled ones do; the stop request gets an empty answer."""
+        if not name:
+            raise RequestError("stop needs the id of the request that it shall end as its own request id")
+        with self._lock:
+            answers = list(self._answers.get(name, ()))
+        for answer in answers:
+            answer.cancel()
+        sender.send(_empty(), flags=FINAL)
+
+    def _forget(self, name: str, answer: Answer) -> None:
+        with self._lock:
+            running = self._answers[name]
+            running.remove(answer)
+            if not running:
+                del self._answers[name]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence of a request: what it has not sent yet."""
+
+    tokens: list[int]
+    characters: Characters
+    log_probs_wanted: bool
+    pad_id: int
+    log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    finished: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One Triton request on its way: gathers events of its rows and sends responses."""
+
+    sender: Any
+    rows: list[Row]
+    streaming: bool
+    forget: Any
+    """Called once, when the last response has gone out."""
+    generations: list[Generation] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    error: str | None = None
+
+    def cancel(self) -> None:
+        """End all rows early."""
+        for generation in self.generations:
+            generation.cancel()
+
+    def listener(self, row: Row) -> Any:
+        """The function that takes the events of one row."""
+
+        def on_event(event: Event) -> None:
+            with self.lock:
+                self._take(row, event)
+
+        return on_event
+
+    def _take(self, row: Row, event: Event) -> None:
+        whole = True
+        if event.token is not None:
+            row.tokens.append(event.token)
+            whole = row.characters.whole(event.token)
+            if event.log_prob is not None:
+                row.log_probs.append(event.log_prob)
+                row.cum_log_prob += event.log_prob
+        if event.finish is not None:
+            row.finished = True
+            if event.finish is Finish.ERROR:
+                self.error = event.error
+                self.cancel()
+        done = all(each.finished for each in self.rows)
+        if done and self.error is not None:
+            self.sender.send(failed(RuntimeError(self.error)), flags=FINAL)
+        elif done:
+            self.sender.send(_response(self.rows), flags=FINAL)
+        elif self.sender.is_cancelled():
+            self.cancel()
+        elif self.streaming and whole:
+            self.sender.send(_response(self.rows))
+            row.tokens, row.log_probs = [], []
+        if done:
+            self.forget()
+
+
+def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
+    ids = array(request, "input_ids")
+    if ids is None:
+        raise RequestError("input_ids is missing")
+    if len(ids) != len(lengths):
+        raise RequestError(f"input_ids has {len(ids)} rows; input_lengths has {len(lengths)}")
+    width = ids.reshape(len(lengths), -1).shape[1] if ids.size else 0
+    for length in lengths:
+        if not 0 <= length <= width:
+            raise RequestError(f"input_lengths says {length} tokens; input_ids has {width}")
+    return [row[:length].tolist() for row, length in zip(ids.reshape(len(lengths), width), lengths)]
+
+
+def _samplings(request: Any, batch: int) -> list[Sampling]:
+    settings: list[dict[str, Any]] = [{} for _ in range(batch)]
+    for name, attribute in _SAMPLING.items():
+        for setting, value in zip(settings, rows(request, name, batch)):
+            if value is not None:
+                setting[attribute] = value
+    ends = rows(request, "end_id", batch)
+    words = [read_word_lists(array(request, f"{kind}_words_list"), batch) for kind in ("stop", "bad")]
+    return [
+        Sampling(**setting, end_id=None if end is None or end < 0 else end, stop_words=stop, bad_words=bad)
+        for setting, end, stop, bad in zip(settings, ends, *words)
+    ]
+
+
+def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Word lists in TensorRT-LLM's form, [batch, 2, length], as token sequences; see preprocessing.word_lists."""
+    if lists is None or lists.size == 0:
+        return [()] * batch
+    result = []
+    for ids, ends in lists:
+        stops = [int(end) for end in ends if end > 0]
+        starts = [0, *stops[:-1]]
+        result.append(tuple(tuple(ids[start:stop].tolist()) for start, stop in zip(starts, stops) if stop > start))
+    return result
+
+
+def _response(rows: Sequence[Row]) -> Any:
+    """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
+    width = max(len(row.tokens) for row in rows)
+    tensors = [
+        tensor("output_ids", [[row.tokens + [row.pad_id] * (width - len(row.tokens))] for row in rows], np.int32),
+        tensor("sequence_length", [[len(row.tokens)] for row in rows], np.int32),
+        tensor("batch_index", [[index] for index in range(len(rows))], np.int32),
+        tensor("sequence_index", [[0] for _ in rows], np.int32),
+    ]
+    if any(row.log_probs_wanted for row in rows):
+        made = max(len(row.log_probs) for row in rows)
+        log_probs = [[row.log_probs + [0.0] * (made - len(row.log_probs))] for row in rows]
+        tensors.append(tensor("output_log_probs", log_probs, np.float32))
+        tensors.append(tensor("cum_log_probs", [[row.cum_log_prob] for row in rows], np.float32))
+    return response(tensors)
+
+
+def _empty() -> Any:
+    return response(
+        [tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)]
+    )

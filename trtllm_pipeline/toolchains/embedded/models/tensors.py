@@ -1,0 +1,182 @@
+"""Names, types and shapes of the tensors of the five models: those of TensorRT-LLM's own Triton repositories.
+
+The tables follow the templates of tensorrtllm_backend v0.16 to v0.19. Later versions call two inputs `seed` and
+`min_tokens`; both names are taken. Inputs this toolchain cannot honour are declared all the same, so that a request
+that uses one is refused with words instead of being answered as if it had not been there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+DataType = Literal["BOOL", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "STRING"]
+ENGINE_MODEL: Final = "tensorrt_llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output. `dims` leave the batch dimension out; `scalar` ones reach the model without their 1."""
+
+    name: str
+    type: DataType
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+    scalar: bool = False
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """An input that must be absent, empty, or `neutral`."""
+
+    tensor: Tensor
+    neutral: float | None = None
+
+
+def _scalar(name: str, kind: DataType, *, optional: bool = True) -> Tensor:
+    return Tensor(name, kind, optional=optional, scalar=True)
+
+
+def _ragged(name: str, kind: DataType, *dims: int) -> Tensor:
+    return Tensor(name, kind, dims, ragged=True)
+
+
+SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
+    # what clients call it -> what the engine model calls it, type
+    "end_id": ("end_id", "INT32"),
+    "pad_id": ("pad_id", "INT32"),
+    "top_k": ("runtime_top_k", "INT32"),
+    "top_p": ("runtime_top_p", "FP32"),
+    "temperature": ("temperature", "FP32"),
+    "length_penalty": ("len_penalty", "FP32"),
+    "repetition_penalty": ("repetition_penalty", "FP32"),
+    "min_length": ("min_length", "INT32"),
+    "min_tokens": ("min_tokens", "INT32"),
+    "presence_penalty": ("presence_penalty", "FP32"),
+    "frequency_penalty": ("frequency_penalty", "FP32"),
+    "random_seed": ("random_seed", "UINT64"),
+    "seed": ("seed", "UINT64"),
+    "return_log_probs": ("return_log_probs", "BOOL"),
+    "exclude_input_in_output": ("exclude_input_in_output", "BOOL"),
+    "stream": ("streaming", "BOOL"),
+    "stop": ("stop", "BOOL"),
+}
+
+UNSUPPORTED: Final = (
+    Unsupported(_scalar("num_return_sequences", "INT32"), 1),
+    Unsupported(_scalar("beam_width", "INT32"), 1),
+    Unsupported(_scalar("return_context_logits", "BOOL"), 0),
+    Unsupported(_scalar("return_generation_logits", "BOOL"), 0),
+    Unsupported(_scalar("return_perf_metrics", "BOOL"), 0),
+    Unsupported(_ragged("prompt_embedding_table", "FP16", -1, -1)),
+    Unsupported(_scalar("prompt_vocab_size", "INT32"), 0),
+    Unsupported(_scalar("lora_task_id", "UINT64")),
+    Unsupported(_ragged("lora_weights", "FP16", -1, -1)),
+    Unsupported(_ragged("lora_config", "INT32", -1, 3)),
+    Unsupported(_ragged("guided_decoding_guide_type", "STRING", 1)),
+    Unsupported(_ragged("guided_decoding_guide", "STRING", 1)),
+)
+"""Refused by the engine model, and reachable through the ensemble and the BLS model under the same names."""
+
+UNSUPPORTED_ENGINE_ONLY: Final = (
+    Unsupported(_ragged("prompt_table_extra_ids", "UINT64", -1)),
+    Unsupported(_ragged("embedding_bias", "FP32", -1)),
+    Unsupported(_ragged("draft_input_ids", "INT32", -1)),
+    Unsupported(_ragged("draft_logits", "FP32", -1, -1)),
+    Unsupported(_ragged("decoder_input_ids", "INT32", -1)),
+    Unsupported(_ragged("encoder_input_features", "FP16", -1, -1)),
+    Unsupported(_scalar("runtime_top_p_decay", "FP32"), 1),
+)
+
+UNSUPPORTED_TEXT: Final = {
+    # what clients call it -> what preprocessing calls it
+    "decoder_text_input": Unsupported(Tensor("DECODER_QUERY", "STRING")),
+    "embedding_bias_words": Unsupported(Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,))),
+    "embedding_bias_weights": Unsupported(Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,))),
+    "prompt_table_extra_id": Unsupported(Tensor("PROMPT_TABLE_EXTRA_ID", "UINT64")),
+}
+
+PREPROCESSING_INPUTS: Final = (
+    Tensor("QUERY", "STRING", optional=False),
+    Tensor("REQUEST_OUTPUT_LEN", "INT32", optional=False),
+    Tensor("BAD_WORDS_DICT", "STRING", (-1,)),
+    Tensor("STOP_WORDS_DICT", "STRING", (-1,)),
+    Tensor("END_ID", "INT32"),
+    Tensor("PAD_ID", "INT32"),
+    *(unsupported.tensor for unsupported in UNSUPPORTED_TEXT.values()),
+)
+PREPROCESSING_OUTPUTS: Final = (
+    Tensor("INPUT_ID", "INT32", (-1,)),
+    Tensor("REQUEST_INPUT_LEN", "INT32"),
+    Tensor("BAD_WORDS_IDS", "INT32", (2, -1)),
+    Tensor("STOP_WORDS_IDS", "INT32", (2, -1)),
+    Tensor("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
+    Tensor("OUT_END_ID", "INT32"),
+    Tensor("OUT_PAD_ID", "INT32"),
+)
+ENGINE_INPUTS: Final = (
+    _ragged("input_ids", "INT32", -1),
+    _scalar("input_lengths", "INT32", optional=False),
+    _scalar("request_output_len", "INT32", optional=False),
+    _ragged("stop_words_list", "INT32", 2, -1),
+    _ragged("bad_words_list", "INT32", 2, -1),
+    *(_scalar(name, kind) for name, kind in SAMPLING.values()),
+    *(unsupported.tensor for unsupported in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)),
+)
+ENGINE_OUTPUTS: Final = (
+    Tensor("output_ids", "INT32", (-1, -1)),
+    Tensor("sequence_length", "INT32", (-1,)),
+    Tensor("cum_log_probs", "FP32", (-1,)),
+    Tensor("output_log_probs", "FP32", (-1, -1)),
+    Tensor("batch_index", "INT32"),
+    Tensor("sequence_index", "INT32"),
+)
+POSTPROCESSING_INPUTS: Final = (
+    Tensor("TOKENS_BATCH", "INT32", (-1, -1), optional=False),
+    Tensor("SEQUENCE_LENGTH", "INT32", (-1,), optional=False),
+)
+POSTPROCESSING_OUTPUTS: Final = (Tensor("OUTPUT", "STRING", (-1,)),)
+TEXT_INPUTS: Final = (
+    Tensor("text_input", "STRING", optional=False),
+    Tensor("max_tokens", "INT32", optional=False),
+    Tensor("bad_words", "STRING", (-1,)),
+    Tensor("stop_words", "STRING", (-1,)),
+    *(Tensor(name, kind) for name, (_, kind) in SAMPLING.items()),
+    *(Tensor(name, item.tensor.type, item.tensor.dims) for name, item in UNSUPPORTED_TEXT.items()),
+    *(Tensor(item.tensor.name, item.tensor.type, item.tensor.dims) for item in UNSUPPORTED),
+)
+"""Inputs of the ensemble and of the BLS model."""
+TEXT_OUTPUTS: Final = (
+    Tensor("text_output", "STRING", (-1,)),
+    Tensor("cum_log_probs", "FP32", (-1,)),
+    Tensor("output_log_probs", "FP32", (-1, -1)),
+    Tensor("batch_index", "INT32"),
+    Tensor("sequence_index", "INT32"),
+)
+
+PREPROCESSING_STEP: Final = {
+    # tensor of preprocessing -> tensor of the client
+    "QUERY": "text_input",
+    "REQUEST_OUTPUT_LEN": "max_tokens",
+    "BAD_WORDS_DICT": "bad_words",
+    "STOP_WORDS_DICT": "stop_words",
+    "END_ID": "end_id",
+    "PAD_ID": "pad_id",
+    **{item.tensor.name: name for name, item in UNSUPPORTED_TEXT.items()},
+}
+ENGINE_STEP: Final = {
+    # tensor of the engine model -> output of preprocessing
+    "input_ids": "INPUT_ID",
+    "input_lengths": "REQUEST_INPUT_LEN",
+    "request_output_len": "REQUEST_OUTPUT_LEN",
+    "bad_words_list": "BAD_WORDS_IDS",
+    "stop_words_list": "STOP_WORDS_IDS",
+    "end_id": "OUT_END_ID",
+    "pad_id": "OUT_PAD_ID",
+}
+ENGINE_PASSED: Final = {
+    # tensor of the engine model -> tensor of the client, handed through unchanged
+    **{engine: name for name, (engine, _) in SAMPLING.items() if engine not in ENGINE_STEP},
+    **{item.tensor.name: item.tensor.name for item in UNSUPPORTED},
+}

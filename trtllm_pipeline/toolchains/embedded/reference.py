@@ -1,0 +1,172 @@
+"""A plain numpy forward pass of the converted architectures: what the converter is measured against, and calibrates with.
+
+Single precision matrix products, double precision where sums are long (norms, softmax, log-probabilities). Weights go by
+their Hugging Face names, so the same code runs on a model folder and, through `gguf_weights`, on a converted file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig, read_config
+from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+
+Array = NDArray[np.float32]
+Observer = Callable[[str, Array], None]
+"""Called with the name of a projection and its input, shape (..., in_features), before it is applied."""
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+FINAL_NORM: Final = "model.norm.weight"
+HEAD: Final = "lm_head.weight"
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values of the tokens seen so far, one pair of arrays (batch, kv_heads, tokens, head_dim) a layer."""
+
+    layers: list[tuple[Array, Array] | None]
+    length: int = 0
+
+
+class Reference:
+    """A model in float32. All of its weights are kept in memory."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+        self.config = config
+        self.weights = {name: weights[name] for name in weights}
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Reference:
+        """The model of a Hugging Face folder."""
+        return cls(read_config(folder), Weights(folder))
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one batch of sequences."""
+        return Cache([None] * self.config.num_layers)
+
+    def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
+        """States after the final norm, (batch, tokens, hidden_size); `tokens` is (batch, tokens), all of one length."""
+        cache = cache or self.new_cache()
+        states = self.weights[EMBEDDING][tokens]
+        rotation = rope(self.config, cache.length, tokens.shape[1])
+        for index in range(self.config.num_layers):
+            states, cache.layers[index] = layer(
+                self.config, layer_weights(self.weights, index), states, rotation, cache.layers[index]
+            )
+        cache.length += tokens.shape[1]
+        return rms_norm(states, self.weights[FINAL_NORM], self.config.rms_norm_eps)
+
+    def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
+        """Logits after each of `tokens`, (tokens, vocab_size). A cache makes them continue what it holds."""
+        states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
+        return states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
+
+    def log_probs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Log-probabilities of the next token after each of `tokens`, (tokens, vocab_size)."""
+        return log_softmax(self.logits(tokens))
+
+    def generate(self, tokens: Sequence[int], count: int, stop: Iterable[int] = ()) -> list[int]:
+        """Up to `count` greedy tokens after `tokens`; ends before one in `stop`. Ties go to the lowest id."""
+        cache, stop, output = self.new_cache(), frozenset(stop), []
+        step: Sequence[int] = tokens
+        for _ in range(count):
+            token = int(np.argmax(self.logits(step, cache)[-1]))
+            if token in stop:
+                break
+            output.append(token)
+            step = [token]
+        return output
+
+
+def layer_weights(weights: Mapping[str, Array], index: int) -> dict[str, Array]:
+    """The weights of one layer, by the part of their name after `model.layers.N.`."""
+    prefix = f"model.layers.{index}."
+    return {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}
+
+
+def layer(
+    config: ModelConfig,
+    weights: Mapping[str, Array],
+    states: Array,
+    rotation: tuple[Array, Array],
+    past: tuple[Array, Array] | None = None,
+    observe: Observer | None = None,
+) -> tuple[Array, tuple[Array, Array]]:
+    """One transformer layer: the new states (batch, tokens, hidden_size), and keys and values including `past`'s."""
+
+    def linear(name: str, inputs: Array) -> Array:
+        if observe is not None:
+            observe(name, inputs)
+        # One product of two matrices: numpy would loop over a batch of them.
+        output: Array = (inputs.reshape(-1, inputs.shape[-1]) @ weights[f"{name}.weight"].T).reshape(*inputs.shape[:-1], -1)
+        bias = weights.get(f"{name}.bias")
+        return output if bias is None else output + bias
+
+    batch, length, _ = states.shape
+    dim, groups = config.head_dim, config.num_heads // config.num_kv_heads
+    normed = rms_norm(states, weights["input_layernorm.weight"], config.rms_norm_eps)
+
+    def heads(name: str, count: int) -> Array:
+        return linear(f"self_attn.{name}_proj", normed).reshape(batch, length, count, dim).transpose(0, 2, 1, 3)
+
+    query, key, value = heads("q", config.num_heads), heads("k", config.num_kv_heads), heads("v", config.num_kv_heads)
+    if "self_attn.q_norm.weight" in weights:
+        query = rms_norm(query, weights["self_attn.q_norm.weight"], config.rms_norm_eps)
+        key = rms_norm(key, weights["self_attn.k_norm.weight"], config.rms_norm_eps)
+    query, key = _rotate(query, rotation), _rotate(key, rotation)
+    if past is not None:
+        key, value = np.concatenate([past[0], key], axis=2), np.concatenate([past[1], value], axis=2)
+
+    total = key.shape[2]
+    # The query heads of a group share their key and value head, so a group's queries are rows of one product.
+    rows = query.reshape(batch, config.num_kv_heads, groups * length, dim)
+    scores = (rows @ key.transpose(0, 1, 3, 2)).reshape(batch, config.num_kv_heads, groups, length, total)
+    scores *= np.float32(dim**-0.5)
+    if length > 1:
+        scores += np.triu(np.full((length, total), -np.inf, dtype=np.float32), k=total - length + 1)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True, dtype=np.float64)
+    mixed = scores.reshape(batch, config.num_kv_heads, groups * length, total) @ value
+    mixed = mixed.reshape(batch, config.num_heads, length, dim).transpose(0, 2, 1, 3).reshape(batch, length, -1)
+    states = states + linear("self_attn.o_proj", mixed)
+
+    normed = rms_norm(states, weights["post_attention_layernorm.weight"], config.rms_norm_eps)
+    gate = linear("mlp.gate_proj", normed)
+    with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and the gate then 0, as it should be
+        gate /= 1.0 + np.exp(-gate)
+    gate *= linear("mlp.up_proj", normed)
+    return states + linear("mlp.down_proj", gate), (key, value)
+
+
+def rms_norm(values: Array, weight: Array, eps: float) -> Array:
+    """Values over their root mean square along the last axis, times `weight`. Source: arXiv 1910.07467."""
+    mean = np.einsum("...i,...i->...", values, values, dtype=np.float64)[..., None] / values.shape[-1]
+    return values * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight
+
+
+def rope(config: ModelConfig, start: int, count: int) -> tuple[Array, Array]:
+    """Cosine and sine, (count, head_dim / 2) each, for positions from `start`. Source: arXiv 2104.09864."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** (-np.arange(half) / half) / config.rope_divisors()
+    angles = np.outer(np.arange(start, start + count), frequencies)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def _rotate(heads: Array, rotation: tuple[Array, Array]) -> Array:
+    """Rotary embedding as Hugging Face stores it: the two halves of a head are the pairs' first and second members."""
+    cosine, sine = rotation
+    first, second = np.split(heads, 2, axis=-1)
+    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+def log_softmax(logits: Array) -> NDArray[np.float64]:
+    """Log-probabilities along the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
