@@ -40,7 +40,8 @@ class StatCache:
         lines = 0
         try:
             with path.open(encoding="utf-8") as file:
-                for lines, line in enumerate(file, start=1):
+                for line in file:
+                    lines += 1
                     try:
                         name, size, mtime, ctime, inode, digest = json.loads(line)
                     except (ValueError, TypeError):
@@ -52,7 +53,7 @@ class StatCache:
             self._compact()
         self._descriptor: int | None = None
 
-    def __enter__(self) -> StatCache:
+    def __enter__(self) -> StatCache:  # noqa: PYI034 - typing.Self is younger than Python 3.10
         return self
 
     def __exit__(
@@ -68,7 +69,7 @@ class StatCache:
 
     def digest(self, path: str | Path) -> str:
         """BLAKE3 of the file's content, from memory when its stamp is as it was."""
-        name = os.path.abspath(path)
+        name = os.path.abspath(path)  # noqa: PTH100 - pathlib would take longer than all the rest
         known = self._known.get(name)
         stamp = _stamp(name)
         if known is not None and known[0] == stamp:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NewType, Union
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
-Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]  # noqa: UP007
+Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)

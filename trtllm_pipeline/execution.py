@@ -10,10 +10,11 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
@@ -22,12 +23,13 @@ from trtllm_pipeline import scheduler as scheduling
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.machine import cpu_count
 from trtllm_pipeline.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.verbs import to_argv
 from trtllm_pipeline.store.claims import Claim, lease_machine
 from trtllm_pipeline.store.manifest import Manifest
-from trtllm_pipeline.store.store import JOB, Artifact, Attempt, Store
+from trtllm_pipeline.store.store import JOB, OUT, Artifact, Attempt, Store
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
@@ -297,15 +299,6 @@ class _Execution:
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...]) -> Job:
         inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
-        verb = to_argv(
-            run.stage,
-            run.toolchain,
-            params={**run.params, **run.stage.advice(run.first_cell)},
-            inputs=inputs,
-            files=run.files,
-            out=str(attempt.out),
-            attempt=str(attempt.folder),
-        )
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         return Job(
             id=run.id,
@@ -313,7 +306,7 @@ class _Execution:
             toolchain=run.toolchain,
             fingerprint=run.fingerprint,
             scope=run.stage.scope,
-            commands=((sys.executable, "-m", "trtllm_pipeline", *verb),),
+            commands=command_lines(run, inputs, str(attempt.folder)),
             environment=environment,
             inputs=inputs,
             attempt=str(attempt.folder),
@@ -445,6 +438,54 @@ class _Execution:
         ]
         if rows:
             self._store.index.set_latest(rows)
+
+
+def command_lines(run: StageRun, inputs: Mapping[str, str], attempt: str) -> tuple[tuple[str, ...], ...]:
+    """The commands of one attempt at a stage run, in the order they run in."""
+    words = to_argv(
+        run.stage,
+        run.toolchain,
+        params={**run.params, **run.stage.advice(run.first_cell)},
+        inputs=inputs,
+        files=run.files,
+        out=f"{attempt}/{OUT}",
+        attempt=attempt,
+    )
+    return ((sys.executable, "-m", "trtllm_pipeline", *words),)
+
+
+def machine() -> scheduling.Machine:
+    """What this machine has to hand out."""
+    return scheduling.Machine(cpus=cpu_count())
+
+
+def simulate(
+    plan: Plan, durations: Mapping[str, float], on: scheduling.Machine, present: Collection[StageRunId]
+) -> float:
+    """Wall-clock seconds that running `plan` on the machine `on` will take, if everything takes as long as expected."""
+    tasks = list(_tasks(plan, durations))
+    takes = {task.id: task.expected_s for task in tasks}
+    scopes = {task.id: task.scope for task in tasks}
+    scheduler = scheduling.Scheduler(tasks, on, up_to_date=present, wanted=wanted(plan))
+    now = 0.0
+    due: list[tuple[float, int, scheduling.Event]] = []
+    events: list[scheduling.Event] = []
+    number = 0
+    while True:
+        for instruction in scheduler.advance(now, *events):
+            event: scheduling.Event
+            if isinstance(instruction, scheduling.Start):
+                is_service = scopes[instruction.id] is Scope.SERVICE
+                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
+                wait = takes[instruction.id]
+            else:  # nothing fails here, so this stops a service
+                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
+            number += 1
+            heappush(due, (now + wait, number, event))
+        if not due:
+            return now
+        now, _, event = heappop(due)
+        events = [event]
 
 
 def _tasks(plan: Plan, durations: Mapping[str, float]) -> Iterator[scheduling.Task]:

@@ -143,9 +143,7 @@ def wanted(plan: Plan) -> set[StageRunId]:
     read: set[StageRunId] = set()
     for run in plan.stage_runs.values():
         read.update(run.inputs.values())
-    return {
-        run.id for run in plan.stage_runs.values() if run.id not in read and run.stage.scope is not Scope.SERVICE
-    }
+    return {run.id for run in plan.stage_runs.values() if run.id not in read and run.stage.scope is not Scope.SERVICE}
 
 
 def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:

@@ -1,44 +1,38 @@
 """The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
 
-    cells = select_cells(request)           matrix + recipes -> cells
-    plan = plan_cells(cells, store)         cells -> plan, with models pinned and files digested
-    outcome = run_plan(plan, store, ...)    plan -> stage runs -> artifacts
-    report.rows(plan, store, outcome)       artifacts -> table
+cells = select_cells(request)             matrix + recipes -> cells
+plan = plan_cells(cells, store, ...)      cells -> plan, with models pinned and files digested
+result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
-import sys
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import plan as planning
-from trtllm_pipeline import scheduler as scheduling
-from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, PlanError, StageError, UsageError
-from trtllm_pipeline.executors.base import Ended, Executor, Job, Ready, Usage
-from trtllm_pipeline.plan import Plan, StageRun
-from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE
-from trtllm_pipeline.stages.verbs import to_argv
-from trtllm_pipeline.store.claims import Claim, lease_machine
-from trtllm_pipeline.store.manifest import Manifest
-from trtllm_pipeline.store.store import JOB, OUT, Artifact, Attempt, Store
+from trtllm_pipeline.domain import Cell, Json, StageRunId
+from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
-_POLL_S: Final = 0.2
-"""How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
-_SEAL_IN_THREAD_BYTES: Final = 32 << 20
-_UNKNOWN_DURATION_S: Final = 30.0
+if TYPE_CHECKING:
+    from trtllm_pipeline.digest import StatCache
+    from trtllm_pipeline.execution import Observer, Outcome
+    from trtllm_pipeline.report.rows import Row
+
+REQUEST_FILE: Final = "request.json"
+PLAN_FILE: Final = "plan.json"
+REPORT_FILE: Final = "report.json"
+_DIGESTS: Final = "digests.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +40,31 @@ class Request:
     """What a command line asks for."""
 
     matrix: Path
-    workspace: Path
     sets: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
     until: str | None = None
     toolchain: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """What `resume` reads back, with the matrix's absolute path."""
+        return {
+            "matrix": str(self.matrix.absolute()),
+            "sets": list(self.sets),
+            "cells": list(self.cells),
+            "until": self.until,
+            "toolchain": self.toolchain,
+        }
+
+
+def read_request(path: Path) -> Request:
+    """The request of an earlier run. Raises UsageError when the file is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Request(
+            Path(data["matrix"]), tuple(data["sets"]), tuple(data["cells"]), data["until"], data["toolchain"]
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
 
 
 def select_cells(request: Request) -> tuple[Cell, ...]:
@@ -59,12 +73,13 @@ def select_cells(request: Request) -> tuple[Cell, ...]:
     from trtllm_pipeline.matrix.load import load_matrix
 
     loaded = load_matrix(request.matrix, request.sets)
-    default = request.toolchain
-    if default is None:
-        named = loaded.matrix.axes.toolchain
-        default = toolchains.detect().name if named is None or "auto" in named else named[0]
+    named = loaded.matrix.axes.toolchain
+    if request.toolchain is not None:
+        default = toolchains.load(request.toolchain).name
+    elif named is None or "auto" in named:
+        default = toolchains.detect().name
     else:
-        toolchains.load(default)
+        default = named[0]
     cells = expand(loaded, default_toolchain=default, feasibility=_infeasible)
     return select(cells, request.cells) if request.cells else cells
 
@@ -76,57 +91,85 @@ def _infeasible(cell: Cell) -> str | None:
 
 
 def plan_cells(cells: Sequence[Cell], store: Store | None, *, until: str | None = None) -> Plan:
-    """The plan for `cells`, with every model pinned to one revision. Asks hubs only for what the store has not pinned."""
-    pinned = _pin_models(cells, store)
+    """The plan for `cells`, with every model pinned to one revision.
+
+    Asks a hub only for what the store has not pinned before. Raises PlanError when no cell can work.
+    """
+    if not any(cell.reason is None for cell in cells):
+        reasons = sorted({str(cell.reason) for cell in cells})
+        raise PlanError(
+            f"none of the {len(cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
+            hint="pipeline plan --matrix FILE --format json lists each cell with its reason",
+        )
     used = {cell.toolchain for cell in cells if cell.reason is None}
-    files = _Files(None if store is None else store.workspace / "digests.db")
-    return planning.make_plan(
-        [pinned(cell) for cell in cells],
-        {name: toolchains.load(name) for name in sorted(used)},
-        digest=files.digest,
-        until=until,
-    )
+    with ExitStack() as stack:
+        cache = None
+        if store is not None:
+            from trtllm_pipeline.digest import StatCache
+
+            cache = stack.enter_context(StatCache(store.workspace / _DIGESTS))
+        pin = _Pins(store, cache).pin
+        return planning.make_plan(
+            [pin(cell) if cell.reason is None else cell for cell in cells],
+            {name: toolchains.load(name) for name in sorted(used)},
+            digest=_Files(cache).digest,
+            until=until,
+        )
 
 
-def _pin_models(cells: Sequence[Cell], store: Store | None) -> Callable[[Cell], Cell]:
-    """A function that puts the pinned source of its model into a cell's recipe."""
-    from trtllm_pipeline.fingerprint import canonical
+class _Pins:
+    """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest."""
 
-    recipes: dict[tuple[int, int], Mapping[str, Json]] = {}
+    def __init__(self, store: Store | None, cache: StatCache | None) -> None:
+        self._store = store
+        self._cache = cache
+        self._recipes: dict[tuple[int, int], Mapping[str, Json]] = {}
 
-    def pin(cell: Cell) -> Cell:
-        if cell.reason is not None:
-            return cell
+    def pin(self, cell: Cell) -> Cell:
         same = (id(cell.recipe), id(cell.settings["download"]))
-        recipe = recipes.get(same)
-        if recipe is None:
-            sources, wanted = cell.recipe["sources"], cell.settings["download"]
-            request = canonical({"sources": sources, "source": wanted["source"]})
-            source = store.index.pin(request) if store is not None else None
-            if source is None:
-                from trtllm_pipeline.hub.sources import resolve
+        if same not in self._recipes:
+            self._recipes[same] = self._recipe(cell)
+        return dataclasses.replace(cell, recipe=self._recipes[same])
 
-                assert isinstance(sources, list)
-                source = resolve(
-                    sources,
-                    prefer=str(wanted["source"]),
-                    offline=bool(wanted["offline"]),
-                    base_dir=Path(cell.base_dir),
-                    cache=None if store is None else store.workspace / "digests.db",
-                )
-                # A local folder may change under the same name; what it holds is looked at each time.
-                if store is not None and "local" not in source:
-                    store.index.set_pin(request, source)
-            recipe = recipes[same] = {**cell.recipe, "source": dict(source)}
-        return dataclasses.replace(cell, recipe=recipe)
+    def _recipe(self, cell: Cell) -> Mapping[str, Json]:
+        from trtllm_pipeline.fingerprint import canonical
 
-    return pin
+        listed = cell.recipe["sources"]
+        assert isinstance(listed, list)
+        sources = [_without_note(source) for source in listed if isinstance(source, dict)]
+        settings = cell.settings["download"]
+        wanted: dict[str, Json] = {"sources": [dict(source) for source in sources], "source": settings["source"]}
+        request = canonical(wanted)
+        source = self._store.index.pin(request) if self._store is not None else None
+        if source is None:
+            from trtllm_pipeline.hub.sources import resolve
+
+            source = resolve(
+                sources,
+                prefer=str(settings["source"]),
+                offline=bool(settings["offline"]),
+                base_dir=Path(cell.base_dir),
+                cache=self._cache,
+            )
+            # A local folder may change under the same name; what it holds is looked at each time.
+            if self._store is not None and "local" not in source:
+                self._store.index.set_pin(request, source)
+        if "local" in source:
+            from trtllm_pipeline.hub.sources import local_folder
+
+            return {**cell.recipe, "source": dict(source), "folder": str(local_folder(sources, Path(cell.base_dir)))}
+        return {**cell.recipe, "source": dict(source)}
+
+
+def _without_note(source: Mapping[str, Json]) -> dict[str, Json]:
+    """A source without what is said of it to people, which changes nothing."""
+    return {name: value for name, value in source.items() if name != "note"}
 
 
 class _Files:
     """Paths and content digests of the files that settings name; each file is looked at once."""
 
-    def __init__(self, cache: Path | None) -> None:
+    def __init__(self, cache: StatCache | None) -> None:
         self._cache = cache
         self._known: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -134,17 +177,20 @@ class _Files:
         """Path and digest of `name`: "builtin:NAME", or a path from the matrix file's folder."""
         found = self._known.get((name, cell.base_dir))
         if found is None:
-            from trtllm_pipeline.digest import digest_file
-
             path = data_file(name, Path(cell.base_dir))
             try:
-                found = (str(path), digest_file(path))
+                if self._cache is not None:
+                    content = self._cache.digest(path)
+                else:
+                    from trtllm_pipeline.digest import digest_file
+
+                    content = digest_file(path)
             except OSError as error:
                 raise UsageError(
                     f"{path}: cannot be read: {error.strerror}",
-                    hint="the matrix names it; paths start at the matrix file's folder",
+                    hint="the matrix names it; relative paths start at the matrix file's folder",
                 ) from error
-            self._known[name, cell.base_dir] = found
+            found = self._known[name, cell.base_dir] = (str(path), content)
         return found
 
 
@@ -152,11 +198,139 @@ def data_file(name: str, base_dir: Path) -> Path:
     """The file a setting means. Raises UsageError for a built-in data set that does not exist."""
     if not name.startswith("builtin:"):
         return (base_dir / name).absolute()
-    folder = Path(__file__).parent / "data" / "builtin"
-    path = folder / f"{name.removeprefix('builtin:')}.jsonl"
-    if not path.is_file():
-        known = ", ".join(sorted(f"builtin:{file.stem}" for file in folder.glob("*.jsonl")))
-        raise UsageError(f"there is no data set {name}", hint=f"built in are {known}; or name a JSONL file of yours")
-    return path
+    known = {f"builtin:{file.stem}": file for file in (Path(__file__).parent / "data").glob("*/*.jsonl")}
+    if name not in known:
+        raise UsageError(
+            f"there is no data set {name}", hint=f"built in are {', '.join(sorted(known))}; or name a JSONL file of yours"
+        )
+    return known[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What running a plan now would do."""
+
+    present: frozenset[StageRunId]
+    to_run: frozenset[StageRunId]
+    reasons: Mapping[StageRunId, str]
+    """Why each of `to_run` has to run."""
+    expected_s: Mapping[StageRunId, float]
+    total_s: float
+    """Wall-clock seconds of the whole, from the same scheduler that will run it."""
+    learnt: bool
+    """Whether any duration was learnt; else all are guesses."""
+
+
+def forecast(plan: Plan, store: Store | None) -> Forecast:
+    """What running `plan` now would do, and why."""
+    from trtllm_pipeline.execution import expected_s, machine, simulate
+    from trtllm_pipeline.reasons import reasons
+
+    runs = plan.stage_runs.values()
+    present = store.present({run.fingerprint: run.stage.name for run in runs}) if store is not None else {}
+    durations = store.index.durations() if store is not None else {}
+    there = frozenset(run.id for run in runs if run.fingerprint in present)
+    to_run = frozenset(planning.to_run(plan, lambda run: run.id in there))
+    return Forecast(
+        there,
+        to_run,
+        reasons(plan, to_run, store),
+        {run.id: expected_s(run, durations) for run in runs},
+        simulate(plan, durations, machine(), there),
+        bool(durations),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    run_id: str
+    plan: Plan
+    outcome: Outcome
+    rows: tuple[Row, ...]
+
+
+def run(
+    request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
+) -> Result:
+    """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
+    from trtllm_pipeline.execution import execute, machine
+    from trtllm_pipeline.executors.local import LocalExecutor
+    from trtllm_pipeline.report.planfile import plan_to_json
+    from trtllm_pipeline.report.rows import rows
+    from trtllm_pipeline.report.writers import to_json
+    from trtllm_pipeline.stages.base import write_json
+
+    cells = select_cells(request)
+    plan = plan_cells(cells, store, until=request.until)
+    store.sweep()
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = store.runs_dir / run_id
+    folder.mkdir()
+    store.index.begin_run(run_id, str(request.matrix.absolute()), command)
+    code = 1
+    try:
+        write_json(folder / REQUEST_FILE, request.to_json())
+        seen = forecast(plan, store)
+        write_json(folder / PLAN_FILE, plan_to_json(plan, store, seen, run_id=run_id))
+        write_lock(request, plan, folder / "lock")
+        executor = LocalExecutor()
+        outcome = execute(plan, store, executor, observer, run_id=run_id, machine=machine(), keep_going=keep_going)
+        table = rows(plan, store, outcome)
+        write_json(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
+        code = outcome.exit_code
+        return Result(run_id, plan, outcome, table)
+    finally:
+        store.index.end_run(run_id, code)
+
+
+def read_report(store: Store, run_id: str) -> dict[str, Any]:
+    """The report a run left. Raises UsageError when it left none."""
+    path = store.runs_dir / run_id / REPORT_FILE
+    try:
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: no report: {error}", hint="a run writes it when it ends; see pipeline status"
+        ) from error
+    return report
+
+
+def write_lock(request: Request, plan: Plan, folder: Path) -> None:
+    """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
+
+    `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
+    """
+    import yaml
+
+    from trtllm_pipeline.matrix.load import load_matrix
+
+    loaded = load_matrix(request.matrix, request.sets)
+    (folder / "recipes").mkdir(parents=True)
+    matrix = loaded.matrix.model_dump(mode="json", exclude_unset=True)
+    changed = loaded.command_line.model_dump(mode="json", exclude_unset=True)
+    if changed:
+        matrix.setdefault("override", []).append({"where": {}, "settings": changed})
+    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix.get("override", ()))):
+        _make_absolute(settings, loaded.path.parent)
+    (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    seen: set[str] = set()
+    for cell in plan.feasible:
+        if cell.model not in seen:
+            seen.add(cell.model)
+            recipe = {name: value for name, value in cell.recipe.items() if name not in {"source", "folder"}}
+            source = cell.recipe["source"]
+            assert isinstance(source, dict)
+            recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
+            text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+            (folder / "recipes" / f"{cell.model}.yaml").write_text(text, encoding="utf-8")
+
+
+def _make_absolute(settings: dict[str, Any], base: Path) -> None:
+    """Let the data files that settings name be found from any folder."""
+    sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
+    for section in sections:
+        for name in ("input_data", "data"):
+            if section and name in section and not str(section[name]).startswith("builtin:"):
+                section[name] = str((base / section[name]).absolute())

@@ -282,6 +282,7 @@ class Scheduler:
         self._queues: dict[tuple[_Amounts, int], list[_Entry]] = {}
         self._retries: list[tuple[float, int, _Node]] = []
         self._ended: list[_Node] = []  # whose dependents have not been told yet
+        self._stirred: dict[_Service, None] = {}  # where something has changed, so that `_steer` has to look
         self._instructions: list[Instruction] = []
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
 
@@ -295,6 +296,7 @@ class Scheduler:
             if node.service is None and (reason := self._excess(node.task.resources)):
                 self._fail_for_good(node, Failure(FailureClass.INFEASIBLE, reason))
         self._settle()
+        self._steer()
 
     # Questions.
 
@@ -348,12 +350,13 @@ class Scheduler:
             node = heappop(self._retries)[2]
             if node.status is _S.PENDING:
                 self._enqueue(node)
+        if not (self._open or self._halted):
+            self._halt()
+        self._steer()
         if self._open:
             self._dispatch()
-        elif not self._halted:
-            self._halt()
         instructions, self._instructions = self._instructions, []
-        return instructions
+        return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Interrupt):
@@ -367,7 +370,7 @@ class Scheduler:
             raise ValueError(f"{event} for a task that is {node.status.value}")
         elif isinstance(event, Busy):
             self._leave(node)
-            self._move(node, _S.ELSEWHERE)
+            self._move(node, _S.ELSEWHERE if self._open else _S.CANCELLED)
         elif isinstance(event, Finished):
             self._finished(node, event.failure)
         elif not isinstance(node, _Service):
@@ -376,13 +379,12 @@ class Scheduler:
             self._service_ended(node, event.failure)
         elif node.phase is _Phase.STARTING:  # or it was asked to stop before it was ready
             node.phase = _Phase.READY
-            self._steer(node)
+            self._stirred[node] = None
         if node.service and node.service.current is None:
-            self._settle()
+            self._stirred[node.service] = None
             if node.service.phase is _Phase.DEAD:
+                self._settle()
                 self._close(node.service)
-            else:
-                self._steer(node.service)
 
     # The beginning: who is needed, who waits for whom, who comes first.
 
@@ -506,7 +508,7 @@ class Scheduler:
         if self._observe:
             self._observe(node.task.id, old, status)
 
-    def _block(self, node: _Node, cause: _Node | None) -> None:
+    def _block(self, node: _Node, cause: _Node) -> None:
         if node.status is _S.PENDING:
             node.cause = cause
             self._move(node, _S.BLOCKED)
@@ -521,19 +523,19 @@ class Scheduler:
                     dependent.waiting -= 1
                     if dependent.waiting == 0 and dependent.status is _S.PENDING:
                         self._enqueue(dependent)
-                else:
+                elif node.cause:  # or it was cancelled, and so is all that waits for it
                     self._block(dependent, node.cause)
                 service = dependent.service
                 if service and service is not node.service:
                     service.waiting -= 1
                     if service.waiting == 0 and service.status is _S.PENDING:
                         self._enqueue(service)
-            if isinstance(node, _Service):
+            if isinstance(node, _Service) and node.cause:
                 for member in node.members:
                     self._block(member, node.cause)
             elif node.service:
                 node.service.left -= 1
-                self._steer(node.service)
+                self._stirred[node.service] = None
 
     def _fail_for_good(self, node: _Node, failure: Failure) -> None:
         node.failure, node.cause = failure, node
@@ -583,7 +585,8 @@ class Scheduler:
         service.ended = failure
         if service.current:
             service.phase = _Phase.DEAD
-            self._instructions.append(Cancel(service.current.task.id))
+            if not self._interrupted:  # then it has been told already
+                self._instructions.append(Cancel(service.current.task.id))
         else:
             self._close(service)
 
@@ -610,7 +613,7 @@ class Scheduler:
             self._move(node, _S.UP_TO_DATE)
         elif node.status is _S.ELSEWHERE:
             self._move(node, _S.PENDING)
-            if node.service and node.service.status in ENDED:
+            if node.service and node.service.cause:  # it failed meanwhile
                 self._block(node, node.service.cause)
             else:
                 self._enqueue(node)
@@ -620,7 +623,7 @@ class Scheduler:
         self._halt()
         for node in self._running:
             if isinstance(node, _Service):
-                if node.current and node.phase is not _Phase.DEAD:
+                if node.current and node.phase is not _Phase.DEAD:  # nor a second time
                     self._instructions.append(Cancel(node.current.task.id))
             else:
                 self._instructions.append(Cancel(node.task.id))
@@ -642,7 +645,7 @@ class Scheduler:
         """`node` has all it needs: it may start as soon as there is room for it."""
         if node.service:
             heappush(node.service.ready, _entry(node))
-            self._steer(node.service)
+            self._stirred[node.service] = None
             return
         need = node.task.resources
         slots = self._capacity[0] if node.alone else 1
@@ -687,14 +690,14 @@ class Scheduler:
     def _reservation(self, head: _Amounts) -> tuple[float, list[int]]:
         """When `head` can start if all that runs ends as expected, and what is free beside it from then on.
 
-        What is overdue is taken to end now, so nothing new is let in before the head on the ground of it.
+        While what it waits for is overdue that time has passed, and nothing gets in that would still run then.
         """
         free = list(self._free)
         shadow = self._now
         for node in sorted(self._running, key=lambda node: node.end):
             if _fits(head, free):
                 break
-            shadow = max(self._now, node.end)
+            shadow = node.end
             free = [have + back for have, back in zip(free, node.amounts, strict=True)]
         return shadow, [have - take for have, take in zip(free, head, strict=True)]
 
@@ -728,19 +731,23 @@ class Scheduler:
             heappush(self._free_gpus, gpu)
         node.amounts, node.gpus = (0, 0, 0, 0), ()
 
-    def _steer(self, service: _Service) -> None:
-        """Start the next task inside a service, or stop it when none is left."""
-        if service.left == 0 and service.status in (_S.PENDING, _S.ELSEWHERE):
-            self._move(service, _S.SKIPPED)
-        if service.current or service.phase not in (_Phase.STARTING, _Phase.READY):
-            return
-        if service.left == 0:
-            service.phase = _Phase.STOPPING
-            self._instructions.append(Stop(service.task.id))
-        elif service.phase is _Phase.READY and self._open:
-            while service.ready:
-                node = heappop(service.ready)[3]
-                if node.status is _S.PENDING:
-                    service.current = node
-                    self._begin(node, service.gpus)
-                    return
+    def _steer(self) -> None:
+        """Start the next task inside each service where something has changed, or stop it when none is left.
+
+        Once after all events of a step: a service of which it is known that it died gets nothing more to do.
+        """
+        for service in self._stirred:
+            if service.left == 0 and service.status in (_S.PENDING, _S.ELSEWHERE):
+                self._move(service, _S.SKIPPED)
+            if service.current or service.phase not in (_Phase.STARTING, _Phase.READY):
+                continue
+            if service.left == 0:
+                service.phase = _Phase.STOPPING
+                self._instructions.append(Stop(service.task.id))
+            elif service.phase is _Phase.READY and self._open:
+                while service.ready and service.current is None:
+                    node = heappop(service.ready)[3]
+                    if node.status is _S.PENDING:
+                        service.current = node
+                        self._begin(node, service.gpus)
+        self._stirred.clear()

@@ -15,7 +15,7 @@ def emit(text: str) -> None:
     print(text)  # noqa: T201
 
 
-def emit_json(value: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+def emit_json(value: Any) -> None:
     """Data as JSON, to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 

@@ -58,7 +58,9 @@ def read_job(path: Path) -> Job:
         data["gpus"] = tuple(data["gpus"])
         return Job(**data)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not a job file: {error}", hint="every attempt's folder holds one: job.json") from error
+        raise UsageError(
+            f"{path}: not a job file: {error}", hint="every attempt's folder holds one: job.json"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

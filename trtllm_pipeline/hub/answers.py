@@ -19,7 +19,7 @@ TRIES: Final = 6
 _Result = TypeVar("_Result")
 
 
-class Unavailable(DownloadError):
+class UnavailableError(DownloadError):
     """A source that cannot be used here and now: not reached, not installed, without this model. Another may do."""
 
 
@@ -58,7 +58,7 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
         )
     if status == 404 or code == "RepoNotFound":
         what = "this file of it" if code == "EntryNotFound" else "it"
-        return Unavailable(
+        return UnavailableError(
             f"{model}: {hub.name} does not have {what}, or it is private (HTTP {status})",
             failure=FailureClass.USER,
             hint=f"check the name; if it is private, {hub.log_in}",
@@ -77,30 +77,30 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
             "the token needs permission to read this model",
         )
     if status == 429:
-        return Unavailable(
+        return UnavailableError(
             f"{model}: {hub.name} limits the rate of requests (HTTP 429)",
             failure=FailureClass.TRANSIENT,
             hint=f"wait some minutes; with a token the limit is higher: {hub.log_in}",
         )
     if status >= 500 or status == 408:
-        return Unavailable(
+        return UnavailableError(
             f"{model}: {hub.name} has a problem (HTTP {status})", failure=FailureClass.TRANSIENT, hint="try again later"
         )
     return DownloadError(f"{model}: {hub.name} answered HTTP {status}{_in_brackets(message)}", failure=FailureClass.BUG)
 
 
-def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavailable:
+def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
     """The error for no answer at all."""
-    return Unavailable(
+    return UnavailableError(
         f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
         failure=FailureClass.TRANSIENT,
         hint=f"check the network, HTTPS_PROXY and {hub.endpoint_variable}, or name another source",
     )
 
 
-def offline(hub: Hub, model: str) -> Unavailable:
+def offline(hub: Hub, model: str) -> UnavailableError:
     """The error for a model that would have to come over a network that may not be used."""
-    return Unavailable(
+    return UnavailableError(
         f"{model}: not on this machine, and {hub.name} may not be asked in offline mode",
         failure=FailureClass.USER,
         hint="go without offline mode once, or name a local folder as a source",
@@ -117,7 +117,7 @@ def patiently(ask: Callable[[], _Result]) -> _Result:
     for failures in range(1, TRIES):
         try:
             return ask()
-        except DownloadError as error:
+        except DownloadError as error:  # noqa: PERF203 - it is a network that takes the time
             if error.failure is not FailureClass.TRANSIENT:
                 raise
             time.sleep(backoff_s(failures))

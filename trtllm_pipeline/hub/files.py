@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -77,11 +77,11 @@ def read_index(path: Path) -> Mapping[str, str]:
     """Tensor name -> file name of a safetensors index. Raises DownloadError when it is not one."""
     try:
         placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        if not placed or not all(isinstance(name, str) for name in placed.values()):
-            raise TypeError("weight_map is not a map of names")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DownloadError(f"{path.name} is not a safetensors index: {error!r}", failure=FailureClass.USER) from error
-    return dict(placed)
+    if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
+        raise DownloadError(f"{path.name} is not a safetensors index: it places no tensors", failure=FailureClass.USER)
+    return placed
 
 
 def check_name(name: str) -> None:
@@ -93,8 +93,3 @@ def check_name(name: str) -> None:
             failure=FailureClass.USER,
             hint="do not use this repository",
         )
-
-
-def by_path(files: Sequence[RemoteFile]) -> dict[str, RemoteFile]:
-    """The files by their path in the repository."""
-    return {file.path: file for file in files}

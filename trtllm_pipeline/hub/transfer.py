@@ -1,7 +1,7 @@
 """Gets files over HTTP: several at once, resumed where a connection or an earlier attempt broke off, verified.
 
 The hubs' own clients list the files; they do not fetch them, because they drop a partly received file when their process
-ends (huggingface_hub does since 1.9), and a shard is gigabytes. Here it stays as NAME.part until it is complete.
+ends, as recent releases of huggingface_hub do, and a shard is gigabytes. Here it stays as NAME.part until it is complete.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import httpx
@@ -36,7 +36,7 @@ _LONGEST_WAIT_S: Final = 120.0
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _Interrupted(Exception):
+class _BrokenOffError(Exception):
     """A connection that ended early, or an answer that asks to come back."""
 
     def __init__(self, reason: str, error: DownloadError | None = None, wait_s: float | None = None) -> None:
@@ -57,9 +57,11 @@ class Transfer:
         headers: Mapping[str, str],
         progress: Progress,
         max_workers: int,
+        lookup: Callable[[str], Path | None] = lambda _name: None,
     ) -> None:
+        """`lookup` finds a file by name in a cache of the user's; what is there and verifies is not fetched."""
         self._hub, self._model, self._folder = hub, model, folder
-        self._progress, self._max_workers = progress, max_workers
+        self._progress, self._max_workers, self._lookup = progress, max_workers, lookup
         self._received = 0
         self._total = 0
         self._lock = threading.Lock()
@@ -70,6 +72,14 @@ class Transfer:
             follow_redirects=True,
             timeout=httpx.Timeout(30.0, connect=answers.CONNECT_TIMEOUT_S * 2, pool=None),
         )
+
+    def __enter__(self) -> Transfer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
         """Bring `files`, all complete and verified when it returns. Raises DownloadError."""
@@ -97,6 +107,11 @@ class Transfer:
         if target.exists():  # has its name only since it was verified
             self._count(file.size)
             return
+        cached = self._lookup(file.path)
+        if cached is not None and mismatch(cached, file) is None:
+            place(cached.resolve(), target)
+            self._count(file.size)
+            return
         part = _part(target)
         self._count(_size(part))
         failures = mismatches = 0
@@ -117,11 +132,11 @@ class Transfer:
                         failure=FailureClass.BUG,
                         hint="name another source; if it persists, tell the owner of the model",
                     )
-            except (httpx.TransportError, _Interrupted) as reason:
+            except (httpx.TransportError, _BrokenOffError) as reason:
                 failures = 1 if _size(part) - before >= _GAIN_BYTES else failures + 1
-                wait_s = reason.wait_s if isinstance(reason, _Interrupted) else None
+                wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
                 if failures >= answers.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
-                    stated = reason.error if isinstance(reason, _Interrupted) else None
+                    stated = reason.error if isinstance(reason, _BrokenOffError) else None
                     raise stated or DownloadError(
                         f"{self._model}: the transfer of {file.path} from {self._hub.name} breaks off at "
                         f"{_size(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
@@ -141,7 +156,7 @@ class Transfer:
             status = response.status_code
             if status == 416:
                 self._discard(part)
-                raise _Interrupted(f"range from {offset} refused")
+                raise _BrokenOffError(f"range from {offset} refused")
             if status >= 400:
                 error = answers.refusal(
                     self._hub,
@@ -151,7 +166,7 @@ class Transfer:
                     message=response.headers.get("x-error-message", ""),
                 )
                 if error.failure is FailureClass.TRANSIENT:
-                    raise _Interrupted(error.message, error, _retry_after_s(response.headers.get("retry-after")))
+                    raise _BrokenOffError(error.message, error, _retry_after_s(response.headers.get("retry-after")))
                 raise error
             if offset and (
                 status != 206 or not response.headers.get("content-range", "").startswith(f"bytes {offset}-")
@@ -159,7 +174,7 @@ class Transfer:
                 self._discard(part)
                 offset = 0
                 if status == 206:
-                    raise _Interrupted("another range than asked for")
+                    raise _BrokenOffError("another range than asked for")
             with part.open("ab") as sink:
                 for chunk in response.iter_bytes(_CHUNK_BYTES):
                     offset += len(chunk)
@@ -171,9 +186,9 @@ class Transfer:
                         return
         if offset > file.size:
             self._discard(part)
-            raise _Interrupted(f"the hub sends more than the {file.size} bytes it lists")
+            raise _BrokenOffError(f"the hub sends more than the {file.size} bytes it lists")
         if offset < file.size:
-            raise _Interrupted(f"the hub sent only {offset} of the {file.size} bytes it lists")
+            raise _BrokenOffError(f"the hub sent only {offset} of the {file.size} bytes it lists")
 
     def _discard(self, part: Path) -> None:
         self._count(-_size(part))
@@ -183,10 +198,6 @@ class Transfer:
         with self._lock:
             self._received += size
             self._progress(self._received, self._total, "bytes")
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
 
 
 def mismatch(path: Path, file: RemoteFile) -> str | None:

@@ -25,7 +25,8 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
     try:
         return model.model_validate_json(json.dumps(data)), []
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        # A list whose items are all wrong is reported as empty, too.
+        details = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     return None, [_fault(model, document, at, data, detail) for detail in details]
 
 

@@ -243,7 +243,7 @@ class _Reader:
     def scalar(self, event: yaml.ScalarEvent, line: int | None) -> Json:
         """The value of a scalar by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3)."""
         text: str = event.value
-        if event.style is not None:  # quoted or a block: text, whatever it looks like
+        if event.style in ("'", '"', "|", ">"):  # text, whatever it looks like
             return text
         if text in _NULL:
             return None

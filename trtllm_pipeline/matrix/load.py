@@ -18,6 +18,8 @@ from trtllm_pipeline.matrix.recipes import check_recipe, find_recipe, is_folder,
 
 AXES: Final = tuple(Axes.model_fields)
 """Names of the axes that are no settings, in the order of a cell id's segments."""
+TEMPLATE: Final = Path(__file__).with_name("template.yaml")
+"""A commented matrix to start from."""
 _SETTINGS: Final = "settings"
 
 
@@ -123,8 +125,12 @@ def _setting_axes(document: Document, final: Document) -> list[Fault]:
         places: list[KeyPath] = [("axes", name, index) for index in range(_length(document.get(("axes", name))))]
         places += [(*place, name) for place, rule in _rules(document) if place[0] == "add" and name in rule]
         for place in places:
-            _, found = check(Settings, Document("", nested(name, document.get(place))))
-            faults += [document.fault(place, fault.message) for fault in found]
+            value = document.get(place)
+            if isinstance(value, dict):
+                faults.append(document.fault(place, "is a mapping; name one setting to vary"))
+            else:
+                _, found = check(Settings, Document("", nested(name, value)))
+                faults += [document.fault(place, fault.message) for fault in found]
         for place, rule in _rules(document):
             if place[0] == "add" and name not in rule:
                 faults.append(document.fault(place, "is required", key=(*place, name)))

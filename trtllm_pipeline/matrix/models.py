@@ -132,7 +132,7 @@ class Source(Strict):
     """One place a model can be fetched from."""
 
     note: str | None = None
-    """What to know about the weights from here; shown with results."""
+    """What to know about the weights from here; for people, no stage reads it."""
 
 
 class HuggingFaceSource(Source):
@@ -176,6 +176,8 @@ class GeneratedSource(Source):
 
     generated: Literal["llama", "qwen2", "qwen3"]
     """Its architecture."""
+    seed: Count = 0
+    """Chooses the weights."""
 
 
 SOURCE_KINDS: Final = ("hugging_face", "modelscope", "package_index", "local", "generated")
@@ -253,7 +255,8 @@ class Recipe(Strict):
     parameters: Positive | None = None
     """Number of weights, tied ones once."""
     precisions: Precisions | None = None
-    """Precisions that work: a list for all toolchains, or a list for each. Without it nothing is ruled out here."""
+    """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
+    toolchain to judge; an empty list rules a toolchain out."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
     eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
@@ -264,7 +267,7 @@ class Recipe(Strict):
     def precisions_for(self, toolchain: str) -> tuple[str, ...] | None:
         """Precisions that work with `toolchain`; None when nothing is known."""
         if isinstance(self.precisions, dict):
-            return {str(key): values for key, values in self.precisions.items()}.get(toolchain, ())
+            return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
         return self.precisions
 
 

@@ -58,9 +58,10 @@ def matrices_folder() -> Path:
     return _shipped("matrices")
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """Recipes that come with the package, by name."""
-    return {path.stem: path for path in sorted(recipes_folder().rglob("*.yaml"))}
+def list_recipes(beside: Path) -> dict[str, Path]:
+    """Recipes by name: those in `beside/recipes`, and those that come with the package unless hidden by one of these."""
+    own = [path for path in sorted((beside / "recipes").glob("*")) if path.suffix in SUFFIXES]
+    return dict(sorted({path.stem: path for path in (*recipes_folder().rglob("*.yaml"), *own)}.items()))
 
 
 def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
@@ -69,17 +70,16 @@ def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
     A matrix may lie in the same folder under a recipe's name: `but`, and files with axes, are passed over. Raises
     UsageError with the nearest name.
     """
-    shipped = shipped_recipes()
+    known = list_recipes(beside)
     if _NAME.fullmatch(name):
         for folder in (beside / "recipes", beside):
             for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES):
                 if path != but and path.is_file() and not _is_matrix(path):
                     return path
-        if name in shipped:
-            return shipped[name]
-    own = [path.stem for path in (beside / "recipes").glob("*") if path.suffix in SUFFIXES]
+        if name in known:
+            return known[name]
     raise UsageError(
-        f"there is no recipe {name!r}{nearest(name, {*shipped, *own})}",
+        f"there is no recipe {name!r}{nearest(name, known)}",
         hint="`pipeline recipes list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",
     )
 

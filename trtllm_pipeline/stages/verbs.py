@@ -82,7 +82,9 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
     inputs = {name: values[f"in_{name}"] for name in stage.inputs}
     files = {name: values[f"file_{name}"] for name in stage.file_names}
     wrong += [f"{flag(name)} is missing" for name, path in inputs.items() if path is None]
-    wrong += [f"{flag(name)}: {path} does not exist" for name, path in inputs.items() if path and not Path(path).exists()]
+    wrong += [
+        f"{flag(name)}: {path} does not exist" for name, path in inputs.items() if path and not Path(path).exists()
+    ]
     params: dict[str, Json] = {}
     for option in stage.options:
         text = values[f"opt_{option.name}"]

@@ -115,12 +115,21 @@ class Index:
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
-            query = "SELECT fingerprint, stage, label, files, size_bytes, duration_s FROM artifacts WHERE fingerprint IN "
-            for row in self._db.execute(f"{query}({marks})", part):  # noqa: S608 - only question marks are put in
+            query = (
+                "SELECT fingerprint, stage, label, files, size_bytes, duration_s FROM artifacts WHERE fingerprint IN "
+            )
+            for row in self._db.execute(f"{query}({marks})", part):
                 found[row[0]] = ArtifactRow(
                     row[0], row[1], row[2], tuple((name, size) for name, size in json.loads(row[3])), row[4], row[5]
                 )
         return found
+
+    def all_artifacts(self) -> list[ArtifactRow]:
+        """Every published artifact, by stage and label."""
+        query = "SELECT fingerprint FROM artifacts ORDER BY stage, label, fingerprint"
+        order = [row[0] for row in self._db.execute(query)]
+        found = self.artifacts(order)
+        return [found[fingerprint] for fingerprint in order]
 
     def add_artifact(self, manifest: Manifest) -> None:
         """Record a published artifact."""
@@ -264,5 +273,3 @@ class Index:
 def _mapping(text: str) -> Mapping[str, Json]:
     value: dict[str, Any] = json.loads(text)
     return value
-
-

@@ -1,12 +1,12 @@
 """The store of a workspace: looks artifacts up, gives out attempts, publishes them whole or not at all.
 
-    WORKSPACE/
-      state.db                   index, rebuilt from the manifests when lost
-      store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
-      work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
-      work/FINGERPRINT.lock      the claim of whoever works on it
-      work/partial/              broken downloads, to be gone on with
-      runs/RUN_ID/               plan, report and lock file of each run
+WORKSPACE/
+state.db                   index, rebuilt from the manifests when lost
+store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
+work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
+work/FINGERPRINT.lock      the claim of whoever works on it
+work/partial/              broken downloads, to be gone on with
+runs/RUN_ID/               plan, report and lock file of each run
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -238,6 +238,31 @@ class Store:
                     count += 1
         return count
 
+    def verify(self, tell: Callable[[str], None]) -> tuple[int, list[Fingerprint]]:
+        """Read every artifact's files again and compare them with the manifest's digests.
+
+        Returns how many artifacts were read and which were damaged; those are removed, and so made again by a run.
+        `tell` is given a line for each.
+        """
+        from trtllm_pipeline.digest import digest_file
+
+        checked, damaged = 0, []
+        for row in self.index.all_artifacts():
+            checked += 1
+            folder = self.folder(row.stage, row.fingerprint)
+            try:
+                for entry in manifest.read(folder).files:
+                    path = folder / OUT / entry.path
+                    if entry.digest is not None and digest_file(path) != entry.digest:
+                        raise StateError(f"{path}: its content changed")
+                    if entry.link is not None and not path.exists():
+                        raise StateError(f"{path}: its target {entry.link} is gone")
+            except (StateError, OSError) as error:
+                tell(f"{row.stage} {row.fingerprint}: {error}")
+                damaged.append(row.fingerprint)
+                self._discard(folder, row.fingerprint)
+        return checked, damaged
+
     def sweep(self) -> int:
         """Remove what killed pipelines left in `work/`, except failed attempts, whose logs are kept. Returns how many."""
         removed = 0
@@ -272,7 +297,7 @@ def _whole(folder: str, files: Iterable[tuple[str, int]]) -> bool:
             return False
         for name, size in files:
             path = f"{folder}/{OUT}/{name}"
-            stat = os.stat(path)  # noqa: PTH116 - hot: every file of every artifact at every start
+            stat = os.stat(path)
             if stat.st_size != size and not os.path.islink(path):
                 return False
     except OSError:

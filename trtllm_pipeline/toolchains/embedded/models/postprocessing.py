@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_pipeline.toolchains.embedded.models.requests import array, failed, flag, parameters, response, tensor
+from trtllm_pipeline.toolchains.embedded.models.messages import array, failed, flag, parameters, response, tensor
 from trtllm_pipeline.toolchains.embedded.models.text import Text
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_pipeline.toolchains.embedded.models.requests import (
+from trtllm_pipeline.toolchains.embedded.models.messages import (
     array,
     failed,
     flag,
     parameters,
     refuse,
+    refuse_parameters,
     response,
     rows,
     tensor,
@@ -43,6 +44,7 @@ class TritonPythonModel:
         return responses
 
     def _encode(self, request: Any) -> list[Any]:
+        refuse_parameters(request)
         refuse(request, UNSUPPORTED_TEXT.items())
         queries = array(request, "QUERY")
         assert queries is not None

@@ -6,6 +6,7 @@ A streamed response never ends within a character: such tokens wait for the next
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.requests import (
+from trtllm_pipeline.toolchains.embedded.models.messages import (
     FINAL,
     array,
     failed,
@@ -52,6 +54,7 @@ class TritonPythonModel:
         """Load engine and tokenizer."""
         settings = parameters(args)
         self._exclude_input = flag(settings["exclude_input_in_output"])
+        self._decoupled = pb.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         self._text = Text(settings["tokenizer_dir"])
         self._runtime = Runtime(
             Path(settings["gpt_model_path"]),
@@ -89,6 +92,8 @@ class TritonPythonModel:
         for prompt, count in zip(prompts, output_lengths):
             self._runtime.limits.check(len(prompt), count)
         streaming = bool(rows(request, "streaming", batch)[0])
+        if streaming and not self._decoupled:
+            raise RequestError("streaming needs a repository written with decoupled set")
         if streaming and batch > 1:
             raise RequestError(f"a streamed request has 1 row, this one has {batch}; send {batch} requests")
         exclude = rows(request, "exclude_input_in_output", batch)[0]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.requests import FINAL, failed, flag, parameters, response, tensor
+from trtllm_pipeline.toolchains.embedded.models.messages import FINAL, failed, flag, parameters, response, tensor
 from trtllm_pipeline.toolchains.embedded.models.tensors import (
     ENGINE_OUTPUTS,
     ENGINE_PASSED,
@@ -22,8 +22,8 @@ from trtllm_pipeline.toolchains.embedded.models.tensors import (
     POSTPROCESSING_OUTPUTS,
     PREPROCESSING_OUTPUTS,
     PREPROCESSING_STEP,
+    Tensor,
 )
-from trtllm_pipeline.toolchains.embedded.runtime import RequestError
 
 
 class TritonPythonModel:
@@ -50,11 +50,94 @@ class TritonPythonModel:
 
     def _answer(self, request: Any, sender: Any) -> None:
         try:
-            last = None
             for answer in self._responses(request, sender):
-                if last is not None:
-                    sender.send(last)
-                last = answer
-            sender.send(last, flags=FINAL) if last is not None else sender.send(flags=FINAL)
+                sender.send(answer)
+            sender.send(flags=FINAL)
+        except CallError as error:
+            sender.send(pb.InferenceResponse(error=error.cause), flags=FINAL)
         except Exception as error:  # noqa: BLE001  the client must hear of whatever happened
             sender.send(failed(error), flags=FINAL)
+
+    def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
+        """The responses to one request, in order."""
+        given = {each.name(): each for each in request.inputs()}
+        encoded = self._call(
+            "preprocessing",
+            [_renamed(name, given[client]) for name, client in PREPROCESSING_STEP.items() if client in given],
+            PREPROCESSING_OUTPUTS,
+        )
+        inputs = [_renamed(name, encoded[source]) for name, source in ENGINE_STEP.items()]
+        inputs += [_renamed(name, given[client]) for name, client in ENGINE_PASSED.items() if client in given]
+        # The engine ends a request by its id, so one without gets one of its own.
+        name = request.request_id() or uuid.uuid4().hex
+        streamed = "stream" in given and bool(given["stream"].as_numpy().any())
+        earlier: list[dict[str, Any]] = []
+        stopping = False
+        for outputs in self._generate(inputs, name):
+            if not stopping and (sender.is_cancelled() or self._closing.is_set()):
+                stopping = True
+                self._stop(inputs, name)
+            if streamed and self._accumulate:
+                earlier.append(outputs)
+                outputs = _joined(earlier)
+            decoded = self._call(
+                "postprocessing",
+                [
+                    _renamed("TOKENS_BATCH", outputs["output_ids"]),
+                    _renamed("SEQUENCE_LENGTH", outputs["sequence_length"]),
+                ],
+                POSTPROCESSING_OUTPUTS,
+            )
+            kept = [outputs[each.name] for each in ENGINE_OUTPUTS[2:] if each.name in outputs]
+            yield response([_renamed("text_output", decoded["OUTPUT"]), *kept])
+
+    def _generate(self, inputs: Sequence[Any], name: str) -> Iterator[dict[str, Any]]:
+        wanted = [each.name for each in ENGINE_OUTPUTS]
+        call = pb.InferenceRequest(
+            model_name=self._engine, inputs=list(inputs), requested_output_names=wanted, request_id=name
+        )
+        answers = call.exec(decoupled=True) if self._decoupled else [call.exec()]
+        for answer in answers:
+            outputs = _outputs(answer)
+            if outputs:  # the one that only says that there are no more has none
+                yield outputs
+
+    def _stop(self, inputs: Sequence[Any], name: str) -> None:
+        """End the engine's request `name`."""
+        needed = [each for each in inputs if each.name() in {"input_ids", "input_lengths", "request_output_len"}]
+        batch = len(needed[0].as_numpy())
+        for _ in self._generate([*needed, tensor("stop", np.ones((batch, 1)), np.bool_)], name):
+            pass
+
+    def _call(self, model: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> dict[str, Any]:
+        wanted = [each.name for each in outputs]
+        call = pb.InferenceRequest(model_name=model, inputs=list(inputs), requested_output_names=wanted)
+        return _outputs(call.exec())
+
+
+class CallError(Exception):
+    """Another model answered with an error, which is handed on as it is."""
+
+    def __init__(self, cause: Any) -> None:
+        super().__init__(cause.message())
+        self.cause = cause
+
+
+def _outputs(answer: Any) -> dict[str, Any]:
+    if answer.has_error():
+        raise CallError(answer.error())
+    return {each.name(): each for each in answer.output_tensors()}
+
+
+def _renamed(name: str, given: Any) -> Any:
+    return pb.Tensor(name, given.as_numpy())
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One response with the tokens of all; streamed requests have one row."""
+    joined = dict(parts[-1])
+    for name in ("output_ids", "output_log_probs"):
+        if name in joined:
+            joined[name] = pb.Tensor(name, np.concatenate([part[name].as_numpy() for part in parts], axis=2))
+    joined["sequence_length"] = tensor("sequence_length", [[joined["output_ids"].as_numpy().shape[2]]], np.int32)
+    return joined

@@ -48,6 +48,16 @@ def text(value: Any) -> str:
         raise RequestError(f"the text is not UTF-8: {error}") from error
 
 
+def refuse_parameters(request: Any) -> None:
+    """Raise RequestError for request parameters: `generate` makes them of fields that no input has, typing errors too.
+
+    Those with Triton's own prefix are its business.
+    """
+    unknown = sorted(name for name in json.loads(request.parameters() or "{}") if not name.startswith("triton_"))
+    if unknown:
+        raise RequestError(f"unexpected {', '.join(unknown)}: the model has no input of this name")
+
+
 def refuse(request: Any, names: Iterable[tuple[str, Unsupported]]) -> None:
     """Raise RequestError if the request uses an input that this toolchain cannot honour. Pairs of name and rule."""
     for name, rule in names:

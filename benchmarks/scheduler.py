@@ -1,0 +1,122 @@
+"""What the scheduler costs: seconds to set up a plan, microseconds per event, memory; and whether that stays linear.
+
+    python benchmarks/scheduler.py [--cells 100 3000 10000 100000] [--format json]
+
+The plan has the shape of a real matrix: one download a model (64 cells), one quantize for 16, one build for 2, then
+repository, service, smoke, perf and accuracy a cell; a fifth of the builds take a gang of GPUs. Every stage run ends
+well after exactly its expected time, on a simulated machine of 8 GPUs and 32 CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import sys
+import time
+from heapq import heappop, heappush
+from itertools import count
+
+from trtllm_pipeline.domain import Resources, Scope, StageRunId
+from trtllm_pipeline.scheduler import (
+    Event,
+    Finished,
+    Instruction,
+    Machine,
+    Scheduler,
+    ServiceEnded,
+    ServiceReady,
+    Start,
+    Stop,
+    Task,
+)
+
+MACHINE = Machine(32, tuple(f"GPU-{number}" for number in range(8)))
+
+
+def plan(cells: int) -> list[Task]:
+    """About 6.6 stage runs a cell."""
+    tasks = []
+
+    def add(
+        name: str, *needs: str, s: float, order: int, scope: Scope = Scope.ARTIFACT, **resources: int | bool
+    ) -> str:
+        service = StageRunId(f"serve/{order}") if scope is Scope.INSIDE else None
+        needed = tuple(map(StageRunId, needs))
+        what = Resources(**resources)  # type: ignore[arg-type]  # names of its fields, given below
+        tasks.append(Task(StageRunId(name), needed, scope, service, what, expected_s=s, order=order))
+        return name
+
+    for cell in range(cells):
+        if cell % 64 == 0:
+            download = add(f"download/{cell}", s=300, order=cell, downloads=1)
+        if cell % 16 == 0:
+            quantize = add(f"quantize/{cell}", download, s=900, order=cell, gpus=1)
+        if cell % 2 == 0:
+            build = add(f"build/{cell}", quantize, s=200 + cell % 300, order=cell, gpus=4 if cell % 10 == 0 else 1)
+        repository = add(f"repository/{cell}", build, s=2, order=cell)
+        add(f"serve/{cell}", repository, s=30, order=cell, gpus=1, cpus=4, scope=Scope.SERVICE)
+        smoke = add(f"smoke/{cell}", s=10, order=cell, scope=Scope.INSIDE)
+        add(f"perf/{cell}", smoke, s=120, order=cell, scope=Scope.INSIDE)
+        add(f"accuracy/{cell}", smoke, s=60, order=cell, scope=Scope.INSIDE)
+    return tasks
+
+
+def measure(cells: int) -> dict[str, float]:
+    """One plan from beginning to end."""
+    tasks = plan(cells)
+    expected = {task.id: task.expected_s for task in tasks}
+    scopes = {task.id: task.scope for task in tasks}
+    gc.collect()
+    begin = time.perf_counter()
+    scheduler = Scheduler(tasks, MACHINE)
+    setup_s = time.perf_counter() - begin
+    ahead: list[tuple[float, int, Event]] = []
+    number = count()
+    now, events, spent_s = 0.0, 0, 0.0
+    happened: tuple[Event, ...] = ()
+    while not scheduler.finished:
+        begin = time.perf_counter()
+        instructions: list[Instruction] = scheduler.advance(now, *happened)
+        spent_s += time.perf_counter() - begin
+        for one in instructions:
+            if isinstance(one, Start):
+                event = ServiceReady(one.id) if scopes[one.id] is Scope.SERVICE else Finished(one.id)
+                heappush(ahead, (now + expected[one.id], next(number), event))
+            elif isinstance(one, Stop):
+                heappush(ahead, (now + 1.0, next(number), ServiceEnded(one.id)))
+        if ahead:
+            now, _, first = heappop(ahead)
+            happened = (first,)
+            events += 1
+    return {
+        "cells": cells,
+        "stage_runs": len(tasks),
+        "setup_s": setup_s,
+        "setup_us_per_stage_run": setup_s / len(tasks) * 1e6,
+        "events": events,
+        "us_per_event": spent_s / events * 1e6,
+        "us_per_stage_run": (setup_s + spent_s) / len(tasks) * 1e6,
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, nargs="+", default=[100, 1_500, 15_000, 50_000])
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    args = parser.parse_args()
+    measure(100)  # warm up
+    rows = [measure(cells) for cells in sorted(args.cells)]
+    if args.format == "json":
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+        return
+    for row in rows:
+        print("  ".join(f"{key} {value:,.1f}" for key, value in row.items()))
+    print(f"per stage run, largest plan / smallest: {rows[-1]['us_per_stage_run'] / rows[0]['us_per_stage_run']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

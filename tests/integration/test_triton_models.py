@@ -1,0 +1,332 @@
+"""The five models on a real Triton server: protocols, text, sampling, limits, cancellation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from clients import Answer, Client, serve, tensors
+from engines import END_ID, LETTERS, SCRIPT, script_engine
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.integration
+BOTH = ("ensemble", "tensorrt_llm_bls")
+ALL = ("preprocessing", "tensorrt_llm", "postprocessing", *BOTH)
+REST = SCRIPT[1:]
+"""What follows the prompt "s", up to the end token."""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("decoupled")
+    engine = script_engine(folder / "engine", max_input_len=64, max_seq_len=2048)
+    with serve(folder, engine) as client:
+        yield client
+
+
+def letters(count: int, start: int = 1) -> str:
+    return "".join(LETTERS[(start + i) % 26] for i in range(count))
+
+
+def ids(answer: Answer) -> bytes:
+    return bytes(answer.ids)
+
+
+def test_all_models_are_ready_and_describe_themselves_as_tensorrt_llm_does(client: Client) -> None:
+    with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
+        assert all(grpc.is_model_ready(model) for model in ALL)
+        metadata = grpc.get_model_metadata("ensemble")
+        inputs = {tensor.name: tensor.datatype for tensor in metadata.inputs}
+        outputs = {tensor.name: tensor.datatype for tensor in metadata.outputs}
+        engine = {tensor.name: tensor.datatype for tensor in grpc.get_model_metadata("tensorrt_llm").inputs}
+    assert inputs["text_input"] == "BYTES"
+    assert inputs["max_tokens"] == "INT32"
+    assert inputs["random_seed"] == "UINT64"
+    assert inputs["return_log_probs"] == "BOOL"
+    assert outputs["text_output"] == "BYTES"
+    assert outputs["cum_log_probs"] == outputs["output_log_probs"] == "FP32"
+    assert engine["input_ids"] == engine["stop_words_list"] == "INT32"
+    assert engine["runtime_top_p"] == "FP32"
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_generate_over_http(client: Client, model: str) -> None:
+    assert client.text(model, text_input="s", max_tokens=40, bad_words="", stop_words="") == REST
+    assert client.text(model, text_input="A", max_tokens=30) == letters(30)
+    assert client.text(model, text_input="A", max_tokens=3, exclude_input_in_output=False) == "A" + letters(3)
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_streaming_equals_not_streaming_and_never_cuts_a_character(client: Client, model: str) -> None:
+    whole = client.text(model, text_input="s", max_tokens=40)
+    answer = client.ask(model, text_input="s", max_tokens=40)
+    events = client.events(model, text_input="s", max_tokens=40)
+    assert answer.text == whole == REST
+    assert "".join(event["text_output"] for event in events) == whole
+    pieces = [text for text in answer.texts if text]
+    assert pieces == list(REST)
+    assert {"世", "界", "🎉", "é"} < set(pieces)
+
+
+def test_an_answer_that_ends_within_a_character_is_still_sent(client: Client) -> None:
+    cut = len("top-世".encode()) + 1
+    assert client.text(text_input="s", max_tokens=cut) == "top-世\ufffd"
+    assert client.ask(text_input="s", max_tokens=cut).text == "top-世\ufffd"
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_stop_words_end_an_answer_and_are_part_of_it(client: Client, model: str) -> None:
+    assert client.text(model, text_input="A", max_tokens=30, stop_words=["KL", "FG"]) == "BCDEFG"
+    assert client.ask(model, text_input="A", max_tokens=30, stop_words=["FG", "QQ"]).text == "BCDEFG"
+    assert client.ask(model, text_input="s", max_tokens=30, stop_words=["世"]).text == "top-世"
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_bad_words_are_never_generated(client: Client, model: str) -> None:
+    assert client.text(model, text_input="A", max_tokens=10, bad_words=["FG"]) == "BCDEF....."
+    assert client.text(model, text_input="A", max_tokens=10, bad_words=["F", "xyz"]) == "BCDE......"
+    assert client.ask(model, text_input="A", max_tokens=10, bad_words=["FG"]).text == "BCDEF....."
+
+
+def test_end_id_and_min_length(client: Client) -> None:
+    assert client.text(text_input="A", max_tokens=9, end_id=ord("D")) == "BC"
+    assert client.text(text_input="s", max_tokens=26, end_id=-1) == REST + "stop"
+    assert client.text(text_input="s", max_tokens=40, min_length=25) == REST + "." * (40 - len(REST.encode()))
+    assert client.text(text_input="s", max_tokens=40, min_tokens=25) == REST + "." * (40 - len(REST.encode()))
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_sampling_is_reproducible_by_seed(client: Client, model: str) -> None:
+    def sample(**settings: object) -> str:
+        return client.text(model, text_input="A", max_tokens=24, temperature=3.0, top_k=50, **settings)
+
+    answers = {seed: sample(random_seed=seed) for seed in range(4)}
+    assert len(set(answers.values())) == 4
+    assert all(sample(random_seed=seed) == answer for seed, answer in answers.items())
+    assert sample(seed=2) == answers[2]
+    assert sample() == answers[0], "without a seed TensorRT-LLM's default, 0, holds"
+    assert sample(random_seed=3, bad_words=["."]) == sample(random_seed=3, bad_words=["."])
+
+
+def test_sampling_settings_mean_what_they_say(client: Client) -> None:
+    assert client.text(text_input="A", max_tokens=24, temperature=5.0, top_k=1, random_seed=7) == letters(24)
+    assert client.text(text_input="A", max_tokens=24, temperature=0.0, top_p=0.9) == letters(24)
+    # The likeliest token has 0.87 of the probability, so a nucleus of 0.8 holds nothing else.
+    assert client.text(text_input="A", max_tokens=24, top_p=0.8, random_seed=7) == letters(24)
+    two = {client.text(text_input="A", max_tokens=24, temperature=9.0, top_k=2, random_seed=seed) for seed in range(3)}
+    assert len(two) > 1
+    assert set("".join(two)) <= set(LETTERS + ".")
+    assert "." in client.text(text_input="A", max_tokens=40, repetition_penalty=3.0)
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_log_probs(client: Client, model: str) -> None:
+    expected = float(10 - np.log(np.exp(10) + np.exp(8) + 256))
+    _, answer = client.generate(model, text_input="A", max_tokens=5, return_log_probs=True)
+    assert answer["output_log_probs"] == pytest.approx([expected] * 5, abs=2e-3)
+    assert answer["cum_log_probs"] == pytest.approx(5 * expected, abs=1e-2)
+    streamed = client.ask(model, text_input="A", max_tokens=5, return_log_probs=True)
+    assert [float(r.as_numpy("output_log_probs").item()) for r in streamed.results] == answer["output_log_probs"]
+    assert float(streamed.results[-1].as_numpy("cum_log_probs").item()) == pytest.approx(answer["cum_log_probs"])
+    assert "cum_log_probs" not in client.generate(model, text_input="A", max_tokens=5)[1]
+
+
+@pytest.mark.parametrize("model", BOTH)
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"text_input": ""}, "the prompt has no tokens"),
+        ({"text_input": "A" * 65}, "a prompt of 65 tokens exceeds the engine's max_input_len 64"),
+        ({"max_tokens": 3000}, "1 prompt tokens + 3000 output tokens exceed the engine's max_seq_len 2048"),
+        ({"max_tokens": 0}, "request_output_len is 0"),
+        ({"beam_width": 2}, "beam_width is not supported"),
+        ({"return_context_logits": True}, "return_context_logits is not supported"),
+        ({"lora_task_id": 0}, "lora_task_id is not supported"),
+        ({"embedding_bias_words": ["x"]}, "embedding_bias_words is not supported"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be between 0 and 1"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be at least 0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_words(
+    client: Client, model: str, values: dict[str, object], words: str
+) -> None:
+    request = {"text_input": "A", "max_tokens": 4, **values}
+    status, answer = client.generate(model, **request)
+    assert status == 400
+    assert words in answer["error"]
+    assert words in (client.ask(model, **request).error or "")
+
+
+def test_neutral_values_of_unsupported_inputs_are_taken(client: Client) -> None:
+    neutral = {"beam_width": 1, "num_return_sequences": 1, "return_context_logits": False, "length_penalty": 1.0}
+    assert client.text(text_input="A", max_tokens=4, **neutral) == letters(4)
+
+
+def test_inputs_nobody_knows_are_refused(client: Client) -> None:
+    status, answer = client.generate(text_input="A", max_tokens=4, temprature=0.5)
+    assert status == 400
+    assert "temprature" in answer["error"]
+    assert "unexpected" in (client.ask(text_input="A", max_tokens=4, temprature=1).error or "")
+
+
+def test_a_batch_of_prompts(client: Client) -> None:
+    with client.stream() as stream:
+        values = {"text_input": np.array([["A"], ["s"]]), "max_tokens": np.array([[3], [40]])}
+        stream.send("ensemble", "1", return_log_probs=np.array([[True], [True]]), **values)
+        answer = stream.finish()["1"]
+        assert [text.decode() for text in answer.results[0].as_numpy("text_output").flat] == [letters(3), REST]
+        assert answer.results[0].as_numpy("cum_log_probs").shape == (2, 1)
+        stream.send("ensemble", "2", stream=np.array([[True], [True]]), **values)
+        assert "a streamed request has 1 row, this one has 2" in (stream.finish()["2"].error or "")
+
+
+def test_requests_share_one_stream_and_the_running_batch(client: Client) -> None:
+    with client.stream() as stream:
+        stream.send("ensemble", "long", text_input="A", max_tokens=1500, stream=True)
+        while not stream.answers["long"].results:
+            stream.receive()
+        for name in ("a", "b", "c", "d", "e"):  # one more than the engine has free slots
+            stream.send("ensemble", name, text_input=name.upper(), max_tokens=20, stream=True)
+        while {"a", "b", "c", "d", "e"} & stream.open:
+            stream.receive()
+        assert "long" in stream.open, "short requests end while the long one runs"
+        answers = stream.finish()
+    assert answers["long"].text == letters(1500)
+    assert answers["c"].text == letters(20, start=3)
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_stop_ends_a_running_request(client: Client, model: str) -> None:
+    with client.stream() as stream, client.stream() as other:
+        stream.send(model, "42", text_input="A", max_tokens=2000, stream=True)
+        while len(stream.answers["42"].results) < 5:
+            stream.receive()
+        other.send(model, "42", text_input="", max_tokens=1, stop=True)
+        assert other.finish()["42"].text == ""
+        answer = stream.finish()["42"]
+    assert answer.error is None
+    assert 5 <= len(answer.text) < 1900
+    assert answer.text == letters(len(answer.text))
+
+
+def test_stop_without_an_id_is_refused(client: Client) -> None:
+    assert "stop needs the id" in client.generate(text_input="", max_tokens=1, stop=True)[1]["error"]
+
+
+@pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_bls"])
+def test_cancelling_a_stream_ends_its_requests(client: Client, model: str) -> None:
+    values: dict[str, object] = {"text_input": "A", "max_tokens": 2000, "stream": True}
+    if model == "tensorrt_llm":
+        values = {"input_ids": [65], "input_lengths": 1, "request_output_len": 2000, "streaming": True}
+    before = tokens_decoded(client)
+    with client.stream(cancel=True) as stream:
+        stream.send(model, "1", **values)
+        while len(stream.answers["1"].results) < 3:
+            stream.receive()
+    # All four slots answer at once again: nothing goes on in the background.
+    deadline = time.monotonic() + 5
+    while (running := tokens_decoded(client)) != before and time.monotonic() < deadline:
+        before = running
+        time.sleep(0.1)
+    assert running == before
+
+
+def tokens_decoded(client: Client) -> str:
+    """Processor time of the engine's process so far: stands still when nothing runs."""
+    pid = next(pid for pid, model in client.server.stubs.items() if model == "tensorrt_llm")
+    return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+
+
+def test_the_engine_model_alone(client: Client) -> None:
+    words = np.array([[list(b"FG"), [2, -1]]], dtype=np.int32)
+    request = {"input_ids": list(b"ZA"), "input_lengths": 2, "request_output_len": 20}
+    with client.stream() as stream:
+        stream.send("tensorrt_llm", "1", stop_words_list=words, **request)
+        stream.send("tensorrt_llm", "2", streaming=True, end_id=ord("D"), **request)
+        stream.send("tensorrt_llm", "3", exclude_input_in_output=False, end_id=ord("D"), **request)
+        answers = stream.finish()
+    assert ids(answers["1"]) == b"BCDEFG"
+    assert answers["1"].results[0].as_numpy("output_ids").shape == (1, 1, 6)
+    assert answers["1"].results[0].as_numpy("sequence_length").tolist() == [[6]]
+    assert ids(answers["2"]) == b"BC"
+    assert ids(answers["3"]) == b"ZABC"
+    with client.stream() as stream:
+        stream.send("tensorrt_llm", "1", input_ids=[65], input_lengths=3, request_output_len=1)
+        assert "input_lengths says 3 tokens; input_ids has 1" in (stream.finish()["1"].error or "")
+
+
+def test_preprocessing_writes_word_lists_as_tensorrt_llm_does(client: Client) -> None:
+    with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
+        text, stop = (np.array(each, dtype=np.object_) for each in ([[b"AB"]], [[b"st", b"p"]]))
+        inputs = [grpcclient.InferInput(name, value.shape, "BYTES") for name, value in (("QUERY", text), ("STOP_WORDS_DICT", stop))]
+        for each, value in zip(inputs, (text, stop), strict=True):
+            each.set_data_from_numpy(value)
+        result = grpc.infer("preprocessing", [*inputs, *tensors({"REQUEST_OUTPUT_LEN": 5})])
+    assert result.as_numpy("INPUT_ID").tolist() == [[65, 66]]
+    assert result.as_numpy("STOP_WORDS_IDS").tolist() == [[[*b"stp"], [2, 3, -1]]]
+    assert result.as_numpy("OUT_END_ID").tolist() == [[END_ID]]
+
+
+def test_the_example_client(client: Client) -> None:
+    script = Path(__file__).parents[2] / "examples" / "stream.py"
+    command = [sys.executable, str(script), "--url", client.grpc_url, "--prompt", "s"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, REST + "\n")
+
+
+class TestNotDecoupled:
+    """A server whose models send one response a request, as unary gRPC needs, with accumulating BLS settings."""
+
+    @pytest.fixture(scope="class")
+    def client(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+        folder = tmp_path_factory.mktemp("unary")
+        with serve(folder, script_engine(folder / "engine"), decoupled=False, exclude_input_in_output=False) as client:
+            yield client
+
+    @pytest.mark.parametrize("model", BOTH)
+    def test_unary_requests(self, client: Client, model: str) -> None:
+        assert client.text(model, text_input="A", max_tokens=4) == "A" + letters(4)
+        with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
+            result = grpc.infer(model, tensors({"text_input": "s", "max_tokens": 40}))
+            assert result.as_numpy("text_output").flat[0].decode() == SCRIPT
+            with pytest.raises(InferenceServerException, match="exceeds the engine's max_input_len 256"):
+                grpc.infer(model, tensors({"text_input": "A" * 300, "max_tokens": 40}))
+
+    def test_requests_share_the_running_batch(self, client: Client) -> None:
+        ended: list[str] = []
+        with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
+            for name, count in (("long", 500), ("short", 5)):
+                inputs = tensors({"text_input": "A", "max_tokens": count})
+                grpc.async_infer("ensemble", inputs, callback=lambda _r, _e, name=name: ended.append(name))
+            deadline = time.monotonic() + 20
+            while len(ended) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert ended == ["short", "long"]
+
+    def test_streaming_is_refused(self, client: Client) -> None:
+        status, answer = client.generate(text_input="A", max_tokens=4, stream=True)
+        assert status == 400
+        assert "decoupled" in answer["error"]
+
+
+class TestAccumulate:
+    """A server whose BLS model sends all text so far with each response."""
+
+    @pytest.fixture(scope="class")
+    def client(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+        folder = tmp_path_factory.mktemp("accumulate")
+        with serve(folder, script_engine(folder / "engine"), accumulate_tokens=True) as client:
+            yield client
+
+    def test_each_response_carries_the_text_so_far(self, client: Client) -> None:
+        answer = client.ask("tensorrt_llm_bls", text_input="s", max_tokens=40, return_log_probs=True)
+        assert answer.texts[: len(REST)] == [REST[: i + 1] for i in range(len(REST))]
+        assert answer.results[3].as_numpy("output_log_probs").shape == (1, 1, 4)
+        assert client.ask("ensemble", text_input="A", max_tokens=3).texts == ["B", "C", "D"]
+        assert client.text("tensorrt_llm_bls", text_input="s", max_tokens=40) == REST

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.domain import Fingerprint
+from trtllm_pipeline.errors import StageError, StateError
+from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.store import Artifact, Store
+
+
+def key(name: str) -> str:
+    return canonical({"stage": "build", "params": {"name": name}})
+
+
+def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, seconds: float = 0.5) -> Artifact:
+    attempt = store.begin("run", "build", fingerprint(key(name)))
+    for path, text in (files or {"config.json": "{}", "deep/weights": name}).items():
+        file = attempt.out / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    attempt.log.write_text("said\n")
+    sealed = store.seal(attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
+    return store.publish(attempt, sealed)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "w")
+
+
+def test_published_whole_with_log_and_manifest(store: Store) -> None:
+    artifact = publish(store)
+    assert {path.name for path in artifact.folder.iterdir()} == {"out", "log", "manifest.json"}
+    assert (artifact.out / "deep/weights").read_text() == "a"
+    assert not os.access(artifact.out / "config.json", os.W_OK) or os.getuid() == 0
+    assert (artifact.out / "config.json").stat().st_mode & 0o222 == 0
+    found = store.get("build", artifact.fingerprint)
+    assert found == artifact
+    assert found.size_bytes == 3
+    assert list((store.workspace / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest"])
+def test_a_damaged_artifact_is_no_artifact_and_goes_away(store: Store, harm: str) -> None:
+    artifact = publish(store)
+    if harm == "delete":
+        (artifact.out / "config.json").unlink()
+    elif harm == "truncate":
+        (artifact.out / "deep/weights").chmod(0o644)
+        (artifact.out / "deep/weights").write_text("")
+    else:
+        (artifact.folder / "manifest.json").unlink()
+    assert store.get("build", artifact.fingerprint) is None
+    assert not artifact.folder.exists()
+    assert publish(store).out.is_dir()
+
+
+def test_damage_of_content_is_found_by_verify(store: Store) -> None:
+    good, bad = publish(store, "good"), publish(store, "bad")
+    path = bad.out / "deep/weights"
+    path.chmod(0o644)
+    path.write_text("BAD")
+    assert store.get("build", bad.fingerprint) is not None  # size is right: only reading tells
+    told: list[str] = []
+    assert store.verify(told.append) == (2, [bad.fingerprint])
+    assert "weights" in told[0]
+    assert store.get("build", bad.fingerprint) is None
+    assert store.get("build", good.fingerprint) is not None
+
+
+def test_killed_between_rename_and_row(store: Store) -> None:
+    artifact = publish(store)
+    store.index.remove_artifact(artifact.fingerprint)
+    assert store.get("build", artifact.fingerprint) is not None
+    assert store.index.artifacts([artifact.fingerprint])
+
+
+def test_lost_or_broken_index_is_rebuilt(store: Store, tmp_path: Path) -> None:
+    artifact = publish(store)
+    store.close()
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (tmp_path / "w" / name).unlink(missing_ok=True)
+    store = Store(tmp_path / "w")
+    assert store.get("build", artifact.fingerprint) is not None
+    assert store.index.durations()["build/toy/m/fp16"] == 0.5
+    store.close()
+    (tmp_path / "w" / "state.db").write_bytes(b"not a database, by any means" * 400)
+    store = Store(tmp_path / "w")
+    assert store.get("build", artifact.fingerprint) is not None
+    assert (tmp_path / "w" / "state.db.damaged").exists()
+
+
+def test_an_index_of_another_release_is_refused_and_kept(tmp_path: Path) -> None:
+    Store(tmp_path / "w").close()
+    with sqlite3.connect(tmp_path / "w" / "state.db") as db:
+        db.execute("PRAGMA user_version=99")
+    with pytest.raises(StateError, match="schema 99"):
+        Store(tmp_path / "w")
+
+
+def test_nothing_left_or_a_dangling_link_cannot_be_published(store: Store) -> None:
+    attempt = store.begin("run", "build", Fingerprint("f" * 32))
+    with pytest.raises(StageError, match="left no files"):
+        store.seal(attempt, key("x"), "l", {})
+    (attempt.out / "link").symlink_to("/nowhere/at/all")
+    with pytest.raises(StageError, match="does not exist"):
+        store.seal(attempt, key("x"), "l", {})
+
+
+def test_an_artifact_whose_link_target_is_gone_is_made_again(store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    attempt = store.begin("run", "repository", fingerprint(key("r")))
+    (attempt.out / "engine").symlink_to(target)
+    artifact = store.publish(attempt, store.seal(attempt, key("r"), "l", {}))
+    assert store.get("repository", artifact.fingerprint) is not None
+    target.rmdir()
+    assert store.get("repository", artifact.fingerprint) is None
+
+
+def test_attempts_count_up_and_failed_ones_stay_until_the_next(store: Store) -> None:
+    print_ = fingerprint(key("a"))
+    first = store.begin("run", "build", print_)
+    first.log.write_text("why it failed")
+    store.fail(first, "failed", StageError("no"))
+    assert store.sweep() == 0
+    assert first.log.exists()
+    second = store.begin("run", "build", print_)
+    assert (first.number, second.number) == (1, 2)
+    assert not first.folder.exists()
+
+
+def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(store: Store) -> None:
+    dead = store.begin("run", "build", Fingerprint("d" * 32))
+    live = store.begin("run", "build", Fingerprint("e" * 32))
+    claim = store.claim(live.fingerprint)
+    assert claim is not None
+    assert store.sweep() == 1
+    assert not dead.folder.exists()
+    assert live.folder.exists()
+    claim.release()
+
+
+def test_claims_exclude_pass_on_and_leave_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = claims.take(path)
+    assert first is not None
+    assert claims.take(path) is None
+    inherited = os.dup(first.fd)  # as a child process would have it
+    os.close(first.fd)
+    assert claims.take(path) is None, "the child still holds it"
+    os.close(inherited)
+    again = claims.take(path)
+    assert again is not None
+    again.release()
+    again.release()
+    assert not path.exists()
+
+
+def test_leases_are_shared_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    one = claims.lease_machine((), exclusive=False)
+    two = claims.lease_machine(("GPU-a",), exclusive=False)
+    assert one is not None
+    assert two is not None
+    assert claims.lease_machine(("GPU-b", "GPU-a"), exclusive=False) is None
+    assert claims.lease_machine(("GPU-b",), exclusive=False) is not None, "a refused lease holds nothing"
+    assert claims.lease_machine((), exclusive=True) is None

@@ -1,0 +1,58 @@
+"""`pipeline exec job.json`: run one attempt's commands again, by hand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+from pathlib import Path
+
+from trtllm_pipeline.cli.output import emit, note
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.executors.base import failure_of, read_job
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `exec`."""
+    parser.description = (
+        "Run the commands of a job file again, in a folder of your own. The store is only read. Every attempt's folder "
+        "and every artifact holds one; `pipeline logs` says where they are."
+    )
+    parser.epilog = "example:\n  pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay"
+    parser.add_argument("job", metavar="JOB.json")
+    parser.add_argument("--output-dir", metavar="DIR", default="replay", help="a new folder (default replay)")
+    parser.add_argument(
+        "--input",
+        metavar="NAME=PATH",
+        action="append",
+        default=[],
+        help="use this instead of the job's input NAME, e.g. service=FILE for a server of yours",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the commands; returns the first exit code that is not 0."""
+    job = read_job(Path(args.job))
+    attempt = Path(args.output_dir).absolute()
+    if attempt.exists() and any(attempt.iterdir()):
+        raise UsageError(f"{attempt}: is not empty", hint="name a new folder with --output-dir")
+    replaced = {job.attempt: str(attempt)}
+    for given in args.input:
+        name, _, path = given.partition("=")
+        if name not in job.inputs or not path:
+            raise UsageError(f"--input {given}: expected NAME=PATH with one of {', '.join(job.inputs)}")
+        replaced[job.inputs[name]] = str(Path(path).absolute())
+    (attempt / "out").mkdir(parents=True)
+    for command in job.commands:
+        words = []
+        for word in command:
+            for old, new in replaced.items():
+                word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
+            words.append(word)
+        note("+ " + " ".join(words))
+        code = subprocess.call(words, env={**os.environ, **job.environment})
+        if code:
+            note(f"error: {failure_of(job, code, timed_out=False).message}")
+            return 1
+    emit(str(attempt / "out"))
+    return 0

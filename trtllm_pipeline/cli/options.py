@@ -1,0 +1,73 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.runner import Request, read_request
+from trtllm_pipeline.store.store import Store
+
+WORKSPACE = ".pipeline"
+
+
+def add_workspace(parser: argparse.ArgumentParser) -> None:
+    """`--workspace DIR`."""
+    parser.add_argument(
+        "-w", "--workspace", metavar="DIR", default=WORKSPACE, help=f"folder of all results (default {WORKSPACE})"
+    )
+
+
+def add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
+    """`--format`, the first of `formats` being the default."""
+    parser.add_argument("--format", choices=formats, default=formats[0], help=f"default {formats[0]}")
+
+
+def add_matrix(parser: argparse.ArgumentParser) -> None:
+    """What selects cells of a matrix."""
+    parser.add_argument("-m", "--matrix", metavar="FILE", help="matrix file")
+    parser.add_argument(
+        "--cells", metavar="PATTERN", action="append", default=[], help="only cells like this, e.g. 'qwen2*/fp8/*'"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="sets",
+        help="change a setting, axis or recipe, e.g. settings.perf.concurrency=[1,8]",
+    )
+    parser.add_argument("--toolchain", metavar="NAME", help="instead of the one this machine suggests")
+
+
+def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request:
+    """The request the options make. Raises UsageError without a matrix."""
+    if args.matrix is None:
+        raise UsageError(
+            f"pipeline {args.command}: --matrix FILE is missing", hint="pipeline matrix init writes one to start from"
+        )
+    return Request(Path(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain)
+
+
+def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
+    """The request the options make, or without a matrix that of the workspace's latest run."""
+    if args.matrix is not None or store is None:
+        return request_of(args)
+    runs = store.index.runs()
+    if not runs:
+        raise UsageError(f"{store.workspace}: there was no run yet", hint="give --matrix FILE")
+    request = read_request(store.runs_dir / runs[0].id / "request.json")
+    return Request(
+        request.matrix,
+        (*request.sets, *args.sets),
+        tuple(args.cells) or request.cells,
+        request.until,
+        args.toolchain or request.toolchain,
+    )
+
+
+def open_store(args: argparse.Namespace) -> Store | None:
+    """The workspace, or None when there is none yet; looking never makes one."""
+    folder = Path(args.workspace)
+    return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None

@@ -1,0 +1,119 @@
+"""`pipeline plan`: what would run, what is shared, why, and how long it takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit, emit_json
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.runner import Forecast, Request
+from trtllm_pipeline.store.store import Store
+
+_LIST_UP_TO = 40
+"""Stage runs listed one by one without being asked to."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `plan`."""
+    parser.description = (
+        "Show what `run` would do: what is shared between cells, what has to run and why, how long it takes."
+    )
+    parser.epilog = (
+        "examples:\n  pipeline plan --matrix matrices/quickstart.yaml\n"
+        "  pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'"
+    )
+    options.add_matrix(parser)
+    options.add_workspace(parser)
+    parser.add_argument("--until", metavar="STAGE", help="plan up to this stage")
+    parser.add_argument("-v", "--verbose", action="store_true", help="list every stage run and cell")
+    options.add_format(parser, "text", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the plan."""
+    request = options.request_of(args, until=args.until)
+    return show(request, options.open_store(args), as_json=args.format == "json", verbose=args.verbose)
+
+
+def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
+    """Print the plan for a request; 0, or 3 when no cell can work."""
+    from trtllm_pipeline import runner
+
+    plan = runner.plan_cells(runner.select_cells(request), store, until=request.until)
+    seen = runner.forecast(plan, store)
+    if as_json:
+        from trtllm_pipeline.report.planfile import plan_to_json
+
+        emit_json(plan_to_json(plan, store, seen))
+    else:
+        emit("\n".join(_text(plan, seen, verbose=verbose)))
+    return 0
+
+
+def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    feasible = len(plan.feasible)
+    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
+    lines = [
+        f"{len(plan.cells)} cells"
+        + (f", {feasible} of them feasible" if feasible < len(plan.cells) else "")
+        + f"; {len(plan.stage_runs)} stage runs, {unshared} if nothing were shared",
+        "",
+        f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}",
+    ]
+    stages = dict.fromkeys(run.stage.name for run in plan.stage_runs.values())
+    for stage in stages:
+        runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
+        todo = [run for run in runs if run.id in seen.to_run]
+        done = sum(run.id in seen.present for run in runs)
+        kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
+        seconds = duration(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
+        lines.append(f"{stage:<12}{len(runs):>6}{kept:>12}{len(todo):>8}{seconds:>12}")
+    lines.append("")
+    if not seen.to_run:
+        lines.append("nothing to do: every result that is asked for is up to date")
+    else:
+        guess = "" if seen.learnt else " (a guess: nothing like it has run in this workspace yet)"
+        lines.append(f"about {duration(seen.total_s)} on this machine{guess}")
+        lines += ["", "why:", *_why(seen)]
+    if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
+        lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
+    infeasible = [cell for cell in plan.cells if cell.reason is not None]
+    if infeasible:
+        lines += ["", f"{len(infeasible)} infeasible cells, kept out:"]
+        shown = infeasible if verbose else infeasible[:10]
+        lines += [f"  {cell.id}: {cell.reason}" for cell in shown]
+        if len(shown) < len(infeasible):
+            lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
+    return lines
+
+
+def _why(seen: Forecast) -> list[str]:
+    counted = Counter(seen.reasons.values())
+    lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
+    return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
+
+
+def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
+    lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
+    for run in plan.stage_runs.values():
+        if run.id in runs:
+            expected = duration(seen.expected_s[run.id])
+            why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
+            lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 0.4 s, 42 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -1,0 +1,189 @@
+"""`pipeline download|convert|build|...`: one stage, for cells of a matrix or for explicit files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.domain import Scope
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.stages import verbs
+from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE, Stage, Work, write_json
+from trtllm_pipeline.toolchains import base as toolchains
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of one stage: those of its cells, and those of its own program."""
+    name = str(parser.get_default("command"))
+    stage = _stage(name, _toolchain_named(sys.argv))
+    parser.description = (
+        f"{stage.summary[0].upper()}{stage.summary[1:]}.\n\n"
+        f"With --matrix: for the cells it selects, with all that comes before, in the workspace.\n"
+        f"Without: on the files you name, nothing else is read or written."
+    )
+    words = " ".join(f"{verbs.flag(name)} PATH" for name in stage.inputs)
+    needed = " ".join(f"{verbs.flag(option.name)} {option.type.upper()}" for option in stage.options if option.required)
+    parser.epilog = (
+        f"examples:\n  pipeline {name} --matrix matrices/quickstart.yaml --cells 'smollm2*/fp16/*'\n"
+        f"  pipeline {name} {words} {needed} --output-dir DIR".replace("  --", " --")
+    )
+    options.add_matrix(parser)
+    options.add_workspace(parser)
+    options.add_format(parser, "text", "json")
+    verbs.configure(parser, stage)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the stage, for cells or for files."""
+    stage = _stage(args.command, args.toolchain)
+    if args.matrix is not None:
+        return _for_cells(args, stage)
+    if args.attempt_dir is not None:
+        return _in_attempt(verbs.to_work(stage, args), stage)
+    return _by_hand(args, stage)
+
+
+def _toolchain_named(argv: list[str]) -> str | None:
+    """The toolchain a command line names, which decides the other options it may have."""
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word == "--toolchain":
+            return following
+        if word.startswith("--toolchain="):
+            return word.partition("=")[2]
+    return None
+
+
+def _stage(name: str, toolchain: str | None) -> Stage:
+    """The stage of the toolchain that is named, or else of the first that has it."""
+    if toolchain is not None:
+        return toolchains.load(toolchain).stage(name)
+    for known in toolchains.names():
+        for stage in toolchains.load(known).stages:
+            if stage.name == name:
+                return stage
+    raise UsageError(f"no toolchain of this release has a stage {name!r}")
+
+
+def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
+    from trtllm_pipeline import runner
+    from trtllm_pipeline.progress import observer
+    from trtllm_pipeline.store.store import Store
+
+    service = stage.scope is Scope.SERVICE
+    until = stage.inputs["repository"] if service else stage.name
+    store = Store(Path(args.workspace))
+    request = options.request_of(args, until=until)
+    result = runner.run(request, store, observer(sys.stderr, mode="auto"), command=tuple(sys.argv))
+    if result.outcome.exit_code:
+        return result.outcome.exit_code
+    folders = {
+        cell.id: str(store.folder(until, found.fingerprint) / "out")
+        for cell in result.plan.feasible
+        for found in (result.plan.stage_runs[run] for run in result.plan.by_cell[cell.id])
+        if found.stage.name == until
+    }
+    if service:
+        if len(folders) > 1:
+            raise UsageError(
+                f"{len(folders)} cells are selected, a server is launched for one",
+                hint="--cells ID; one of " + ", ".join(folders),
+            )
+        args.in_repository = next(iter(folders.values()))
+        return _by_hand(_with_settings(args, result.plan.feasible[0].settings["serve"], stage), stage)
+    if args.format == "json":
+        emit_json({"schema": 1, "stage": stage.name, "cells": folders})
+    else:
+        for cell, folder in folders.items():
+            emit(f"{cell}\t{folder}")
+    return 0
+
+
+def _with_settings(args: argparse.Namespace, settings: object, stage: Stage) -> argparse.Namespace:
+    """The matrix's settings as if they had been typed, where nothing was typed."""
+    assert isinstance(settings, dict)
+    for option in stage.options:
+        if getattr(args, f"opt_{option.name}") is None and settings.get(option.name) is not None:
+            value = settings[option.name]
+            setattr(args, f"opt_{option.name}", json.dumps(value) if option.type == "json" else str(value))
+    return args
+
+
+def _program(stage: Stage, work: Work) -> None:
+    module, _, function = stage.program.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(work)
+    except StageError:
+        raise
+    except MemoryError as error:
+        raise StageError(f"{stage.name}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
+    except OSError as error:
+        if error.errno == 28:
+            raise StageError(
+                f"{stage.name}: the disk is full: {error.filename or work.out}",
+                failure=FailureClass.USER,
+                hint="free some space, then `pipeline resume`; what was finished is kept",
+            ) from error
+        raise
+
+
+def _in_attempt(work: Work, stage: Stage) -> int:
+    """Run for a pipeline: what went wrong goes into a file beside the log."""
+    try:
+        _program(stage, work)
+    except StageError as error:
+        write_json(
+            work.attempt / FAILURE_FILE,
+            {"failure": error.failure.value, "message": error.message, "hint": error.hint},
+        )
+        raise
+    return 0
+
+
+def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
+    """Run for a person: say where the results are, or keep a service until Ctrl-C."""
+    if stage.scope is Scope.SERVICE and args.output_dir is None:
+        import tempfile
+
+        args.output_dir = tempfile.mkdtemp(prefix=f"pipeline-{stage.name}-out-")
+    work = verbs.to_work(stage, args)
+    if stage.scope is not Scope.SERVICE:
+        _program(stage, work)
+        if args.format == "json":
+            emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})
+        else:
+            emit(str(work.out))
+        return 0
+    _announce_when_ready(work, as_json=args.format == "json")
+    _program(stage, work)
+    return 0
+
+
+def _announce_when_ready(work: Work, *, as_json: bool) -> None:
+    """Print the endpoints as soon as the service has written them."""
+
+    def look(_signal: int, _frame: FrameType | None) -> None:
+        path = work.attempt / SERVICE_FILE
+        if not path.exists():
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            return
+        service = json.loads(path.read_text(encoding="utf-8"))
+        if as_json:
+            emit_json(service)
+        else:
+            emit(f"http     {service['http']}\ngrpc     {service['grpc']}\nmetrics  {service['metrics']}")
+            note("ready; Ctrl-C stops it. For instance:")
+            note(
+                f"  curl -s http://{service['http']}/v2/models/{service['model']}/generate "
+                """-d '{"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}'"""
+            )
+        sys.stdout.flush()
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -1,0 +1,76 @@
+"""`pipeline store`: verify, repair and clean a workspace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.store.store import Store
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `store`."""
+    parser.description = "Look after a workspace's store."
+    parser.epilog = (
+        "  list      what is published, with sizes\n"
+        "  verify    read every file again and compare digests; damaged artifacts are removed and made again by `run`\n"
+        "  repair    rebuild the index from the manifests\n"
+        "  sweep     remove what killed runs left behind\n\n"
+        "example:\n  pipeline store verify --workspace .pipeline"
+    )
+    parser.add_argument("action", choices=("list", "verify", "repair", "sweep"))
+    options.add_workspace(parser)
+    options.add_format(parser, "text", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it and say what was found."""
+    if not Path(args.workspace).is_dir():
+        raise UsageError(f"{args.workspace}: there is no such workspace", hint="--workspace DIR names one")
+    store = Store(Path(args.workspace))
+    found: dict[str, Json]
+    if args.action == "list":
+        return _list(store, as_json=args.format == "json")
+    if args.action == "verify":
+        checked, damaged = store.verify(note)
+        found = {"checked": checked, "damaged": len(damaged)}
+    elif args.action == "repair":
+        found = {"artifacts": store.repair()}
+    else:
+        found = {"removed": store.sweep()}
+    if args.format == "json":
+        emit_json({"schema": 1, **found})
+    else:
+        emit(", ".join(f"{count} {name}" for name, count in found.items()))
+    return 1 if found.get("damaged") else 0
+
+
+def _list(store: Store, *, as_json: bool) -> int:
+    rows = store.index.all_artifacts()
+    if as_json:
+        emit_json(
+            {
+                "schema": 1,
+                "artifacts": [
+                    {
+                        "stage": row.stage,
+                        "fingerprint": row.fingerprint,
+                        "label": row.label,
+                        "size_bytes": row.size_bytes,
+                        "duration_s": row.duration_s,
+                        "folder": str(store.folder(row.stage, row.fingerprint)),
+                    }
+                    for row in rows
+                ],
+            }
+        )
+        return 0
+    for row in rows:
+        emit(
+            f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
+        )
+    return 0

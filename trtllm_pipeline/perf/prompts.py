@@ -1,0 +1,132 @@
+"""Prompts of the user: JSON Lines files, one request a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError
+
+Render = Callable[[Sequence[Mapping[str, Any]]], str]
+"""Chat messages -> prompt text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompt file."""
+
+    id: str
+    text: str
+    max_tokens: int | None = None
+    references: tuple[str, ...] = ()
+
+
+def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
+    """The prompts in `path`, at least one. A line is an object with
+
+    `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
+    `max_tokens`, `output` (a reference, or a list of them). Other keys are the user's own and are left alone.
+    Raises MatrixError with every faulty line, StageError when the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StageError(f"prompts {path}: {error}", failure=FailureClass.USER) from error
+    prompts: dict[str, Prompt] = {}
+    faults: list[Fault] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = _prompt(json.loads(line), str(number), render)
+        except json.JSONDecodeError as error:
+            faults.append(Fault(str(path), number, "", f"not JSON: {error.msg} at column {error.colno}"))
+        except _Wrong as error:
+            faults.append(Fault(str(path), number, error.key, error.message))
+        else:
+            if prompt.id in prompts:
+                faults.append(Fault(str(path), number, "id", f"{prompt.id!r} is the id of an earlier line too"))
+            prompts[prompt.id] = prompt
+    if not prompts and not faults:
+        faults.append(Fault(str(path), None, "", "there is no prompt in this file"))
+    if faults:
+        raise MatrixError(tuple(faults), hint='a line looks like {"input": "The capital of France is", "output": "Paris"}')
+    return tuple(prompts.values())
+
+
+class _Wrong(Exception):
+    def __init__(self, key: str, message: str) -> None:
+        self.key = key
+        self.message = message
+
+
+def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
+    if not isinstance(row, dict):
+        raise _Wrong("", "expected an object with `input`")
+    given = [key for key in ("input", "text_input", "messages") if key in row]
+    if len(given) != 1:
+        raise _Wrong("input", "expected exactly one of `input`, `text_input` and `messages`")
+    text = row[given[0]]
+    if given[0] == "messages":
+        if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
+            raise _Wrong("messages", "expected a list of objects with `role` and `content`")
+        if render is None:
+            raise _Wrong("messages", "this model has no chat template; give `input`")
+        text = render(text)
+    if not isinstance(text, str) or not text.strip():
+        raise _Wrong(given[0], "expected a text that is not empty")
+    max_tokens = row.get("max_tokens")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise _Wrong("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+    output = row.get("output", [])
+    references = [output] if isinstance(output, str) else output
+    if not isinstance(references, list) or not all(isinstance(item, str) and item.strip() for item in references):
+        raise _Wrong("output", "expected a text or a list of texts")
+    return Prompt(str(row.get("id", default_id)), text, max_tokens, tuple(references))
+
+
+def chat_renderer(model: Path) -> Render | None:
+    """How chat messages become a prompt for the model whose tokenizer files lie in `model`; None without a template.
+
+    The template is `chat_template` of tokenizer_config.json or the file chat_template.jinja, rendered in Jinja2's
+    sandbox with the settings Hugging Face documents for chat templates.
+    """
+    try:
+        settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        settings = {}
+    beside = model / "chat_template.jinja"
+    source = beside.read_text(encoding="utf-8") if beside.is_file() else settings.get("chat_template")
+    if isinstance(source, list):
+        source = next((item["template"] for item in source if item["name"] == "default"), None)
+    if not isinstance(source, str):
+        return None
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ModuleNotFoundError as error:
+        raise StageError("chat templates need Jinja2", failure=FailureClass.USER, hint="pip install jinja2") from error
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    template = environment.from_string(source)
+    tokens = {name: _token(settings.get(name)) for name in ("bos_token", "eos_token")}
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return template.render(messages=messages, add_generation_prompt=True, **tokens)
+        except TemplateError as error:
+            raise _Wrong("messages", f"the chat template refuses them: {error}") from error
+
+    return render
+
+
+def _token(value: object) -> str:
+    """A special token as tokenizer_config.json writes it: text, an object with its text, or nothing."""
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")

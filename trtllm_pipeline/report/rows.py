@@ -1,0 +1,303 @@
+"""What came out of a plan, one row a cell: the arrow from artifacts to a report.
+
+    rows(plan, store, outcome)     at the end of a run
+    rows_of(outline, store)        at any time later, or while it goes on, from plan.json
+
+Missing is None, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
+from trtllm_pipeline.report.standing import Standing, standings
+from trtllm_pipeline.store.store import LOG, Artifact, Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.execution import Outcome
+
+LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+_ENGINE_STAGE: Final = "build"
+_RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+
+
+class CellStatus(str, Enum):
+    """How far a cell came."""
+
+    DONE = "done"
+    """Everything it needs is there, and some of it was made in this run."""
+    UP_TO_DATE = "up_to_date"
+    """Everything was there before."""
+    FAILED = "failed"
+    """One of its stages failed, be it one that other cells share; results from before that stage are still shown."""
+    INFEASIBLE = "infeasible"
+    """Can never work, as the plan found."""
+    INTERRUPTED = "interrupted"
+    """The run was stopped before this cell was finished."""
+    RUNNING = "running"
+    """Some process works on it now."""
+    NOT_RUN = "not_run"
+    """Not begun, or not finished because the run ended after another cell's failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What was measured at one concurrency."""
+
+    concurrency: int
+    requests: int | None
+    failures: int | None
+    duration_s: float | None
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    requests_per_s: float | None
+    latencies: Mapping[str, Mapping[str, float]]
+    """"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
+
+    def latency(self, name: str, statistic: str) -> float | None:
+        """One statistic of one latency, in milliseconds."""
+        return self.latencies.get(name, {}).get(statistic)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is known of one cell."""
+
+    id: CellId
+    axes: Mapping[str, Json]
+    status: CellStatus
+    failed_stage: str | None = None
+    failure: str | None = None
+    """Failure class: infeasible, out_of_memory, transient, timeout, user, bug."""
+    reason: str | None = None
+    """Why it failed or cannot work, in words."""
+    hint: str | None = None
+    log: str | None = None
+    """Log of the failed stage, below the workspace's folder."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Stage -> wall-clock seconds it took when its artifact was made, in whichever run that was."""
+    engine_size_bytes: int | None = None
+    """Bytes of the engine's files, each hard link counted once."""
+    levels: tuple[Level, ...] = ()
+    """By rising concurrency."""
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    """Metric -> mean score, 0 to 1."""
+    accuracy_total: int | None = None
+    """Questions the accuracy scores are means over."""
+    smoke: Mapping[str, Json] | None = None
+    """What the smoke test noted."""
+    findings: tuple[str, ...] = ()
+    """What the perf and accuracy stages found doubtful about their own numbers."""
+
+    @property
+    def build_s(self) -> float | None:
+        """Seconds the engine build took."""
+        return self.seconds.get(_ENGINE_STAGE)
+
+    def to_json(self) -> dict[str, Json]:
+        """The row as in report.json, see docs/formats.md."""
+        levels: list[Json] = [
+            {
+                "concurrency": level.concurrency,
+                "requests": level.requests,
+                "failures": level.failures,
+                **{name: getattr(level, name) for name in _RATES},
+                **{name: dict(values) for name, values in level.latencies.items()},
+            }
+            for level in self.levels
+        ]
+        return {
+            "id": self.id,
+            "axes": dict(self.axes),
+            "status": self.status.value,
+            "failed_stage": self.failed_stage,
+            "failure": self.failure,
+            "reason": self.reason,
+            "hint": self.hint,
+            "log": self.log,
+            "seconds": dict(self.seconds),
+            "engine_size_bytes": self.engine_size_bytes,
+            "perf": levels,
+            "accuracy": dict(self.accuracy),
+            "accuracy_total": self.accuracy_total,
+            "smoke": None if self.smoke is None else dict(self.smoke),
+            "findings": list(self.findings),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Row:
+        """The row that `to_json` wrote. Raises KeyError, ValueError, TypeError for anything else."""
+        fields = {name: value for name, value in data.items() if name in _PLAIN_FIELDS}
+        return Row(
+            **fields,
+            status=CellStatus(data["status"]),
+            levels=_levels(data["perf"]),
+            findings=tuple(data["findings"]),
+        )
+
+
+_PLAIN_FIELDS: Final = frozenset(Row.__dataclass_fields__) - {"status", "levels", "findings"}
+
+
+def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row, ...]:
+    """One row for each cell of `plan`, in its order. Without an outcome, the store says how far each cell is."""
+    shape = outline(plan)
+    if outcome is None:
+        return rows_of(shape, store)
+    present = store.present({run.fingerprint: run.stage for run in shape.stage_runs.values()})
+    seen: dict[StageRunId, Standing] = {}
+    for run_id, status in outcome.statuses.items():
+        artifact = present.get(shape.stage_runs[run_id].fingerprint)
+        error = outcome.errors.get(run_id) if status is StageStatus.FAILED else None
+        if error is None:
+            seen[run_id] = Standing(status, artifact, log=artifact.folder / LOG if artifact else None)
+        else:
+            seen[run_id] = Standing(status, artifact, error.failure.value, error.message, error.hint, error.log)
+    return tuple(_row(cell, shape, seen, store.workspace, interrupted=outcome.interrupted) for cell in shape.cells)
+
+
+def rows_of(shape: Outline, store: Store) -> tuple[Row, ...]:
+    """One row for each cell of a plan file, from what the store holds now."""
+    seen = standings(shape, store)
+    return tuple(_row(cell, shape, seen, store.workspace) for cell in shape.cells)
+
+
+def _row(
+    cell: OutlineCell,
+    shape: Outline,
+    seen: Mapping[StageRunId, Standing],
+    workspace: Path,
+    *,
+    interrupted: bool = False,
+) -> Row:
+    if cell.reason is not None:
+        return Row(cell.id, cell.axes, CellStatus.INFEASIBLE, reason=cell.reason)
+    runs = [shape.stage_runs[run_id] for run_id in cell.stage_runs]
+    failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
+    why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
+    made = {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
+    levels, perf_findings = _perf(made.get("perf"))
+    scores, total, accuracy_findings = _accuracy(made.get("accuracy"))
+    return Row(
+        id=cell.id,
+        axes=cell.axes,
+        status=_status(
+            [seen[run.id].status for run in runs],
+            [seen[run.id].status for run in runs if run.scope is not Scope.SERVICE],
+            interrupted=interrupted,
+        ),
+        failed_stage=failed.stage if failed else None,
+        failure=why.failure,
+        reason=why.message,
+        hint=why.hint,
+        log=_below(why.log, workspace),
+        seconds={stage: artifact.duration_s for stage, artifact in made.items()},
+        engine_size_bytes=disk_bytes(made[_ENGINE_STAGE].out) if _ENGINE_STAGE in made else None,
+        levels=levels,
+        accuracy=scores,
+        accuracy_total=total,
+        smoke=_read(made.get("smoke"), "smoke.json"),
+        findings=(*perf_findings, *accuracy_findings),
+    )
+
+
+def _status(every: list[StageStatus], results: list[StageStatus], *, interrupted: bool) -> CellStatus:
+    """A cell's status, from those of all its stage runs and of those that leave results."""
+    if StageStatus.FAILED in every:
+        return CellStatus.FAILED
+    if StageStatus.RUNNING in every or StageStatus.ELSEWHERE in every:
+        return CellStatus.RUNNING
+    if StageStatus.CANCELLED in every or StageStatus.PENDING in every or StageStatus.BLOCKED in every:
+        # Seen from the store, a stage run is cancelled only when an attempt at it was cut short.
+        cut = interrupted or StageStatus.CANCELLED in every and StageStatus.PENDING in every
+        return CellStatus.INTERRUPTED if cut else CellStatus.NOT_RUN
+    return CellStatus.DONE if StageStatus.SUCCEEDED in results else CellStatus.UP_TO_DATE
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
+    sizes: dict[tuple[int, int], int] = {}
+    for base, _, names in os.walk(folder):
+        for name in names:
+            stat = os.lstat(os.path.join(base, name))
+            if not os.path.islink(os.path.join(base, name)):
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())
+
+
+def _below(path: Path | None, workspace: Path) -> str | None:
+    """`path` from the workspace's folder, so that a report that is passed on names nobody's home."""
+    if path is None:
+        return None
+    return str(path.relative_to(workspace)) if path.is_relative_to(workspace) else str(path)
+
+
+# What the stages left. A file that is not what it should be counts as missing: it must not take the report with it.
+
+
+def _read(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
+    if artifact is None:
+        return None
+    try:
+        data = json.loads((artifact.out / name).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+    data = _read(artifact, "perf.json") or {}
+    return _levels(data.get("levels")), _texts(data.get("findings"))
+
+
+def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None, tuple[str, ...]]:
+    data = _read(artifact, "accuracy.json") or {}
+    return _numbers(data.get("scores")), _count(data.get("total")), _texts(data.get("findings"))
+
+
+def _levels(data: object) -> tuple[Level, ...]:
+    levels = []
+    for entry in data if isinstance(data, list) else ():
+        concurrency = _count(entry.get("concurrency")) if isinstance(entry, dict) else None
+        if concurrency is not None:
+            levels.append(
+                Level(
+                    concurrency,
+                    _count(entry.get("requests")),
+                    _count(entry.get("failures")),
+                    *(_number(entry.get(name)) for name in _RATES),
+                    latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
+                )
+            )
+    return tuple(sorted(levels, key=lambda level: level.concurrency))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers(data: object) -> dict[str, float]:
+    entries = data.items() if isinstance(data, dict) else ()
+    return {str(name): number for name, value in entries if (number := _number(value)) is not None}
+
+
+def _texts(data: object) -> tuple[str, ...]:
+    """Findings as lines: each is a text, or an object with a `message`."""
+    entries: Iterable[object] = data if isinstance(data, list) else ()
+    return tuple(str(entry.get("message", entry)) if isinstance(entry, dict) else str(entry) for entry in entries)

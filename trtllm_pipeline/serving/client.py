@@ -1,0 +1,511 @@
+"""Talks to a running Triton server: what its models are, and generating text over every protocol. Only user of tritonclient.
+
+    async with Client(Service.read(path), "ensemble", "grpc", timeout_s=60) as client:
+        lane = client.lane()                       # one request at a time; as many lanes as requests in flight
+        answer = await lane.generate(Generation("The capital of France is", max_tokens=8))
+
+Measured against a scripted server (`perf/scripted_server.py`), asyncio gRPC is closer to the true arrival than threads
+at every concurrency, and tritonclient's own stream adds a queue and two threads; so its protobuf messages go over
+`grpc.aio` here, as raw bytes, and every response is stamped with CLOCK_MONOTONIC before it is parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+
+if TYPE_CHECKING:
+    import grpc.aio
+    import httpx
+    from tritonclient.grpc import model_config_pb2, service_pb2
+    from typing_extensions import Self
+
+PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
+"""gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate."""
+STREAMING: Final = frozenset({"grpc", "http"})
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+# Triton's own default limit is 4 MiB; answers with logits are larger.
+_CHANNEL_OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+# TensorRT-LLM's data types of optional inputs: (config.pbtxt enum, KServe name, struct format of one element).
+_DTYPES: Final = {
+    "TYPE_BOOL": ("BOOL", "?"),
+    "TYPE_INT32": ("INT32", "i"),
+    "TYPE_INT64": ("INT64", "q"),
+    "TYPE_UINT32": ("UINT32", "I"),
+    "TYPE_UINT64": ("UINT64", "Q"),
+    "TYPE_FP16": ("FP16", "e"),
+    "TYPE_FP32": ("FP32", "f"),
+    "TYPE_STRING": ("BYTES", ""),
+}
+
+Option = bool | int | float | str | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Endpoints of a running server, as its launcher wrote them into service.json."""
+
+    http: str
+    grpc: str
+    metrics: str | None
+    pid: int | None
+    model: str
+    bls_model: str | None
+
+    @classmethod
+    def read(cls, path: Path) -> Service:
+        """The service described by `path`. Raises ServerError when the file is not a service.json of ours."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            return cls(raw["http"], raw["grpc"], raw.get("metrics"), raw.get("pid"), raw["model"], raw.get("bls_model"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ServerError(
+                f"{path} does not describe a running server: {type(error).__name__}: {error}",
+                hint="start one: pipeline launch --repository DIR",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One text generation request. `options` are further input tensors of the model by name, e.g. `{"top_k": 1}`."""
+
+    text: str
+    max_tokens: int
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything observed about one request; times are CLOCK_MONOTONIC nanoseconds, None means it did not happen.
+
+    `events` are the responses that carried text, as (arrival, new text); joined they are the answer. A failed request
+    has `error` and keeps what arrived before it.
+    """
+
+    sent_ns: int = 0
+    first_byte_ns: int | None = None
+    events: list[tuple[int, str]] = field(default_factory=list)
+    end_ns: int = 0
+    error: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(text for _, text in self.events)
+
+    def received(self, now_ns: int, text: str) -> None:
+        """Note one response, with or without text."""
+        if self.first_byte_ns is None:
+            self.first_byte_ns = now_ns
+        if text:
+            self.events.append((now_ns, text))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a client has to know of a served model, from its configuration as the server reports it."""
+
+    name: str
+    batched: bool
+    """Tensors carry a leading batch dimension."""
+    decoupled: bool
+    inputs: Mapping[str, str]
+    """Input name -> data type as config.pbtxt writes it."""
+    accumulates: bool
+    """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
+
+    @classmethod
+    def of(cls, config: model_config_pb2.ModelConfig) -> Model:
+        """The facts in `config`."""
+        from tritonclient.grpc import model_config_pb2
+
+        names = model_config_pb2.DataType.DESCRIPTOR.values_by_number
+        return cls(
+            name=config.name,
+            batched=config.max_batch_size > 0,
+            decoupled=config.model_transaction_policy.decoupled,
+            inputs={tensor.name: names[tensor.data_type].name for tensor in config.input},
+            accumulates=config.parameters["accumulate_tokens"].string_value.lower() == "true"
+            if "accumulate_tokens" in config.parameters
+            else False,
+        )
+
+    def tensors(self, request: Generation, *, stream: bool) -> dict[str, Option]:
+        """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
+        values: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
+        if stream and "stream" in self.inputs:
+            values["stream"] = True
+        unknown = sorted(values.keys() - self.inputs.keys())
+        if unknown:
+            raise ServerError(
+                f"model {self.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(self.inputs))}",
+                failure=FailureClass.USER,
+            )
+        return values
+
+
+class Lane(Protocol):
+    """One request at a time over one protocol. Never raises for what the server or the network does: see Answer.error."""
+
+    async def generate(self, request: Generation) -> Answer:
+        """Send `request` and wait for its whole answer."""
+
+    async def close(self) -> None:
+        """Release what the lane holds."""
+
+
+class Client:
+    """A connection to one model of a server over one of `PROTOCOLS`. An async context manager.
+
+    Entering reads the model's configuration; raises ServerError when the server or the model is not there.
+    """
+
+    def __init__(self, service: Service, model: str, protocol: str, *, timeout_s: float) -> None:
+        if protocol not in PROTOCOLS:
+            raise ServerError(
+                f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}", failure=FailureClass.USER
+            )
+        self.service = service
+        self.protocol = protocol
+        self.timeout_s = timeout_s
+        self._name = model
+        self._lanes: list[Lane] = []
+
+    async def __aenter__(self) -> Self:
+        import grpc
+        import httpx
+
+        self.grpc: grpc.aio.Channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
+        # A proxy from the environment would stand between the clock and the server.
+        self.http: httpx.AsyncClient = httpx.AsyncClient(
+            base_url=f"http://{self.service.http}",
+            timeout=None,  # noqa: S113 - every request has its own limit below
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+        try:
+            self.model = Model.of(await self.config(self._name))
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        for lane in self._lanes:
+            await lane.close()
+        await self.http.aclose()
+        await self.grpc.close()
+
+    def lane(self) -> Lane:
+        """A new lane; closed with the client."""
+        kinds: dict[str, Callable[[Client], Lane]] = {
+            "grpc": _GrpcStream,
+            "grpc_unary": _GrpcUnary,
+            "http": _HttpStream,
+            "http_unary": _HttpUnary,
+        }
+        lane = kinds[self.protocol](self)
+        self._lanes.append(lane)
+        return lane
+
+    async def config(self, model: str) -> model_config_pb2.ModelConfig:
+        """The configuration of `model` as the server runs it, defaults filled in."""
+        from tritonclient.grpc import service_pb2
+
+        request = service_pb2.ModelConfigRequest(name=model)
+        return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
+
+    async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
+        """Names, data types and shapes of the tensors of `model`, as clients are told."""
+        from tritonclient.grpc import service_pb2
+
+        request = service_pb2.ModelMetadataRequest(name=model)
+        return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
+
+    async def ready(self) -> dict[str, bool]:
+        """Readiness as each endpoint tells it, by name."""
+        import httpx
+        from tritonclient.grpc import service_pb2
+
+        try:
+            status = (await self.http.get("/v2/health/ready", timeout=self.timeout_s)).status_code
+        except httpx.HTTPError:
+            status = 0
+        try:
+            reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
+        except ServerError:
+            return {"http": status == 200, "grpc": False}
+        return {"http": status == 200, "grpc": reply.ready}
+
+    async def _call(self, method: str, request: Any, response: Any) -> Any:
+        import grpc
+
+        call = self.grpc.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        try:
+            return await call(request, timeout=self.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise ServerError(
+                f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {_reason(error)}",
+                failure=FailureClass.TRANSIENT if error.code() is grpc.StatusCode.UNAVAILABLE else FailureClass.BUG,
+                hint="is the server running? pipeline serve ps",
+            ) from error
+
+
+def _reason(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
+
+
+class _Lane:
+    """What all lanes share: limits in time, errors as part of the answer, deltas of accumulated text."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._count = 0
+
+    async def generate(self, request: Generation) -> Answer:
+        import grpc
+        import httpx
+
+        answer = Answer()
+        stream = self._client.protocol in STREAMING
+        message = self._encode(self._client.model.tensors(request, stream=stream))
+        timeout_s = self._client.timeout_s
+        answer.sent_ns = time.monotonic_ns()
+        try:
+            await asyncio.wait_for(self._exchange(message, answer), timeout_s)
+        except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
+            answer.error = f"no complete answer within {timeout_s:g} s"
+        except grpc.aio.AioRpcError as error:
+            answer.error = _reason(error)
+        except asyncio.InvalidStateError as error:
+            answer.error = f"the stream is closed: {error}"
+        except httpx.HTTPError as error:
+            answer.error = f"{type(error).__name__}: {error}"
+        answer.end_ns = time.monotonic_ns()
+        if answer.error is not None:
+            await self.close()
+        if stream and self._client.model.accumulates:
+            answer.events = list(deltas(answer.events))
+        return answer
+
+    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
+        raise NotImplementedError
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing is held between requests."""
+
+
+class _GrpcUnary(_Lane):
+    """ModelInfer: one request, one response. Triton refuses it for decoupled models."""
+
+    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
+        self._count += 1
+        message: bytes = infer_request(self._client.model, tensors, request_id=str(self._count)).SerializeToString()
+        return message
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        from tritonclient.grpc import service_pb2
+
+        raw = await self._client.grpc.unary_unary(_SERVICE + "ModelInfer")(message)
+        now_ns = time.monotonic_ns()
+        answer.received(now_ns, text_output(service_pb2.ModelInferResponse.FromString(raw)))
+
+
+class _GrpcStream(_Lane):
+    """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+
+    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
+        self._count += 1
+        request = infer_request(self._client.model, tensors, request_id=str(self._count))
+        # Without it the end of an answer is visible only when the last token carries text.
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        message: bytes = request.SerializeToString()
+        return message
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        import grpc
+        from tritonclient.grpc import service_pb2
+
+        if self._call is None or self._call.done():
+            self._call = self._client.grpc.stream_stream(_SERVICE + "ModelStreamInfer")()
+        call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
+        await call.write(message)
+        while True:
+            raw = await call.read()
+            now_ns = time.monotonic_ns()
+            if raw is grpc.aio.EOF:
+                answer.error = f"the server ended the stream: {await call.code()}: {await call.details()}"
+                return
+            message_in = parse(raw)
+            response = message_in.infer_response
+            if response.id not in (request_id, ""):
+                continue  # the rest of an earlier request that ended with an error
+            if message_in.error_message:
+                answer.error = message_in.error_message
+                return
+            answer.received(now_ns, text_output(response))
+            if response.parameters["triton_final_response"].bool_param:
+                return
+
+    async def close(self) -> None:
+        """End the stream: Triton does not shut down while one is open."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+
+class _HttpUnary(_Lane):
+    """POST generate: JSON in, JSON out."""
+
+    _verb = "generate"
+
+    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
+        return json.dumps(tensors).encode()
+
+    @property
+    def _path(self) -> str:
+        return f"/v2/models/{self._client.model.name}/{self._verb}"
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        response = await self._client.http.post(self._path, content=message)
+        now_ns = time.monotonic_ns()
+        self._take(now_ns, response.content, answer)
+        if response.status_code != 200 and answer.error is None:
+            answer.error = f"HTTP status {response.status_code}"
+
+    def _take(self, now_ns: int, data: bytes, answer: Answer) -> None:
+        try:
+            body = json.loads(data)
+            error, text = body.get("error"), body.get("text_output", "")
+        except (ValueError, AttributeError):
+            answer.error = f"not a JSON object: {data[:200]!r}"
+            return
+        if error is not None:
+            answer.error = str(error)
+        else:
+            answer.received(now_ns, text if isinstance(text, str) else "".join(text))
+
+
+class _HttpStream(_HttpUnary):
+    """POST generate_stream: JSON in, server-sent events out."""
+
+    _verb = "generate_stream"
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        async with self._client.http.stream("POST", self._path, content=message) as response:
+            if response.status_code != 200:
+                self._take(time.monotonic_ns(), await response.aread(), answer)
+                answer.error = answer.error or f"HTTP status {response.status_code}"
+                return
+            events = ServerSentEvents()
+            async for chunk in response.aiter_raw():
+                now_ns = time.monotonic_ns()
+                answer.first_byte_ns = answer.first_byte_ns or now_ns
+                for data in events.feed(chunk):
+                    self._take(now_ns, data, answer)
+
+
+class ServerSentEvents:
+    """Incremental parser of a text/event-stream: bytes in as they come, `data` of complete events out.
+
+    Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream"; lines may end in LF, CRLF or CR.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Data of each event that `chunk` completes."""
+        buffer = self._rest + chunk
+        # A CR at the very end may be the first half of a CRLF.
+        held = b"\r" if buffer.endswith(b"\r") else b""
+        lines = buffer[: len(buffer) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._rest = lines.pop() + held
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                data, self._data = b"\n".join(self._data), []
+                yield data
+
+
+def deltas(events: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Turn responses that each repeat the whole text so far into the text each one added.
+
+    Only characters that agree with the final text count, so a character that was incomplete at first is counted when
+    it is whole, and the parts join to the final text.
+    """
+    final = events[-1][1] if events else ""
+    seen = 0
+    for now_ns, text in events:
+        pairs = enumerate(zip(text, final, strict=False))
+        agreed = next((index for index, (one, other) in pairs if one != other), min(len(text), len(final)))
+        if agreed > seen:
+            yield now_ns, final[seen:agreed]
+            seen = agreed
+
+
+def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: str) -> service_pb2.ModelInferRequest:
+    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents."""
+    from tritonclient.grpc import service_pb2
+
+    request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
+    for name, value in tensors.items():
+        datatype, code = _DTYPES[model.inputs[name]]
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        shape = [1, len(values)] if model.batched else [len(values)]
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        if code:
+            request.raw_input_contents.append(struct.pack(f"<{len(values)}{code}", *values))
+        else:
+            encoded = [str(item).encode() for item in values]
+            request.raw_input_contents.append(b"".join(struct.pack("<I", len(item)) + item for item in encoded))
+    return request
+
+
+def text_output(response: service_pb2.ModelInferResponse) -> str:
+    """First element of the tensor `text_output` of a response, "" when there is none (an empty final response)."""
+    for index, tensor in enumerate(response.outputs):
+        if tensor.name == "text_output":
+            if index < len(response.raw_output_contents):
+                raw = response.raw_output_contents[index]
+                return bytes(raw[4 : 4 + int.from_bytes(raw[:4], "little")]).decode(errors="replace")
+            return bytes(tensor.contents.bytes_contents[0]).decode(errors="replace")
+    return ""
+
+
+def running_since(pid: int) -> int | None:
+    """Start of process `pid` in clock ticks since boot, None when there is no such process: tells a reused pid apart."""
+    try:
+        # The name in parentheses may hold spaces; field 22 is the start time, field 3 the state.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,47 @@
+"""What an engine was built for, as far as requests to it are concerned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_pipeline.errors import FailureClass, StageError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Lengths in tokens; None where the engine's config.json names no limit."""
+
+    max_input_len: int | None
+    max_seq_len: int | None
+
+    @classmethod
+    def read(cls, engine: Path) -> EngineLimits:
+        """The limits under `build_config` of an engine folder's config.json, which TensorRT-LLM writes as well."""
+        try:
+            build = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
+        except (OSError, ValueError, AttributeError) as error:
+            raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
+        return cls(build.get("max_input_len"), build.get("max_seq_len"))
+
+    def check(self, requests: Iterable[tuple[str, int, int]]) -> None:
+        """Raise StageError if any (id, input tokens, output tokens) can not be served, naming the worst one."""
+        too_long = [
+            (over, id_, tokens, output, limit, name)
+            for id_, tokens, output in requests
+            for over, name, limit in (
+                (tokens - self.max_input_len if self.max_input_len else 0, "max_input_len", self.max_input_len),
+                (tokens + output - self.max_seq_len if self.max_seq_len else 0, "max_seq_len", self.max_seq_len),
+            )
+            if over > 0
+        ]
+        if too_long:
+            _, id_, tokens, output, limit, name = max(too_long)
+            raise StageError(
+                f"{len({item[1] for item in too_long})} prompts do not fit the engine; the longest, {id_!r}, has "
+                f"{tokens} tokens and asks for {output} more, and the engine's {name} is {limit}",
+                failure=FailureClass.INFEASIBLE,
+                hint="shorten the prompts, ask for fewer tokens, or build for longer lengths",
+            )

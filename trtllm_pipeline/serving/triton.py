@@ -1,0 +1,445 @@
+"""Finds a Triton Inference Server, starts it on loopback, sees what goes wrong with it, and stops it.
+
+The server is the one of an NGC container (on PATH or in its usual folder), or the binary inside the `nvidia-pytriton`
+wheel. That package's own Python API is never imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import http.client
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+
+HOST: Final = "127.0.0.1"
+CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
+STUB: Final = "triton_python_backend_stub"
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
+SHARED_MEMORY_BYTES: Final = 2 << 20
+"""Needed for each Python model; about half of it was measured."""
+EXIT_TIMEOUT_S: Final = 5
+"""How long Triton waits for requests in flight when it is asked to end."""
+UNLOAD_TIMEOUT_S: Final = 2.5
+KILL_AFTER_S: Final = EXIT_TIMEOUT_S + 3
+"""An open gRPC stream keeps Triton 2.51 from ending at all, so it is killed after this."""
+
+
+class Ports(NamedTuple):
+    """The three ports of a server, on loopback."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """An installed server."""
+
+    binary: Path
+    source: str
+    """Where it comes from, with that package's or container's version."""
+    backends: Path
+    stubs: Path | None = None
+    """The wheel's folder of Python stubs by Python version; None where the backend has its own."""
+    libraries: Path | None = None
+
+
+def find() -> Triton:
+    """The server to use: on PATH, in the container's folder, or in the PyPI wheel, in this order.
+
+    Raises ServerError when there is none.
+    """
+    on_path = shutil.which("tritonserver")
+    for candidate in (on_path and Path(on_path), CONTAINER_BINARY):
+        if candidate and candidate.is_file():
+            version = os.environ.get("TRITON_SERVER_VERSION", "")
+            home = candidate.resolve().parent.parent
+            return Triton(candidate, f"tritonserver {version}".strip(), home / "backends")
+    spec = importlib.util.find_spec("pytriton")  # looks, and imports nothing
+    if spec is not None and spec.submodule_search_locations:
+        package = Path(spec.submodule_search_locations[0])
+        home = package / "tritonserver"
+        if (home / "bin" / "tritonserver").is_file():
+            return Triton(
+                home / "bin" / "tritonserver",
+                f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}",
+                home / "backends",
+                home / "python_backend_stubs",
+                package.parent / "nvidia_pytriton.libs",
+            )
+    raise ServerError(
+        "no Triton Inference Server found: not on PATH, not in /opt/tritonserver, not as a Python package",
+        failure=FailureClass.USER,
+        hint="pip install 'trtllm-pipeline[embedded]', or run inside a Triton container",
+    )
+
+
+def check(triton: Triton, python_models: int) -> None:
+    """Raise ServerError for an environment in which the Python models would fail, silently in part."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        numpy = importlib.metadata.version("numpy")
+        if int(numpy.split(".")[0]) >= 2:
+            raise ServerError(
+                f"numpy {numpy} is installed; under numpy 2 Triton's Python stub passes on zeros instead of tensors",
+                failure=FailureClass.USER,
+                hint="pip install 'numpy<2'",
+            )
+    if triton.stubs is not None and not stub_binary(triton.stubs).is_file():
+        known = ", ".join(sorted(folder.name for folder in triton.stubs.iterdir()))
+        raise ServerError(
+            f"{triton.source} has no Python stub for Python {_python()}; it has them for {known}",
+            failure=FailureClass.USER,
+            hint="use Python 3.10, 3.11 or 3.12",
+        )
+    if triton.stubs is not None and python_library() is None:
+        raise ServerError(
+            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, and {sys.base_prefix} was built "
+            f"without a shared library",
+            failure=FailureClass.USER,
+            hint=f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
+        )
+    needed = (python_models + 1) * SHARED_MEMORY_BYTES
+    shared = os.statvfs(SHARED_MEMORY)
+    if shared.f_bavail * shared.f_frsize < needed:
+        raise ServerError(
+            f"{SHARED_MEMORY} has {shared.f_bavail * shared.f_frsize >> 20} MiB free; {python_models} Python models "
+            f"need {needed >> 20}",
+            failure=FailureClass.USER,
+            hint="start the container with --shm-size=64m or more",
+        )
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def stub_binary(stubs: Path) -> Path:
+    """The stub for the Python that runs this."""
+    return stubs / _python() / STUB
+
+
+def python_library() -> Path | None:
+    """The libpython that the stub would load: beside this Python, or the system's. None if there is neither."""
+    name = f"libpython{_python()}.so.1.0"
+    own = Path(str(sysconfig.get_config_var("LIBDIR"))) / name
+    if own.is_file():
+        return own
+    found = ctypes.util.find_library(f"python{_python()}")
+    return None if found is None else Path(found)
+
+
+def environment(triton: Triton) -> dict[str, str]:
+    """The server's environment: its Python stubs find this interpreter, its packages, and this project there."""
+    variables = dict(os.environ)
+    variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
+    if triton.stubs is not None:
+        folders = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR")), variables.get("LD_LIBRARY_PATH", "")]
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if folder)
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in {"site-packages", "dist-packages"}:  # a checkout that is not installed
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), variables.get("PYTHONPATH"))))
+    variables["TOKENIZERS_PARALLELISM"] = "false"
+    return variables
+
+
+def link_backends(triton: Triton, folder: Path) -> Path:
+    """A backend directory to start the server with; for the wheel made of links in `folder`, with the right stub."""
+    if triton.stubs is None:
+        return triton.backends
+    python = folder / "python"
+    python.mkdir(parents=True, exist_ok=True)
+    sources = [path for path in (triton.backends / "python").iterdir() if path.is_file()]
+    for source in (*sources, stub_binary(triton.stubs)):
+        link = python / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source)
+    return folder
+
+
+def free_ports() -> Ports:
+    """Three ports of loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return Ports(*(each.getsockname()[1] for each in sockets))
+
+
+def busy_ports(ports: Ports) -> list[int]:
+    """Those of `ports` that cannot be listened on."""
+    busy = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                busy.append(port)
+    return busy
+
+
+@dataclass(slots=True)
+class Server:
+    """A server process of ours."""
+
+    process: subprocess.Popen[bytes]
+    ports: Ports
+    log: Path
+    prefix: str
+    """How its files in shared memory start."""
+    models: tuple[str, ...]
+    stubs: dict[int, str] = field(default_factory=dict)
+    """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
+
+    def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
+        """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
+        connection = http.client.HTTPConnection(HOST, self.ports.http, timeout=timeout_s)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def ready(self) -> bool:
+        """Whether the server and every model say that they are ready."""
+        try:
+            return all(
+                self.request("GET", path)[0] == http.HTTPStatus.OK
+                for path in ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.models))
+            )
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def description(self) -> dict[str, str]:
+        """Name and version, as the server gives them."""
+        answer = json.loads(self.request("GET", "/v2")[1])
+        return {"name": str(answer["name"]), "version": str(answer["version"])}
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not (ended and ended.is_set()) and not self.ready():
+            if self.process.poll() is not None:
+                raise self.died()
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"Triton was not ready after {timeout_s:.0f} s{_quoted(self.log)}",
+                    failure=FailureClass.TIMEOUT,
+                    log=self.log,
+                )
+            time.sleep(0.05)
+        self.stubs = self._live_stubs()
+
+    def died(self) -> ServerError:
+        """Why the server has ended, from its exit status and its log."""
+        return diagnose(self.process.returncode, self.log)
+
+    def dead_models(self) -> set[str]:
+        """Models whose Python process has died since the last look; Triton goes on calling them ready."""
+        live = self._live_stubs()
+        dead = {model for pid, model in self.stubs.items() if pid not in live}
+        self.stubs = live
+        return dead
+
+    def reload(self) -> None:
+        """Unload and load all models: the one thing that brings a dead Python process back.
+
+        Raises ServerError if the server refuses or dies over it.
+        """
+        try:
+            for model in self.models:
+                self._control(model, "unload", {"parameters": {"unload_dependents": True}})
+            for model in self.models:
+                self._control(model, "load", {})
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerError(f"Triton does not answer while models are loaded again: {error}", log=self.log) from error
+        self.stubs = self._live_stubs()
+
+    def stop(self) -> int | None:
+        """End the server and everything of it: ask, wait, kill, clean up. Returns its exit status."""
+        stubs = {**self.stubs, **self._live_stubs()}
+        if self.process.poll() is None:
+            if self._unload():
+                self.process.kill()
+            else:
+                self.process.terminate()
+            try:
+                self.process.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for pid in stubs:
+            if _is_stub(pid, self.prefix):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        remove_shared_memory(self.prefix)
+        return self.process.returncode
+
+    def _unload(self) -> bool:
+        """Unload all models; whether all were gone in time. The server has nothing to lose then.
+
+        Asked to end with its models loaded, Triton takes seconds longer: it looks once a second whether they are gone.
+        """
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            for model in self.models:
+                body = {"parameters": {"unload_dependents": True}}
+                self.request("POST", f"/v2/repository/models/{model}/unload", body, timeout_s=1)
+            deadline = time.monotonic() + UNLOAD_TIMEOUT_S
+            while time.monotonic() < deadline:
+                if not self._live_stubs():
+                    return True
+                time.sleep(0.02)
+        return False
+
+    def _control(self, model: str, action: str, body: object) -> None:
+        status, answer = self.request("POST", f"/v2/repository/models/{model}/{action}", body, timeout_s=120)
+        if status != http.HTTPStatus.OK:
+            raise ServerError(f"Triton cannot {action} {model}: {answer.decode(errors='replace')}", log=self.log)
+        deadline = time.monotonic() + 60
+        while action == "unload" and self.request("GET", f"/v2/models/{model}/ready")[0] == http.HTTPStatus.OK:
+            if time.monotonic() > deadline:
+                raise ServerError(f"Triton does not unload {model}", failure=FailureClass.TIMEOUT, log=self.log)
+            time.sleep(0.05)
+
+    def _live_stubs(self) -> dict[int, str]:
+        return {pid: model for pid, model in stub_processes(self.process.pid) if _is_stub(pid, self.prefix)}
+
+
+def start(
+    triton: Triton, repository: Path, models: Sequence[str], *, folder: Path, log: Path, ports: Ports, verbose: int = 0
+) -> Server:
+    """Start `triton` on `repository` with `models` and what they need, in this process's session and group.
+
+    `folder` takes the links to the backends. The server's output is appended to `log`.
+    """
+    remove_stale_shared_memory()
+    prefix = f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
+    command = [
+        str(triton.binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={link_backends(triton, folder)}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in models),
+        *(f"--{name}-address={HOST}" for name in Ports._fields),
+        *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
+        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--log-verbose={verbose}",
+    ]
+    if setpriv := shutil.which("setpriv"):
+        # Should this process be killed, the kernel ends the server: a second line behind whoever watches the group.
+        command = [setpriv, "--pdeathsig", "KILL", *command]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment(triton)
+        )
+    return Server(process, ports, log, prefix, tuple(models))
+
+
+_FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (
+    # found in the log, class, hint
+    (r"[Aa]ddress already in use|already in use|failed to start \w+ service", FailureClass.TRANSIENT, None),
+    (
+        r"Unable to (?:create|initialize) shared memory|No space left on device",
+        FailureClass.USER,
+        "shared memory is full: make /dev/shm larger (docker run --shm-size=64m)",
+    ),
+    (
+        r"bad_alloc|Cannot allocate memory|cannot allocate memory|failed to allocate|MemoryError|out of memory",
+        FailureClass.OUT_OF_MEMORY,
+        "a smaller max_batch_size or max_seq_len needs less memory",
+    ),
+    (r"error while loading shared libraries", FailureClass.USER, None),
+)
+_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|unable to create stream|CUDA memory pool", re.I)
+
+
+def diagnose(status: int | None, log: Path) -> ServerError:
+    """What ended a server, as an error with the log's own words."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if status is not None and status < 0:
+        cause = f"was ended by signal {signal.Signals(-status).name}"
+    else:
+        cause = f"ended with exit status {status}"
+    loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", text)
+    if loading:
+        cause = f"could not load the model {loading[1]}: {loading[2].strip()}"
+    for pattern, failure, hint in _FAILURES:
+        if re.search(pattern, text):
+            break
+    else:
+        failure, hint = FailureClass.BUG, None
+        if status == -signal.SIGKILL:
+            failure, hint = FailureClass.OUT_OF_MEMORY, "nobody here killed it; the kernel does when memory runs out"
+    return ServerError(f"Triton {cause}{_quoted(log)}", failure=failure, hint=hint, log=log)
+
+
+def _quoted(log: Path, lines: int = 15) -> str:
+    """The last lines of a log that say something, indented, behind a colon."""
+    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    telling = [line for line in text if line.strip() and not _NOISE.search(line)]
+    return "".join([":", *(f"\n    {line[:300]}" for line in telling[-lines:])]) if telling else ""
+
+
+def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
+    """Process id and model name of the Python model processes below a server, dead ones left out."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            command = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile
+        if int(status[1]) == parent and status[0] != "Z" and STUB.encode() in command[0]:
+            # its first argument is REPOSITORY/MODEL/VERSION/model.py
+            yield int(entry.name), Path(os.fsdecode(command[1])).parent.parent.name
+
+
+def _is_stub(pid: int, prefix: str) -> bool:
+    """Whether `pid` is still a stub of the server with this prefix: process ids are used again."""
+    try:
+        return prefix.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _prefix(pid: int) -> str:
+    """How shared memory of a server started by `pid` is named: unique even where containers share /dev/shm."""
+    return f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Delete the shared memory files that start with `prefix`."""
+    for path in SHARED_MEMORY.glob(f"{prefix}*"):
+        path.unlink(missing_ok=True)
+
+
+def remove_stale_shared_memory() -> None:
+    """Delete what servers of ours left in shared memory when they and their starter were killed."""
+    own = _prefix(0).removesuffix("0-")
+    for path in SHARED_MEMORY.glob(f"{own}*"):
+        pid = path.name.removeprefix(own).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)

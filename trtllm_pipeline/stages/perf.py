@@ -1,0 +1,97 @@
+"""Measure a running server: latencies and throughput over a list of concurrencies, on the user's prompts.
+
+Leaves `events.jsonl` (everything that was observed) and `perf.json` (everything that follows from it). Numbers that
+fail the validity gate fail the stage; both files stay in the attempt's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.perf.load import EventFile, closed_loop, levels
+from trtllm_pipeline.perf.metrics import analyze
+from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.serving.client import Client, Generation, Service, running_since
+from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.stages.base import Work, write_json
+
+
+def run(work: Work) -> None:
+    """Measure; raises StageError when the numbers may not be believed."""
+    from tokenizers import Tokenizer
+
+    engine = work.inputs["engine"]
+    tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
+    prompts = read(work.files["input_data"], chat_renderer(engine))
+    default_max_tokens = int(number(work, "max_tokens"))
+    EngineLimits.read(engine).check(
+        (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or default_max_tokens)
+        for prompt in prompts
+    )
+    events = work.out / "events.jsonl"
+    asyncio.run(_measure(work, prompts))
+    result = analyze(events, tokenizer)
+    write_json(work.out / "perf.json", result)
+    for finding in result["findings"]:
+        level = "" if finding["concurrency"] is None else f" at concurrency {finding['concurrency']}"
+        print(f"{finding['severity']}: {finding['check']}{level}: {finding['message']}")  # noqa: T201 - the stage's log
+    invalid = [finding for finding in result["findings"] if finding["severity"] == "invalid"]
+    if invalid:
+        raise StageError(
+            "the measurement is not valid: " + "; ".join(finding["message"] for finding in invalid),
+            failure=FailureClass.TRANSIENT
+            if all(f["check"].startswith("client") for f in invalid)
+            else FailureClass.BUG,
+            hint=f"everything observed is in {events.name} beside the log of this attempt",
+        )
+
+
+async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
+    service = Service.read(work.inputs["service"])
+    concurrency = work.params["concurrency"]
+    if not (isinstance(concurrency, list) and concurrency and all(type(c) is int and c > 0 for c in concurrency)):
+        raise StageError(
+            f"concurrency: expected a list of positive integers, got {concurrency!r}", failure=FailureClass.USER
+        )
+    temperature = number(work, "temperature", 0.0)
+    max_tokens = int(number(work, "max_tokens"))
+    protocol, model = str(work.params.get("protocol") or "grpc"), str(work.params.get("model") or service.model)
+    plan = levels(
+        prompts,
+        concurrency,
+        requests=int(number(work, "requests")),
+        warmup_requests=int(number(work, "warmup_requests", 2)),
+        repeats=int(number(work, "repeats", 1)),
+    )
+    total = sum(len(level.warmup) + len(level.measured) for level in plan)
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        work.progress(done, total, "requests")
+
+    def generation(prompt: Prompt, number: int) -> Generation:
+        return Generation(prompt.text, prompt.max_tokens or max_tokens, sampling(temperature, seed=number))
+
+    async with Client(service, model, protocol, timeout_s=number(work, "request_timeout_s", 300.0)) as client:
+        with (work.out / "events.jsonl").open("w", encoding="utf-8") as file:
+            events = EventFile(file)
+            events.header(protocol=protocol, model=model, settings=dict(work.params))
+            for prompt in prompts:
+                events.write("prompt", id=prompt.id, text=prompt.text)
+            events.write("server", **await _server(client, "start"))
+            for level in plan:
+                await closed_loop(client, level, generation, events, count)
+            events.write("server", **await _server(client, "end"))
+
+
+async def _server(client: Client, at: str) -> dict[str, Any]:
+    pid = client.service.pid
+    ready = all((await client.ready()).values())
+    return {"at": at, "pid": pid, "since": None if pid is None else running_since(pid), "ready": ready}
+

@@ -1,0 +1,110 @@
+"""Calibration: how large the inputs of each projection are on real text, which says where rounding errors hurt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_pipeline.errors import Fault, FailureClass, MatrixError, StageError
+from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
+from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
+from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+
+Array = NDArray[np.float32]
+_BATCH_TOKENS: Final = 2048
+"""Tokens computed at once: bounds the memory of activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """What a calibration found."""
+
+    mean_square: dict[str, Array]
+    """Weight name -> mean square of each of its input channels, (in_features,)."""
+    samples: int
+    tokens: int
+
+
+def read_samples(path: Path, limit: int) -> list[str]:
+    """The first `limit` texts of a JSON Lines file: the field `text`, or `input`, of each row.
+
+    Raises MatrixError with every malformed row.
+    """
+    texts, faults = [], []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip() or len(texts) == limit:
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
+                continue
+            text = row.get("text", row.get("input")) if isinstance(row, dict) else None
+            if isinstance(text, str) and text:
+                texts.append(text)
+            else:
+                faults.append(Fault(str(path), number, "", 'expected an object with "text" or "input", a string'))
+    if not texts and not faults:
+        faults.append(Fault(str(path), None, "", "it has no rows"))
+    if faults:
+        raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
+    return texts
+
+
+def calibrate(
+    config: ModelConfig,
+    weights: Weights,
+    samples: Sequence[Sequence[int]],
+    progress: Callable[[int, int], None],
+) -> Importance:
+    """Run token sequences through the float model, one layer in memory at a time.
+
+    `progress(done, total)` counts layers. Sequences may differ in length; the padding that squares them up is not counted.
+    """
+    samples = sorted((sample for sample in samples if len(sample) > 0), key=len)
+    if not samples:
+        raise StageError("the calibration set holds no tokens", failure=FailureClass.USER)
+    batches = []
+    for group in _batches(samples):
+        tokens = np.zeros((len(group), len(group[-1])), dtype=np.int64)
+        real = np.zeros(tokens.shape, dtype=bool)
+        for row, sample in enumerate(group):
+            # Padding stands behind the text, where causal attention keeps it from being seen.
+            tokens[row, : len(sample)], real[row, : len(sample)] = sample, True
+        batches.append((tokens, real))
+    embedding = weights[EMBEDDING]
+    states = [embedding[tokens] for tokens, _ in batches]
+    del embedding
+    count = sum(map(len, samples))
+    found: dict[str, Array] = {}
+    for index in range(config.num_layers):
+        parts, sums = layer_weights(weights, index), {}
+        for number, (tokens, real) in enumerate(batches):
+
+            def observe(name: str, inputs: Array, real: NDArray[np.bool_] = real) -> None:
+                rows = inputs[real]
+                total = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+                sums[name] = sums.get(name, 0.0) + total
+
+            states[number], _ = layer(config, parts, states[number], rope(config, 0, tokens.shape[1]), observe=observe)
+        for name, total in sums.items():
+            found[f"model.layers.{index}.{name}.weight"] = (total / count).astype(np.float32)
+        progress(index + 1, config.num_layers)
+    return Importance(found, len(samples), count)
+
+
+def _batches(samples: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Samples sorted by length in groups of at most _BATCH_TOKENS, padding included."""
+    groups: list[list[Sequence[int]]] = [[]]
+    for sample in samples:
+        if groups[-1] and (len(groups[-1]) + 1) * len(sample) > _BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(sample)
+    return groups

@@ -1,0 +1,437 @@
+"""The convert stage: a Hugging Face folder becomes a checkpoint, which is a GGUF file with everything a build needs beside it.
+
+One tensor is in memory at a time. Tensors keep their values but for the rounding of the precision; rows of Llama's query and
+key projections change places, because GGML rotates neighbouring pairs there where Hugging Face rotates two halves.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.embedded import calibration
+from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, ModelConfig, read_config, refused
+from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
+from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, FINAL_NORM, HEAD
+from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+
+MODEL_FILE: Final = "model.gguf"
+CONFIG_FILE: Final = "config.json"
+SCHEMA: Final = 1
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+KV_CACHE_TYPES: Final[Mapping[str, str]] = {"fp32": "f32", "fp16": "f16", "int8": "q8_0"}
+"""Precision of keys and values -> llama.cpp's name of it."""
+CALIBRATION_DEFAULTS: Final[Mapping[str, int]] = {"samples": 64, "max_length": 256}
+
+# Part of a layer's tensor name -> the same in GGUF. Which of them a model has follows from its architecture.
+_LAYER_NAMES: Final[Mapping[str, str]] = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor of the GGUF file: where it comes from and how it is stored."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    kind: gguf.GGMLQuantizationType
+    rotated_heads: int = 0
+    """Number of heads whose rows change places; 0 where none do."""
+
+
+def run(work: Work) -> None:
+    """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf`, `config.json` and the tokenizer."""
+    started = time.monotonic()
+    folder = work.inputs["model"]
+    name = str(work.params["precision"])
+    precision = _precision(name, work.params.get("group_size"))
+    kv_cache = str(work.params.get("kv_cache_precision") or "fp16")
+    if kv_cache not in KV_CACHE_TYPES:
+        raise StageError(
+            f"kv_cache_precision {kv_cache!r} is not supported by the embedded toolchain",
+            failure=FailureClass.INFEASIBLE,
+            hint=f"choose one of {', '.join(KV_CACHE_TYPES)}",
+        )
+    config, weights = read_config(folder), Weights(folder)
+    plans = plan_tensors(folder, config, weights, precision)
+    tokenizer = read_tokenizer(folder, config)
+
+    importance, calibrated = None, None
+    if precision.calibrated:
+        importance = _calibrate(work, folder, config, weights)
+        calibrated = {"samples": importance.samples, "tokens": importance.tokens}
+        print(f"calibrated on {importance.tokens} tokens after {time.monotonic() - started:.1f} s", flush=True)
+
+    target = work.out / MODEL_FILE
+    writer = gguf.GGUFWriter(str(target), config.architecture)
+    _add_metadata(writer, config, tokenizer, precision)
+    if isinstance(config.rope_scaling, Llama3Scaling):
+        writer.add_tensor_info("rope_freqs.weight", (config.head_dim // 2,), np.dtype(np.float32), 2 * config.head_dim)
+    for plan in plans:
+        _declare(writer, plan)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if isinstance(config.rope_scaling, Llama3Scaling):
+        writer.write_tensor_data(config.rope_divisors().astype(np.float32))
+    total = sum(int(np.prod(plan.shape)) for plan in plans)
+    done = 0
+    for plan in plans:
+        found = None if importance is None else importance.mean_square.get(plan.source)
+        writer.write_tensor_data(_load(plan, weights, found))
+        done += int(np.prod(plan.shape))
+        work.progress(done, total, "parameters")
+    writer.close()
+
+    for file in TOKENIZER_FILES:
+        if (folder / file).is_file():
+            link(folder / file, work.out / file)
+    facts = {
+        "schema": SCHEMA,
+        "architecture": config.architecture,
+        "precision": name,
+        "quantization": {
+            "linear": precision.linear.name,
+            "embedding": precision.embedding.name,
+            "group_size": precision.group_size,
+            "bits_per_weight": round(8 * target.stat().st_size / total, 3),
+            "calibration": calibrated,
+        },
+        "kv_cache_precision": kv_cache,
+        "parameters": total,
+        "geometry": asdict(config),
+        "bos_token_id": tokenizer.bos,
+        "eos_token_ids": list(tokenizer.eos),
+        "pad_token_id": tokenizer.pad,
+        "source": {"dtypes": list(weights.dtypes()), "config": _read_object(folder / "config.json")},
+    }
+    write_json(work.out / CONFIG_FILE, facts)
+    print(
+        f"{config.architecture}, {total / 1e6:.1f} M parameters, {name}: {target.stat().st_size / 1e6:.1f} MB"
+        f" in {time.monotonic() - started:.1f} s"
+    )
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, or a copy of it where they lie on different file systems."""
+    source = source.resolve()  # hub caches hold symbolic links, and a link to one would be a link to a link
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision: Precision) -> list[TensorPlan]:
+    """The tensors of the GGUF file in their order there.
+
+    Raises StageError (infeasible) where the model lacks one, has one too many, or one of another shape than its config says.
+    """
+    path, expected = folder / "config.json", dict(_expected_tensors(config))
+    # Some exports store the tied head a second time, or the rotary frequencies, which follow from the config.
+    spare = {HEAD} if config.tie_word_embeddings else set()
+    present = {name for name in weights if name not in spare and not name.endswith("rotary_emb.inv_freq")}
+    if missing := sorted(expected.keys() - present):
+        raise refused(path, f"its weights lack {missing[0]}" + _more(missing))
+    if extra := sorted(present - expected.keys()):
+        raise refused(path, f"its weights have {extra[0]}{_more(extra)}, which no {config.architecture} model has")
+    plans = []
+    for source, shape in expected.items():
+        if weights.shape(source) != shape:
+            raise refused(path, f"{source} has shape {list(weights.shape(source))}, its config says {list(shape)}")
+        heads, kind = 0, gguf.GGMLQuantizationType.F32
+        if config.architecture == "llama" and source.endswith("self_attn.q_proj.weight"):
+            heads = config.num_heads
+        elif config.architecture == "llama" and source.endswith("self_attn.k_proj.weight"):
+            heads = config.num_kv_heads
+        if len(shape) == 2:
+            kind = precision.embedding if source in {EMBEDDING, HEAD} else precision.linear
+        plans.append(TensorPlan(gguf_name(source), source, shape, kind, heads))
+    return plans
+
+
+def gguf_name(source: str) -> str:
+    """Name in a GGUF file of the tensor that is `source` in a Hugging Face folder."""
+    fixed = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
+    if source in fixed:
+        return fixed[source]
+    index, part = source.removeprefix("model.layers.").split(".", 1)
+    module, leaf = part.rsplit(".", 1)
+    return f"blk.{index}.{_LAYER_NAMES[module]}.{leaf}"
+
+
+def permute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of a projection (heads * head_dim, columns) with each head's two halves interleaved."""
+    return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """The inverse of `permute`."""
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _precision(name: str, group_size: Json) -> Precision:
+    precision = PRECISIONS.get(name)
+    if precision is None:
+        raise StageError(
+            f"precision {name!r} is not offered by the embedded toolchain",
+            failure=FailureClass.INFEASIBLE,
+            hint=f"choose one of {', '.join(PRECISIONS)}",
+        )
+    if group_size not in {None, precision.group_size}:
+        raise StageError(
+            f"group_size {group_size} is not possible for {name}: GGUF blocks hold {precision.group_size or 1}",
+            failure=FailureClass.INFEASIBLE,
+            hint="leave group_size out",
+        )
+    return precision
+
+
+def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield EMBEDDING, (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        for part, rows in (("q", query), ("k", kv), ("v", kv)):
+            yield f"{prefix}self_attn.{part}_proj.weight", (rows, hidden)
+            if config.architecture == "qwen2":
+                yield f"{prefix}self_attn.{part}_proj.bias", (rows,)
+        if config.architecture == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
+            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
+        yield prefix + "self_attn.o_proj.weight", (hidden, query)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        yield prefix + "mlp.gate_proj.weight", (inner, hidden)
+        yield prefix + "mlp.up_proj.weight", (inner, hidden)
+        yield prefix + "mlp.down_proj.weight", (hidden, inner)
+    yield FINAL_NORM, (hidden,)
+    if not config.tie_word_embeddings:
+        yield HEAD, (config.vocab_size, hidden)
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _declare(writer: gguf.GGUFWriter, plan: TensorPlan) -> None:
+    """Announce a tensor whose data follows later. gguf wants the shape in bytes for types numpy does not have."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[plan.kind]
+    count = int(np.prod(plan.shape)) // block * block_bytes
+    native = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}.get(plan.kind)
+    if native is not None:
+        writer.add_tensor_info(plan.name, plan.shape, np.dtype(native), count)
+    else:
+        if plan.shape[-1] % block:
+            raise StageError(
+                f"{plan.source}: rows of {plan.shape[-1]} values do not divide into {plan.kind.name} blocks of {block}",
+                failure=FailureClass.INFEASIBLE,
+                hint="use precision fp16 for this model",
+            )
+        bytes_shape = (*plan.shape[:-1], plan.shape[-1] // block * block_bytes)
+        writer.add_tensor_info(plan.name, bytes_shape, np.dtype(np.uint8), count, raw_dtype=plan.kind)
+
+
+def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | None) -> NDArray[Any]:
+    values = weights[plan.source]
+    if plan.rotated_heads:
+        values = permute(values, plan.rotated_heads)
+    try:
+        return encode(values, plan.kind, importance)
+    except StageError as error:
+        raise StageError(f"{plan.source}: {error.message}", failure=error.failure, hint=error.hint) from error
+
+
+def _calibrate(work: Work, folder: Path, config: ModelConfig, weights: Weights) -> calibration.Importance:
+    from tokenizers import Tokenizer
+
+    asked = work.params.get("calibration") or {}
+    settings = {**CALIBRATION_DEFAULTS, **asked} if isinstance(asked, dict) else dict(CALIBRATION_DEFAULTS)
+    length = min(int(str(settings["max_length"])), config.max_position_embeddings)
+    path = work.files.get("calibration") or default_calibration()
+    texts = calibration.read_samples(path, int(str(settings["samples"])))
+    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
+    samples = [row.ids[:length] for row in encoded]
+    return calibration.calibrate(config, weights, samples, lambda done, total: work.progress(done, total, "layers"))
+
+
+def default_calibration() -> Path:
+    """The calibration set that comes with the package."""
+    return Path(str(resources.files("trtllm_pipeline") / "data" / "calibration" / "general.jsonl"))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """A vocabulary in GGUF's terms; `tokens`, `types` and `scores` have one entry for each row of the embedding."""
+
+    model: str
+    pre: str
+    tokens: list[bytes]
+    types: list[gguf.TokenType]
+    scores: list[float] | None
+    merges: list[str]
+    bos: int | None
+    eos: tuple[int, ...]
+    pad: int | None
+    chat_template: str | None
+
+
+def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
+    """Vocabulary, merges and special tokens of the model in `folder`, padded to the rows of its embedding.
+
+    Raises StageError (infeasible) where there is no tokenizer.json, or it is of a kind GGUF cannot hold.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise refused(path, "the file is missing", hint="save the model's fast tokenizer beside its weights")
+    raw = _read_object(path)
+    model = raw.get("model") or {}
+    kind = model.get("type")
+    if kind != "BPE":
+        raise refused(path, f"a {kind} tokenizer is not supported, BPE is")
+    fallback = bool(model.get("byte_fallback"))
+    normal = gguf.TokenType.NORMAL
+    by_id = {number: (text, normal) for text, number in model["vocab"].items()}
+    if fallback:
+        by_id |= {n: (t, gguf.TokenType.BYTE) for n, (t, _) in by_id.items() if len(t) == 6 and t.startswith("<0x")}
+    for added in raw.get("added_tokens") or []:
+        special = gguf.TokenType.CONTROL if added.get("special") else gguf.TokenType.USER_DEFINED
+        by_id[added["id"]] = (added["content"], special)
+    if by_id and max(by_id) >= config.vocab_size:
+        raise refused(path, f"it has token {max(by_id)}, the model's embedding ends at {config.vocab_size - 1}")
+    # Embeddings are often padded to a round number of rows; ids that name no token still need an entry.
+    unused = gguf.TokenType.UNUSED
+    entries = [by_id.get(number, (f"[PAD{number}]", unused)) for number in range(config.vocab_size)]
+    merges = [rule if isinstance(rule, str) else " ".join(rule) for rule in model.get("merges") or []]
+
+    generation = _read_object(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    source = _read_object(folder / "config.json")
+    number_of = {text: number for number, (text, _) in by_id.items()}
+
+    def special_id(name: str) -> Any:
+        """A special token's id, or list of ids: what generation is told goes before what the model and the tokenizer say."""
+        for place in (generation, source):
+            if place.get(f"{name}_token_id") is not None:
+                return place[f"{name}_token_id"]
+        text = settings.get(f"{name}_token")
+        return number_of.get(text.get("content") if isinstance(text, dict) else text)
+
+    eos, template = special_id("eos"), settings.get("chat_template")
+    template_file = folder / "chat_template.jinja"
+    if template_file.is_file():
+        template = template_file.read_text(encoding="utf-8")
+    return TokenizerFacts(
+        model="llama" if fallback else "gpt2",
+        pre=_pre_tokenizer(config, json.dumps(raw.get("pre_tokenizer"))),
+        tokens=[text.encode() for text, _ in entries],
+        types=[kind for _, kind in entries],
+        scores=[-float(number) for number in range(len(entries))] if fallback else None,
+        merges=merges,
+        bos=special_id("bos"),
+        eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        pad=special_id("pad"),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _pre_tokenizer(config: ModelConfig, text: str) -> str:
+    """llama.cpp's name for how text is split before merging. Prompts arrive as token ids, so a near miss is harmless."""
+    if config.architecture != "llama":
+        return "qwen2"
+    if "{1,3}" in text:
+        return "llama-bpe"
+    return "smollm" if "Digits" in text else "default"
+
+
+def _add_metadata(writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: Precision) -> None:
+    writer.add_file_type(_FILE_TYPES[precision.linear])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    if isinstance(config.rope_scaling, float):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_scaling)
+    writer.add_tokenizer_model(tokenizer.model)
+    writer.add_tokenizer_pre(tokenizer.pre)
+    writer.add_token_list(tokenizer.tokens)
+    writer.add_token_types(tokenizer.types)
+    if tokenizer.scores is not None:
+        writer.add_token_scores(tokenizer.scores)
+    else:
+        writer.add_token_merges(tokenizer.merges)
+    writer.add_add_bos_token(False)
+    if tokenizer.bos is not None:
+        writer.add_bos_token_id(tokenizer.bos)
+    if tokenizer.eos:
+        writer.add_eos_token_id(tokenizer.eos[0])
+    if len(tokenizer.eos) > 1:
+        writer.add_eot_token_id(tokenizer.eos[1])
+    if tokenizer.pad is not None:
+        writer.add_pad_token_id(tokenizer.pad)
+    if tokenizer.chat_template is not None:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+_FILE_TYPES: Final = {
+    gguf.GGMLQuantizationType.F32: gguf.LlamaFileType.ALL_F32,
+    gguf.GGMLQuantizationType.F16: gguf.LlamaFileType.MOSTLY_F16,
+    gguf.GGMLQuantizationType.BF16: gguf.LlamaFileType.MOSTLY_BF16,
+    gguf.GGMLQuantizationType.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    gguf.GGMLQuantizationType.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+    gguf.GGMLQuantizationType.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
+}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StageError(f"{path} is damaged: {error}", failure=FailureClass.USER, hint="download the model again") from error
+    if not isinstance(value, dict):
+        raise StageError(f"{path} is not a JSON object", failure=FailureClass.USER, hint="download the model again")
+    return value

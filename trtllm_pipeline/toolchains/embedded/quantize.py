@@ -1,0 +1,145 @@
+"""The precisions of the embedded toolchain, and rows of weights turned into GGUF blocks.
+
+The block formats are GGML's and so is the code that fills them: llama.cpp's shared library, which the runtime brings along,
+exports GGML's public `ggml_quantize_chunk`. It takes, where there is one, the importance of each input channel, and then
+chooses scales and codes that keep the importance-weighted squared error small.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.toolchains.embedded.safetensors import to_bfloat16
+
+Array = NDArray[np.float32]
+BLOCK: Final = 32
+"""Values that share a scale, in every quantized type used here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What the distance from the float reference may be, mean over the tokens of a text, measured through llama.cpp."""
+
+    kl: float
+    """Kullback-Leibler divergence of the next-token distribution, reference to converted, in nats."""
+    top1: float
+    """Least share of positions where both prefer the same token."""
+    perplexity: float
+    """Largest ratio of the perplexities, either way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How the weights of one precision are stored. Norms and biases are float32 in all of them."""
+
+    linear: GGMLQuantizationType
+    """The projections of the layers."""
+    embedding: GGMLQuantizationType
+    """Token embedding and output head. Quantized ones stay at 8 bits: they decide every token, and llama.cpp keeps them higher too."""
+    tolerance: Tolerance
+    calibrated: bool = False
+
+    @property
+    def group_size(self) -> int | None:
+        """Values that share a scale, or None where none is needed."""
+        return BLOCK if GGML_QUANT_SIZES[self.linear][0] == BLOCK else None
+
+
+_T: Final = GGMLQuantizationType
+PRECISIONS: Final[Mapping[str, Precision]] = {
+    "fp32": Precision(_T.F32, _T.F32, Tolerance(kl=1e-5, top1=0.995, perplexity=1.001)),
+    "fp16": Precision(_T.F16, _T.F16, Tolerance(kl=1e-3, top1=0.98, perplexity=1.005)),
+    "bf16": Precision(_T.BF16, _T.BF16, Tolerance(kl=5e-3, top1=0.96, perplexity=1.01)),
+    "int8_wo": Precision(_T.Q8_0, _T.Q8_0, Tolerance(kl=1e-2, top1=0.94, perplexity=1.02)),
+    # Both 4-bit ones take 4.5 bits a value. Round to nearest on an even grid, the embedded namesake of weight-only int4:
+    "int4_wo": Precision(_T.Q4_0, _T.Q8_0, Tolerance(kl=0.6, top1=0.6, perplexity=1.6)),
+    # Activation-aware: a grid that is denser near zero, and rounding weighted by the mean square of each input channel over a
+    # calibration set. It answers the observation of AWQ (arXiv 2306.00978) that a few channels matter most with weighting,
+    # as llama.cpp's importance matrices do, instead of with rescaled channels.
+    "int4_awq": Precision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.25, top1=0.75, perplexity=1.25), calibrated=True),
+}
+
+
+def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None = None) -> NDArray[Any]:
+    """`values` (rows, columns) in the form of `kind`: floats of the same shape, or uint8 blocks (rows, bytes).
+
+    `importance` (columns,) weighs the rounding error of each column. Raises StageError where values have no such form.
+    """
+    if kind == _T.F32:
+        return np.ascontiguousarray(values, dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise StageError("the weights contain NaN or infinity", failure=FailureClass.INFEASIBLE, hint="the model is damaged")
+    if kind == _T.F16:
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest > np.finfo(np.float16).max:
+            raise StageError(
+                f"a weight of {largest:g} does not fit fp16, which ends at 65504",
+                failure=FailureClass.INFEASIBLE,
+                hint="use precision bf16, fp32, int8_wo or int4_awq",
+            )
+        return values.astype(np.float16)
+    if kind == _T.BF16:
+        return to_bfloat16(values).view(np.uint8)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    if columns % block:
+        raise StageError(
+            f"rows of {columns} values do not divide into blocks of {block}",
+            failure=FailureClass.INFEASIBLE,
+            hint="use precision fp16 for this model",
+        )
+    source = np.ascontiguousarray(values, dtype=np.float32)
+    weights = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)
+    output = np.empty((rows, columns // block * block_bytes), dtype=np.uint8)
+    quantize_chunk = _ggml_quantize_chunk()
+
+    def run(first: int, count: int) -> int:
+        return int(
+            quantize_chunk(
+                int(kind),
+                source.ctypes.data,
+                output.ctypes.data,
+                first * columns,
+                count,
+                columns,
+                None if weights is None else weights.ctypes.data,
+            )
+        )
+
+    # ctypes lets go of the interpreter lock, so threads do run side by side.
+    workers = max(1, min(os.cpu_count() or 1, rows // 64))
+    starts = [rows * index // workers for index in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        written = sum(pool.map(run, starts[:-1], np.diff(starts).tolist()))
+    if written != output.size:
+        raise StageError(f"GGML wrote {written} bytes of {kind.name} where {output.size} were expected")
+    return output
+
+
+@cache
+def _ggml_quantize_chunk() -> Any:
+    """GGML's quantizer: (type, source, destination, first value, rows, columns, importance) -> bytes written."""
+    import xllamacpp.xllamacpp as library
+
+    try:
+        function = ctypes.CDLL(library.__file__).ggml_quantize_chunk
+    except (OSError, AttributeError) as error:
+        raise StageError(
+            f"the installed xllamacpp ({library.__file__}) does not export ggml_quantize_chunk",
+            failure=FailureClass.USER,
+            hint="pip install --force-reinstall 'trtllm-pipeline[embedded]'",
+        ) from error
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    return function

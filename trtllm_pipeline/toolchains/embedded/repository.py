@@ -1,0 +1,171 @@
+"""The program of the repository stage: the five models of a Triton repository around one engine.
+
+Names, types and shapes of all tensors are TensorRT-LLM's (`models/tensors.py`). Configurations are written as
+`ModelConfig` protobufs, so they always parse. The models' code stays in this package; what is written here is the few
+lines that fetch it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import Option, Work
+from trtllm_pipeline.toolchains.embedded.models import tensors
+from trtllm_pipeline.toolchains.embedded.runtime import Limits
+
+PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+MODELS: Final = (*PYTHON_MODELS, "ensemble")
+BLS_THREADS: Final = 64
+"""Requests one instance of the BLS model can have under way; they mostly wait."""
+
+OPTIONS: Final = (
+    Option("decoupled", "bool", "let models send several responses a request, as streaming needs", True),
+    Option("accumulate_tokens", "bool", "streamed responses of the BLS model carry all text so far", False),
+    Option("exclude_input_in_output", "bool", "answers without the prompt", True),
+    Option("add_special_tokens", "bool", "put the tokenizer's own special tokens around a prompt", True),
+    Option("skip_special_tokens", "bool", "leave special tokens out of the text", True),
+    Option("enable_kv_cache_reuse", "bool", "keep the KV cache of a prompt for the next one that starts alike", False),
+    Option("max_batch_size", "int", "most rows in one request; 0 takes the engine's", 0),
+    Option("max_queue_delay_microseconds", "int", "how long pre- and postprocessing wait to fill a batch", 0),
+    Option("preprocessing_instances", "int", "processes that encode prompts", 1),
+    Option("postprocessing_instances", "int", "processes that decode answers", 1),
+    Option("bls_instances", "int", "processes of the BLS model", 1),
+    Option("threads", "int", "threads of the engine; 0 chooses by model size and cores", 0),
+)
+"""Parameters of the stage and their defaults."""
+
+_MODEL_PY: Final = '''\
+"""Triton model `{name}`: its code is in the package trtllm_pipeline."""
+
+try:
+    from trtllm_pipeline.toolchains.embedded.models.{name} import TritonPythonModel  # noqa: F401
+except ImportError as error:
+    import sys
+
+    raise RuntimeError(
+        f"{{error}}. This repository needs the package trtllm-pipeline[embedded] in the Python that Triton's stub "
+        f"runs, which is {{sys.prefix}}: start it with `pipeline serve` or put that Python's folder first on PATH"
+    ) from error
+'''
+
+
+def run(work: Work) -> None:
+    """Write the repository into `work.out`. The engine folder of `work.inputs` holds the tokenizer as well."""
+    engine = work.inputs["engine"].absolute()
+    if not (engine / "tokenizer.json").is_file():
+        raise StageError(
+            f"{engine} has no tokenizer.json: text cannot be served without a fast tokenizer",
+            failure=FailureClass.INFEASIBLE,
+            hint="the model folder must have one; `pipeline build` puts it beside the engine",
+        )
+    write(work.out, engine, work.params)
+    print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
+
+
+def write(folder: Path, engine: Path, params: Mapping[str, Json]) -> None:
+    """Write the five models for `engine` into the empty `folder`. Missing `params` take the defaults of OPTIONS."""
+    settings: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    settings.update(params)
+    settings["max_batch_size"] = settings["max_batch_size"] or Limits.read(engine).max_batch_size
+    for name in MODELS:
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "config.pbtxt").write_text(config_text(name, engine, settings), encoding="utf-8")
+    for name in PYTHON_MODELS:
+        (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
+    # Triton wants a version folder, and an empty one does not survive every way of copying folders.
+    (folder / "ensemble" / "1" / ".keep").touch()
+
+
+def config_text(name: str, engine: Path, settings: Mapping[str, Any]) -> str:
+    """The config.pbtxt of model `name`, as protobuf text."""
+    from google.protobuf import text_format
+
+    return text_format.MessageToString(model_config(name, engine, settings))
+
+
+def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
+    """The ModelConfig of model `name`. `settings` holds every one of OPTIONS."""
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config = ModelConfig(name=name, max_batch_size=settings["max_batch_size"])
+    inputs, outputs = {
+        "preprocessing": (tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS),
+        "tensorrt_llm": (tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS),
+        "postprocessing": (tensors.POSTPROCESSING_INPUTS, tensors.POSTPROCESSING_OUTPUTS),
+        "tensorrt_llm_bls": (tensors.TEXT_INPUTS, tensors.TEXT_OUTPUTS),
+        "ensemble": (tensors.TEXT_INPUTS, tensors.TEXT_OUTPUTS),
+    }[name]
+    _add_tensors(config.input, inputs, output=False)
+    _add_tensors(config.output, outputs, output=True)
+    if name == "ensemble":
+        config.platform = "ensemble"
+        _add_steps(config)
+        return config
+    config.backend = "python"
+    instances, parameters = {
+        "preprocessing": (
+            settings["preprocessing_instances"],
+            {"tokenizer_dir": engine, "add_special_tokens": settings["add_special_tokens"]},
+        ),
+        "tensorrt_llm": (
+            1,
+            {
+                "gpt_model_path": engine,
+                "tokenizer_dir": engine,
+                "exclude_input_in_output": settings["exclude_input_in_output"],
+                "enable_kv_cache_reuse": settings["enable_kv_cache_reuse"],
+                "threads": settings["threads"],
+            },
+        ),
+        "postprocessing": (
+            settings["postprocessing_instances"],
+            {"tokenizer_dir": engine, "skip_special_tokens": settings["skip_special_tokens"]},
+        ),
+        "tensorrt_llm_bls": (
+            settings["bls_instances"],
+            {
+                "accumulate_tokens": settings["accumulate_tokens"],
+                "tensorrt_llm_model_name": tensors.ENGINE_MODEL,
+                "decoupled": settings["decoupled"],
+                "threads": BLS_THREADS,
+            },
+        ),
+    }[name]
+    config.instance_group.add(count=instances, kind="KIND_CPU")
+    for key, value in parameters.items():
+        config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)
+    if name in {"tensorrt_llm", "tensorrt_llm_bls"}:
+        config.model_transaction_policy.decoupled = settings["decoupled"]
+    else:
+        config.dynamic_batching.max_queue_delay_microseconds = settings["max_queue_delay_microseconds"]
+    return config
+
+
+def _add_tensors(field: Any, table: Sequence[tensors.Tensor], *, output: bool) -> None:
+    for tensor in table:
+        entry = field.add(name=tensor.name, data_type=f"TYPE_{tensor.type}", dims=tensor.dims)
+        if output:
+            continue
+        entry.optional = tensor.optional
+        entry.allow_ragged_batch = tensor.ragged
+        if tensor.scalar:
+            entry.reshape.SetInParent()  # an empty shape: the model sees the batch dimension only
+
+
+def _add_steps(config: Any) -> None:
+    """Wire client -> preprocessing -> tensorrt_llm -> postprocessing -> client."""
+    before = config.ensemble_scheduling.step.add(model_name="preprocessing", model_version=-1)
+    before.input_map.update(tensors.PREPROCESSING_STEP)
+    before.output_map.update({tensor.name: f"_{tensor.name}" for tensor in tensors.PREPROCESSING_OUTPUTS})
+    engine = config.ensemble_scheduling.step.add(model_name=tensors.ENGINE_MODEL, model_version=-1)
+    engine.input_map.update({name: f"_{source}" for name, source in tensors.ENGINE_STEP.items()})
+    engine.input_map.update(tensors.ENGINE_PASSED)
+    engine.output_map.update({"output_ids": "_TOKENS_BATCH", "sequence_length": "_SEQUENCE_LENGTH"})
+    engine.output_map.update({tensor.name: tensor.name for tensor in tensors.ENGINE_OUTPUTS[2:]})
+    after = config.ensemble_scheduling.step.add(model_name="postprocessing", model_version=-1)
+    after.input_map.update({"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH"})
+    after.output_map.update({"OUTPUT": "text_output"})
