@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import plan as planning
-from trtllm_pipeline.domain import Cell, Json, StageRunId
+from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId
 from trtllm_pipeline.errors import PlanError, UsageError
-from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.stages.base import SERVICE_FILE, write_json
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -241,6 +242,33 @@ def forecast(plan: Plan, store: Store | None) -> Forecast:
     )
 
 
+def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> dict[str, Json]:
+    """The plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
+    from trtllm_pipeline.execution import command_lines
+    from trtllm_pipeline.report.planfile import plan_to_json
+
+    artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
+
+    def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
+        inputs = {
+            name: f"{{attempt of {upstream}}}/{SERVICE_FILE}"
+            if plan.stage_runs[upstream].stage.scope is Scope.SERVICE
+            else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
+            for name, upstream in run.inputs.items()
+        }
+        return command_lines(run, inputs, "{attempt}")
+
+    return plan_to_json(
+        plan,
+        present=seen.present,
+        to_run=seen.to_run,
+        reasons=seen.reasons,
+        expected_s=seen.expected_s,
+        commands=commands,
+        run_id=run_id,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a run came to."""
@@ -257,10 +285,8 @@ def run(
     """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
     from trtllm_pipeline.execution import execute, machine
     from trtllm_pipeline.executors.local import LocalExecutor
-    from trtllm_pipeline.report.planfile import plan_to_json
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
-    from trtllm_pipeline.stages.base import write_json
 
     cells = select_cells(request)
     plan = plan_cells(cells, store, until=request.until)
@@ -273,7 +299,7 @@ def run(
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
         seen = forecast(plan, store)
-        write_json(folder / PLAN_FILE, plan_to_json(plan, store, seen, run_id=run_id))
+        write_json(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         write_lock(request, plan, folder / "lock")
         executor = LocalExecutor()
         outcome = execute(plan, store, executor, observer, run_id=run_id, machine=machine(), keep_going=keep_going)

@@ -117,7 +117,7 @@ class Client:
 
     def __init__(self, server: triton.Server) -> None:
         self.server = server
-        self.grpc_url = f"{triton.HOST}:{server.ports.grpc}"
+        self.grpc_url = f"{server.host}:{server.ports.grpc}"
 
     def generate(self, model: str = "ensemble", **body: object) -> tuple[int, dict[str, Any]]:
         status, answer = self.server.request("POST", f"/v2/models/{model}/generate", body, timeout_s=30)

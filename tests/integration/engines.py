@@ -80,7 +80,9 @@ def _write(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*byte_symbols(), "<|end|>", "<|pad|>"])
-    writer.add_token_types([1] * 128 + [3] * 130)  # 3, control: the bytes that are parts of characters, and the specials
+    writer.add_token_types(
+        [1] * 128 + [3] * 130
+    )  # 3, control: the bytes that are parts of characters, and the specials
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(END_ID)
     writer.add_bos_token_id(END_ID)

@@ -60,6 +60,7 @@ STAGES = (
         scope=Scope.SERVICE,
         options=(),
         params=lambda _cell: {},
+        resources=lambda _cell: Resources(exclusive=True),
     ),
     Stage(
         name="look",

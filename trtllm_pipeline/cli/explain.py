@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         emit_json({"schema": 1, "cells": explained})
     else:
-        for cell in explained:
-            emit("\n".join(_text(cell, full=args.stage is not None)))
+        for each in explained:
+            emit("\n".join(_text(each, full=args.stage is not None)))
     return 0
 
 

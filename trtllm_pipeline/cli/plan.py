@@ -9,6 +9,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.report.names import duration
 from trtllm_pipeline.runner import Forecast, Request
 from trtllm_pipeline.store.store import Store
 
@@ -45,9 +46,7 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
     plan = runner.plan_cells(runner.select_cells(request), store, until=request.until)
     seen = runner.forecast(plan, store)
     if as_json:
-        from trtllm_pipeline.report.planfile import plan_to_json
-
-        emit_json(plan_to_json(plan, store, seen))
+        emit_json(runner.plan_json(plan, store, seen))
     else:
         emit("\n".join(_text(plan, seen, verbose=verbose)))
     return 0
@@ -104,16 +103,3 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
             why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 0.4 s, 42 s, 3 min 20 s, 2 h 5 min."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"

@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         emit_json(runner.read_report(store, result.run_id))
     else:
-        print_report(result.rows, args.format)
+        print_report(
+            result.rows, args.format, run_id=result.run_id, matrix=str(request.matrix), workspace=store.workspace
+        )
     if result.outcome.interrupted:
         note("interrupted; go on with: pipeline resume" + _workspace(args))
     elif result.outcome.exit_code:

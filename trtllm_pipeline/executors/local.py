@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage, failure_of
-from trtllm_pipeline.process import Exited, Guardian, SpawnFailed
+from trtllm_pipeline.process import Exited, Guardian, Refused, Spawned
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import LOG
 
@@ -41,6 +42,8 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._guardian = Guardian()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._guardian, selectors.EVENT_READ)
         self._active: dict[StageRunId, _Active] = {}
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
@@ -56,9 +59,9 @@ class LocalExecutor:
             job.id,
             job.commands[active.command],
             env=active.environment,
-            cwd=job.attempt,
-            log=str(Path(job.attempt) / LOG),
-            fds=active.claims,
+            cwd=Path(job.attempt),
+            log=Path(job.attempt) / LOG,
+            claim_fds=active.claims,
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
@@ -74,31 +77,34 @@ class LocalExecutor:
         while True:
             starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
             remaining = max(0.0, until - time.monotonic())
-            happened = self._guardian.read_events(min(remaining, _READY_POLL_S) if starting else remaining)
+            self._selector.select(min(remaining, _READY_POLL_S) if starting else remaining)
             events: list[ExecutorEvent] = []
-            for event in happened:
-                events += self._exited(event)
+            for event in self._guardian.read_events():
+                if not isinstance(event, Spawned):
+                    events += self._over(event)
             events += self._newly_ready()
             self._enforce_limits()
             if events or time.monotonic() >= until:
                 return events
 
-    def _exited(self, event: Exited | SpawnFailed) -> list[ExecutorEvent]:
+    def _over(self, event: Exited | Refused) -> list[ExecutorEvent]:
+        """A command has ended, or could not begin: start the next, or end the job."""
         active = self._active[StageRunId(event.id)]
         job = active.job
-        if isinstance(event, SpawnFailed):
-            error: StageError | None = StageError(f"{job.stage}: cannot be started: {event.message}")
+        error: StageError | None = None
+        if isinstance(event, Refused):
+            error = StageError(f"{job.stage}: cannot be started: {event.message}")
         else:
-            active.cpu_s += event.user_s + event.system_s
+            active.cpu_s += event.user_s + event.sys_s
             active.max_rss_bytes = max(active.max_rss_bytes, event.max_rss_bytes)
-            if event.returncode == 0 and not active.timed_out:
-                active.command += 1
-                if active.command < len(job.commands) and not active.stopping:
+            if event.returncode != 0 or active.timed_out:
+                error = failure_of(job, event.returncode, timed_out=active.timed_out)
+            elif active.command + 1 < len(job.commands):
+                if not active.stopping:
+                    active.command += 1
                     self._spawn(active)
                     return []
-                error = None
-            else:
-                error = failure_of(job, event.returncode, timed_out=active.timed_out)
+                error = StageError(f"{job.stage}: stopped between two commands")
         del self._active[job.id]
         usage = Usage(time.monotonic() - active.started, active.cpu_s, active.max_rss_bytes)
         return [Ended(job.id, error, usage)]
@@ -121,4 +127,5 @@ class LocalExecutor:
 
     def close(self) -> None:
         """End everything that still runs, and wait for it."""
+        self._selector.close()
         self._guardian.close()

@@ -30,7 +30,7 @@ Progress = Callable[[float, float | None, str], None]
 
 _CHUNK_BYTES: Final = 1 << 20
 _GAIN_BYTES: Final = 1 << 20
-"""A connection that brought this much was worth its try: the count of failures starts again."""
+"""A connection that brought this much more than ever was worth its try: the count of failures starts again."""
 _LONGEST_WAIT_S: Final = 120.0
 """A hub that asks for more patience ends the attempt; the next one goes on where this one stopped."""
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -115,10 +115,10 @@ class Transfer:
         part = _part(target)
         self._count(_size(part))
         failures = mismatches = 0
+        furthest = _size(part)  # a file that is begun again has gained nothing until it is longer than ever
         while not self._stop.is_set():
-            before = _size(part)
             try:
-                if before != file.size:
+                if _size(part) != file.size:
                     self._receive(file, part)
                 wrong = mismatch(part, file)
                 if wrong is None:
@@ -133,7 +133,8 @@ class Transfer:
                         hint="name another source; if it persists, tell the owner of the model",
                     )
             except (httpx.TransportError, _BrokenOffError) as reason:
-                failures = 1 if _size(part) - before >= _GAIN_BYTES else failures + 1
+                failures = 1 if _size(part) >= furthest + _GAIN_BYTES else failures + 1
+                furthest = max(furthest, _size(part))
                 wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
                 if failures >= answers.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
                     stated = reason.error if isinstance(reason, _BrokenOffError) else None
@@ -176,7 +177,7 @@ class Transfer:
                 if status == 206:
                     raise _BrokenOffError("another range than asked for")
             with part.open("ab") as sink:
-                for chunk in response.iter_bytes(_CHUNK_BYTES):
+                for chunk in response.iter_bytes():
                     offset += len(chunk)
                     if offset > file.size:
                         break  # never more on the disk than announced

@@ -46,7 +46,16 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
         case "dict_type" | "model_type" | "model_attributes_type":
             return document.fault(where, f"must be a mapping of keys to values, not {_show(error['input'])}")
         case "tuple_type" | "list_type":
-            return document.fault(where, f"must be a list, such as [{_show(error['input'])}]")
+            value = error["input"]
+            example = "" if value is None or isinstance(value, dict) else f", such as [{_show(value)}]"
+            return document.fault(where, f"must be a list{example}")
+        case "string_type":
+            quote = "; write it in quotes" if isinstance(error["input"], int | float) else ""
+            return document.fault(where, f"must be text, not {_show(error['input'])}{quote}")
+        case "int_type" | "int_from_float":
+            return document.fault(where, f"must be a whole number, not {_show(error['input'])}")
+        case "string_pattern_mismatch":
+            return document.fault(where, f"{_show(error['input'])} is not of the form {error['ctx']['pattern']}")
         case "too_short":
             return document.fault(where, "must not be empty")
         case _:

@@ -136,8 +136,9 @@ def parse(text: str, name: str, *, lines: bool = True) -> Document:
         _fail(name, None, "is not text in UTF-8")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        last = text.rstrip("\n").count("\n")  # the end of the file is reported on the line after it
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-        _fail(name, mark.line + 1 if mark and lines else None, f"is not valid YAML: {problem}")
+        _fail(name, min(mark.line, last) + 1 if mark and lines else None, f"is not valid YAML: {problem}")
     if reader.faults:
         raise MatrixError(tuple(reader.faults))
     document = Document(name, None)

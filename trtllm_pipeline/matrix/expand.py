@@ -63,7 +63,7 @@ class _Rule:
     allowed: tuple[tuple[int, frozenset[str]], ...]
 
     def matches(self, point: Point) -> bool:
-        for position, values in self.allowed:  # `all` of a generator takes three times as long; this runs a lot
+        for position, values in self.allowed:  # noqa: SIM110  (three times as fast as `all`, and runs for every cell)
             if point[position] not in values:
                 return False
         return True
@@ -182,11 +182,13 @@ def _axes(loaded: LoadedMatrix, default_toolchain: str, faults: list[Fault]) -> 
         universe = dict.fromkeys((*own, *(point[position] for point in added)))
         segments = {value: _segment(name, value, list(values)) for value in universe}
         axes.append(_Axis(name, own, frozenset(universe), segments))
-        seen: dict[str, str] = {}
-        for index, value in enumerate(own):
-            if value in own[:index] or seen.setdefault(segments[value], value) != value:
-                message = f"cannot be told from another value in cell ids: both are {segments[value]}"
-                faults.append(loaded.document.fault(("axes", name, index), message))
+        # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
+        first: dict[str, int] = {}
+        for index, value in enumerate((*own, *(value for value in universe if value not in own))):
+            if first.setdefault(segments[value], index) != index:
+                at: KeyPath = ("axes", name, index) if index < len(own) else ("axes", name)
+                message = f"two values cannot be told apart in cell ids: both are {segments[value]}"
+                faults.append(loaded.document.fault(at, message))
     return axes
 
 
@@ -269,7 +271,9 @@ def _resolve(
                 for index, value in enumerate(values if isinstance(values, list | tuple) else (values,)):
                     hits = _matching(loaded, axis, value, default_toolchain)
                     if not hits and not loaded.axes_changed:
-                        place = (*at, axis.name, index) if isinstance(values, tuple | list) else (*at, axis.name)
+                        place = (*at, axis.name)
+                        if isinstance(loaded.document.get(place), list):
+                            place = (*place, index)
                         near = nearest(str(value), axis.universe)
                         faults.append(loaded.document.fault(place, f"{value!r} matches no value of {axis.name}{near}"))
                     found |= hits

@@ -160,7 +160,7 @@ def _recipes(
     for model, place in places.items():
         try:
             files[model] = _recipe_file(model, matrix)
-        except UsageError as error:  # noqa: PERF203
+        except UsageError as error:
             faults.append(document.fault(place, error.message))
         except MatrixError as error:
             about = [document.fault(place, str(fault)) for fault in error.faults]

@@ -465,9 +465,9 @@ def _setting_axes(item: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
 
 
 Axis = Annotated[tuple[T, ...], NonEmpty]
-Many = Annotated[
-    Annotated[tuple[T, ...], NonEmpty],
-    BeforeValidator(_tuple),
+Texts = Annotated[tuple[Text, ...], NonEmpty, BeforeValidator(_tuple, json_schema_input_type=Text | tuple[Text, ...])]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...], NonEmpty, BeforeValidator(_tuple, json_schema_input_type=BatchSize | tuple[BatchSize, ...])
 ]
 AxisToolchain = Literal["auto", "embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
 
@@ -501,12 +501,12 @@ class Where(Strict):
     model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "Values to match."}))
     __pydantic_extra__: dict[str, JsonValue]
 
-    model: Many[Text] | None = None
-    precision: Many[Text] | None = None
-    parallel: Many[Text] | None = None
-    max_batch_size: Many[BatchSize] | None = None
-    lengths: Many[Text] | None = None
-    toolchain: Many[Text] | None = None
+    model: Texts | None = None
+    precision: Texts | None = None
+    parallel: Texts | None = None
+    max_batch_size: BatchSizes | None = None
+    lengths: Texts | None = None
+    toolchain: Texts | None = None
 
 
 class AddedCell(Strict):

@@ -94,7 +94,7 @@ class Request:
 
     @property
     def output_tokens(self) -> int:
-        """n."""
+        """N."""
         return sum(self.tokens)
 
     @property
@@ -221,7 +221,7 @@ def analyze(events: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _level(concurrency: int, repeats: Mapping[int, Sequence[Request]]) -> dict[str, Any]:
-    windows = []
+    windows: list[dict[str, Any]] = []
     for repeat, requests in repeats.items():
         whole, steady = _whole(requests), _steady(requests, concurrency)
         windows.append({"repeat": repeat, "whole": whole, "steady": steady})

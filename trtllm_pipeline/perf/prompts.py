@@ -44,7 +44,7 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
             prompt = _prompt(json.loads(line), str(number), render)
         except json.JSONDecodeError as error:
             faults.append(Fault(str(path), number, "", f"not JSON: {error.msg} at column {error.colno}"))
-        except _Wrong as error:
+        except _RowError as error:
             faults.append(Fault(str(path), number, error.key, error.message))
         else:
             if prompt.id in prompts:
@@ -53,11 +53,13 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
     if not prompts and not faults:
         faults.append(Fault(str(path), None, "", "there is no prompt in this file"))
     if faults:
-        raise MatrixError(tuple(faults), hint='a line looks like {"input": "The capital of France is", "output": "Paris"}')
+        raise MatrixError(
+            tuple(faults), hint='a line looks like {"input": "The capital of France is", "output": "Paris"}'
+        )
     return tuple(prompts.values())
 
 
-class _Wrong(Exception):
+class _RowError(Exception):
     def __init__(self, key: str, message: str) -> None:
         self.key = key
         self.message = message
@@ -65,26 +67,26 @@ class _Wrong(Exception):
 
 def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
     if not isinstance(row, dict):
-        raise _Wrong("", "expected an object with `input`")
+        raise _RowError("", "expected an object with `input`")
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
-        raise _Wrong("input", "expected exactly one of `input`, `text_input` and `messages`")
+        raise _RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
     text = row[given[0]]
     if given[0] == "messages":
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
-            raise _Wrong("messages", "expected a list of objects with `role` and `content`")
+            raise _RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
-            raise _Wrong("messages", "this model has no chat template; give `input`")
+            raise _RowError("messages", "this model has no chat template; give `input`")
         text = render(text)
     if not isinstance(text, str) or not text.strip():
-        raise _Wrong(given[0], "expected a text that is not empty")
+        raise _RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise _Wrong("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+        raise _RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     output = row.get("output", [])
     references = [output] if isinstance(output, str) else output
     if not isinstance(references, list) or not all(isinstance(item, str) and item.strip() for item in references):
-        raise _Wrong("output", "expected a text or a list of texts")
+        raise _RowError("output", "expected a text or a list of texts")
     return Prompt(str(row.get("id", default_id)), text, max_tokens, tuple(references))
 
 
@@ -122,7 +124,7 @@ def chat_renderer(model: Path) -> Render | None:
         try:
             return template.render(messages=messages, add_generation_prompt=True, **tokens)
         except TemplateError as error:
-            raise _Wrong("messages", f"the chat template refuses them: {error}") from error
+            raise _RowError("messages", f"the chat template refuses them: {error}") from error
 
     return render
 

@@ -173,5 +173,3 @@ def read_plan(path: Path) -> Outline:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{path}: not a plan: {error}", hint="`pipeline run` writes one when it starts") from error
-
-

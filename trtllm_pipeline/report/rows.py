@@ -169,7 +169,7 @@ def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row,
 def rows_of(shape: Outline, store: Store) -> tuple[Row, ...]:
     """One row for each cell of a plan file, from what the store holds now."""
     seen = standings(shape, store)
-    return tuple(_row(cell, shape, seen, store.workspace) for cell in shape.cells)
+    return tuple(_row(cell, shape, seen, store.workspace, interrupted=True) for cell in shape.cells)
 
 
 def _row(
@@ -178,7 +178,7 @@ def _row(
     seen: Mapping[StageRunId, Standing],
     workspace: Path,
     *,
-    interrupted: bool = False,
+    interrupted: bool,
 ) -> Row:
     if cell.reason is not None:
         return Row(cell.id, cell.axes, CellStatus.INFEASIBLE, reason=cell.reason)
@@ -212,14 +212,16 @@ def _row(
 
 
 def _status(every: list[StageStatus], results: list[StageStatus], *, interrupted: bool) -> CellStatus:
-    """A cell's status, from those of all its stage runs and of those that leave results."""
+    """A cell's status, from those of all its stage runs and of those that leave results.
+
+    `interrupted`: a cancelled stage run was cut short, not given up because another had failed.
+    """
     if StageStatus.FAILED in every:
         return CellStatus.FAILED
     if StageStatus.RUNNING in every or StageStatus.ELSEWHERE in every:
         return CellStatus.RUNNING
     if StageStatus.CANCELLED in every or StageStatus.PENDING in every or StageStatus.BLOCKED in every:
-        # Seen from the store, a stage run is cancelled only when an attempt at it was cut short.
-        cut = interrupted or StageStatus.CANCELLED in every and StageStatus.PENDING in every
+        cut = interrupted and StageStatus.CANCELLED in every
         return CellStatus.INTERRUPTED if cut else CellStatus.NOT_RUN
     return CellStatus.DONE if StageStatus.SUCCEEDED in results else CellStatus.UP_TO_DATE
 
@@ -272,10 +274,10 @@ def _levels(data: object) -> tuple[Level, ...]:
         if concurrency is not None:
             levels.append(
                 Level(
-                    concurrency,
-                    _count(entry.get("requests")),
-                    _count(entry.get("failures")),
-                    *(_number(entry.get(name)) for name in _RATES),
+                    concurrency=concurrency,
+                    requests=_count(entry.get("requests")),
+                    failures=_count(entry.get("failures")),
+                    **{name: _number(entry.get(name)) for name in _RATES},
                     latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
                 )
             )

@@ -109,9 +109,7 @@ def _running(attempt: AttemptRow | None) -> Standing:
 def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, Standing]) -> Standing:
     """Where a stage run stands that is neither there nor being worked on."""
     if attempt is not None and attempt.outcome == "failed":
-        return Standing(
-            StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt)
-        )
+        return Standing(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
     bad = (StageStatus.FAILED, StageStatus.BLOCKED)
     if any(need in found and found[need].status in bad for need in run.needs):
         return Standing(StageStatus.BLOCKED, log=_log(attempt))

@@ -15,7 +15,7 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -472,6 +472,21 @@ def deltas(events: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
             seen = agreed
 
 
+def parse_config(path: Path) -> model_config_pb2.ModelConfig:
+    """A config.pbtxt as the message the server sends. Fields of other Triton versions are left out.
+
+    Raises ServerError when it is not protobuf text.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
+    except (OSError, text_format.ParseError) as error:
+        raise ServerError(f"{path}: {error}") from error
+
+
 def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: str) -> service_pb2.ModelInferRequest:
     """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents."""
     from tritonclient.grpc import service_pb2
@@ -488,6 +503,14 @@ def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: st
             encoded = [str(item).encode() for item in values]
             request.raw_input_contents.append(b"".join(struct.pack("<I", len(item)) + item for item in encoded))
     return request
+
+
+def wire_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
+    """Data type of each tensor of a configuration by name, as requests and metadata spell it."""
+    from tritonclient.grpc import model_config_pb2
+
+    names = {tensor.name: model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_") for tensor in tensors}
+    return {name: "BYTES" if kind == "STRING" else kind for name, kind in names.items()}
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:

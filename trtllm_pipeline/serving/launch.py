@@ -3,9 +3,6 @@
 Ready is said by `service.json` in the attempt folder. SIGTERM and SIGINT end it in order, as does the end of the
 process that started it; a server that dies ends it with the cause and the tail of the log; a Python model process
 that dies is brought back.
-
-Ports are no property of a result, so they are no parameters: the environment variables PIPELINE_HTTP_PORT,
-PIPELINE_GRPC_PORT and PIPELINE_METRICS_PORT fix them, and free ones are taken otherwise.
 """
 
 from __future__ import annotations
@@ -13,84 +10,107 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, ServerError, UsageError
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import triton
-from trtllm_pipeline.stages.base import SERVICE_FILE, Option, Work, write_json
+from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"
 BLS_MODEL: Final = "tensorrt_llm_bls"
 LOG_FILE: Final = "server.log"
+THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
+"""Tells the embedded engine model how many threads to use; a repository is the same for every machine."""
 STARTS: Final = 3
 """Tries to find free ports: another program may take one between the test and the server's start."""
 REPAIRS: Final = 3
 """Deaths of Python model processes after which the server is given up."""
 LOOK_EVERY_S: Final = 0.5
 
-OPTIONS: Final = (
-    Option("ready_timeout_s", "float", "how long the server may take to load its models", 300.0),
-    Option("log_verbose", "int", "Triton's verbose log level", 0),
-)
-"""Parameters of the stage and their defaults."""
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The stage's parameters. Port 0 means any free one, `threads` 0 the engine's own choice."""
+
+    threads: int = 0
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    host: str = triton.LOOPBACK
+    ready_timeout_s: float = 300.0
+    stop_timeout_s: float = triton.STOP_TIMEOUT_S
+
+    @staticmethod
+    def of(params: Mapping[str, Json]) -> Settings:
+        """Those of the parameters that are meant for this program."""
+        known: dict[str, Any] = {name: params[name] for name in Settings.__dataclass_fields__ if name in params}
+        return Settings(**known)
+
+    def ports(self) -> triton.Ports:
+        """The ports asked for, with free ones for the rest. Raises ServerError for one that is taken."""
+        asked = dict(zip(triton.Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
+        fixed = {name: port for name, port in asked.items() if port}
+        ports = triton.free_ports(self.host)._replace(**fixed)
+        if busy := sorted(set(triton.busy_ports(ports, self.host)) & set(fixed.values())):
+            raise ServerError(
+                f"port {', '.join(map(str, busy))} of {self.host} is taken by another program",
+                failure=FailureClass.TRANSIENT,
+                hint="choose another, or 0 for a free one",
+            )
+        return ports
 
 
 def run(work: Work) -> None:
     """Serve `work.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
-    settings = {option.name: work.params.get(option.name, option.default) for option in OPTIONS}
+    settings = Settings.of(work.params)
     repository = work.inputs["repository"]
-    python_models = sum(1 for _ in repository.glob("*/1/model.py"))
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
     installed = triton.find()
-    triton.check(installed, python_models)
-    ports = chosen_ports()
+    triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
     with told_to_end() as ended:
-        server = start(installed, work, ports, float(str(settings["ready_timeout_s"])), int(str(settings["log_verbose"])), ended)
+        server = start(installed, work, settings, ended)
         try:
             if not ended.is_set():
-                write_json(work.attempt / SERVICE_FILE, service(server))
-                print(f"ready: http {triton.HOST}:{server.ports.http}, grpc {triton.HOST}:{server.ports.grpc}")  # noqa: T201
+                said = service(server)
+                write_json(work.attempt / SERVICE_FILE, said)
+                print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
                 watch(server, ended)
         finally:
             (work.attempt / SERVICE_FILE).unlink(missing_ok=True)
-            server.stop()
+            server.stop(settings.stop_timeout_s)
 
 
-def start(
-    installed: triton.Triton,
-    work: Work,
-    ports: triton.Ports | None,
-    timeout_s: float,
-    verbose: int,
-    ended: threading.Event,
-) -> triton.Server:
+def start(installed: triton.Triton, work: Work, settings: Settings, ended: threading.Event) -> triton.Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
-    for attempt in range(1, STARTS + 1):
+    variables = {THREADS_VARIABLE: str(settings.threads)}
+    if settings.threads:
+        variables["OMP_NUM_THREADS"] = str(settings.threads)
+    starts = 0
+    while True:
+        starts += 1
         server = triton.start(
             installed,
             work.inputs["repository"],
             (MODEL, BLS_MODEL),
             folder=work.attempt / "backends",
             log=work.attempt / LOG_FILE,
-            ports=ports or triton.free_ports(),
-            verbose=verbose,
+            ports=settings.ports(),
+            host=settings.host,
+            variables=variables,
         )
         try:
-            server.wait_ready(timeout_s, ended)
-        except ServerError as error:
-            server.stop()
-            if ports is not None or error.failure is not FailureClass.TRANSIENT or attempt == STARTS:
-                raise
-        except BaseException:
-            server.stop()
-            raise
-        else:
+            server.wait_ready(settings.ready_timeout_s, ended)
             return server
-    raise AssertionError("the last try returns or raises")
+        except BaseException as error:
+            server.stop(settings.stop_timeout_s)
+            passing = isinstance(error, ServerError) and error.failure is FailureClass.TRANSIENT
+            if not passing or starts == STARTS:
+                raise
 
 
 def watch(server: triton.Server, ended: threading.Event) -> None:
@@ -107,13 +127,13 @@ def watch(server: triton.Server, ended: threading.Event) -> None:
         repairs += 1
         if repairs > REPAIRS:
             raise ServerError(
-                f"the process of model {names} died; it is the {repairs}th such death, so the server is given up",
+                f"the process of model {names} died, the {repairs}th such death; the server is given up",
                 hint=f"{server.log} may say why; a kernel short of memory kills without a word",
                 log=server.log,
             )
-        print(f"the process of model {names} died; loading the models again")  # noqa: T201
+        print(f"the process of model {names} died; loading the models again", flush=True)  # noqa: T201
         server.reload()
-        print("the models are ready again")  # noqa: T201
+        print("the models are ready again", flush=True)  # noqa: T201
 
 
 def service(server: triton.Server) -> dict[str, object]:
@@ -121,37 +141,12 @@ def service(server: triton.Server) -> dict[str, object]:
     return {
         "schema": 1,
         "pid": server.process.pid,
-        **{name: f"{triton.HOST}:{port}" for name, port in server.ports._asdict().items()},
+        **{name: f"{server.host}:{port}" for name, port in server.ports._asdict().items()},
         "model": MODEL,
         "bls_model": BLS_MODEL,
         "server": server.description(),
         "log": LOG_FILE,
     }
-
-
-def chosen_ports() -> triton.Ports | None:
-    """The ports the environment asks for, or None; those it leaves out are free ones.
-
-    Raises UsageError for something that is no port, ServerError for a port that is taken.
-    """
-    wanted: dict[str, int] = {}
-    for name in triton.Ports._fields:
-        value = os.environ.get(f"PIPELINE_{name.upper()}_PORT")
-        if not value:
-            continue
-        if not value.isdigit() or not 0 < int(value) < 65536:
-            raise UsageError(f"PIPELINE_{name.upper()}_PORT is {value!r}; a port is a number from 1 to 65535")
-        wanted[name] = int(value)
-    if not wanted:
-        return None
-    ports = triton.free_ports()._replace(**wanted)
-    if busy := triton.busy_ports(ports):
-        raise ServerError(
-            f"port {', '.join(map(str, busy))} of {triton.HOST} is taken by another program",
-            failure=FailureClass.TRANSIENT,
-            hint="choose another, or leave the variable out to get a free one",
-        )
-    return ports
 
 
 @contextmanager

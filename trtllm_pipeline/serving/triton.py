@@ -23,14 +23,14 @@ import sysconfig
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 
-HOST: Final = "127.0.0.1"
+LOOPBACK: Final = "127.0.0.1"
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 STUB: Final = "triton_python_backend_stub"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
@@ -38,13 +38,14 @@ SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
 EXIT_TIMEOUT_S: Final = 5
 """How long Triton waits for requests in flight when it is asked to end."""
-UNLOAD_TIMEOUT_S: Final = 2.5
-KILL_AFTER_S: Final = EXIT_TIMEOUT_S + 3
-"""An open gRPC stream keeps Triton 2.51 from ending at all, so it is killed after this."""
+STOP_TIMEOUT_S: Final = 10.0
+"""An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
+UNLOAD_SHARE: Final = 0.3
+"""How much of the time to stop is spent on unloading models before the server is asked to end with them."""
 
 
 class Ports(NamedTuple):
-    """The three ports of a server, on loopback."""
+    """The three ports of a server."""
 
     http: int
     grpc: int
@@ -176,23 +177,23 @@ def link_backends(triton: Triton, folder: Path) -> Path:
     return folder
 
 
-def free_ports() -> Ports:
-    """Three ports of loopback that nobody listens on now."""
+def free_ports(host: str = LOOPBACK) -> Ports:
+    """Three ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:
-            each.bind((HOST, 0))
+            each.bind((host, 0))
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def busy_ports(ports: Ports) -> list[int]:
+def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
     """Those of `ports` that cannot be listened on."""
     busy = []
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                probe.bind((host, port))
             except OSError:
                 busy.append(port)
     return busy
@@ -208,12 +209,14 @@ class Server:
     prefix: str
     """How its files in shared memory start."""
     models: tuple[str, ...]
+    host: str = LOOPBACK
+    """Where to reach it."""
     stubs: dict[int, str] = field(default_factory=dict)
     """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
-        connection = http.client.HTTPConnection(HOST, self.ports.http, timeout=timeout_s)
+        connection = http.client.HTTPConnection(self.host, self.ports.http, timeout=timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
@@ -276,16 +279,17 @@ class Server:
             raise ServerError(f"Triton does not answer while models are loaded again: {error}", log=self.log) from error
         self.stubs = self._live_stubs()
 
-    def stop(self) -> int | None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
         """End the server and everything of it: ask, wait, kill, clean up. Returns its exit status."""
+        deadline = time.monotonic() + timeout_s
         stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
-            if self._unload():
+            if self._unload(UNLOAD_SHARE * timeout_s):
                 self.process.kill()
             else:
                 self.process.terminate()
             try:
-                self.process.wait(KILL_AFTER_S)
+                self.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -296,7 +300,7 @@ class Server:
         remove_shared_memory(self.prefix)
         return self.process.returncode
 
-    def _unload(self) -> bool:
+    def _unload(self, timeout_s: float) -> bool:
         """Unload all models; whether all were gone in time. The server has nothing to lose then.
 
         Asked to end with its models loaded, Triton takes seconds longer: it looks once a second whether they are gone.
@@ -305,7 +309,7 @@ class Server:
             for model in self.models:
                 body = {"parameters": {"unload_dependents": True}}
                 self.request("POST", f"/v2/repository/models/{model}/unload", body, timeout_s=1)
-            deadline = time.monotonic() + UNLOAD_TIMEOUT_S
+            deadline = time.monotonic() + timeout_s
             while time.monotonic() < deadline:
                 if not self._live_stubs():
                     return True
@@ -327,11 +331,20 @@ class Server:
 
 
 def start(
-    triton: Triton, repository: Path, models: Sequence[str], *, folder: Path, log: Path, ports: Ports, verbose: int = 0
+    triton: Triton,
+    repository: Path,
+    models: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    ports: Ports,
+    host: str = LOOPBACK,
+    variables: Mapping[str, str] | None = None,
 ) -> Server:
     """Start `triton` on `repository` with `models` and what they need, in this process's session and group.
 
-    `folder` takes the links to the backends. The server's output is appended to `log`.
+    `folder` takes the links to the backends, `variables` are added to the environment. The server's output is
+    appended to `log`.
     """
     remove_stale_shared_memory()
     prefix = f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
@@ -341,20 +354,23 @@ def start(
         f"--backend-directory={link_backends(triton, folder)}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
-        *(f"--{name}-address={HOST}" for name in Ports._fields),
+        *(f"--{name}-address={host}" for name in Ports._fields),
         *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-        f"--log-verbose={verbose}",
     ]
     if setpriv := shutil.which("setpriv"):
         # Should this process be killed, the kernel ends the server: a second line behind whoever watches the group.
         command = [setpriv, "--pdeathsig", "KILL", *command]
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment(triton)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment(triton), **(variables or {})},
         )
-    return Server(process, ports, log, prefix, tuple(models))
+    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in {"0.0.0.0", "::"} else host)
 
 
 _FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (

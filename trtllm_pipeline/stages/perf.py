@@ -53,7 +53,8 @@ def run(work: Work) -> None:
 async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
     service = Service.read(work.inputs["service"])
     concurrency = work.params["concurrency"]
-    if not (isinstance(concurrency, list) and concurrency and all(type(c) is int and c > 0 for c in concurrency)):
+    concurrencies = [c for c in concurrency if isinstance(c, int) and c > 0] if isinstance(concurrency, list) else []
+    if not concurrencies or concurrencies != concurrency:
         raise StageError(
             f"concurrency: expected a list of positive integers, got {concurrency!r}", failure=FailureClass.USER
         )
@@ -62,7 +63,7 @@ async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
     protocol, model = str(work.params.get("protocol") or "grpc"), str(work.params.get("model") or service.model)
     plan = levels(
         prompts,
-        concurrency,
+        concurrencies,
         requests=int(number(work, "requests")),
         warmup_requests=int(number(work, "warmup_requests", 2)),
         repeats=int(number(work, "repeats", 1)),
@@ -94,4 +95,3 @@ async def _server(client: Client, at: str) -> dict[str, Any]:
     pid = client.service.pid
     ready = all((await client.ready()).values())
     return {"at": at, "pid": pid, "since": None if pid is None else running_since(pid), "ready": ready}
-

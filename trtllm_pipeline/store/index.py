@@ -204,7 +204,8 @@ class Index:
         query = f"SELECT {columns} FROM attempts WHERE id IN (SELECT max(id) FROM attempts GROUP BY fingerprint)"  # noqa: S608
         for row in self._db.execute(query):
             if row[3] in wanted:
-                found[row[3]] = AttemptRow(*row[:5], Path(row[5]), *row[6:])
+                values = (*row[:5], Path(row[5]), *row[6:])
+                found[row[3]] = AttemptRow(*values)
         return found
 
     # runs

@@ -71,7 +71,7 @@ def _convert_files(cell: Cell) -> Mapping[str, str]:
         return {}
     calibration = cell.settings["quantize"]["calibration"]
     assert isinstance(calibration, dict)
-    return {"calibration": str(calibration["data"])}
+    return {"calibration_data": str(calibration["data"])}
 
 
 CONVERT = Stage(
@@ -85,7 +85,7 @@ CONVERT = Stage(
         Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, ...}"),
     ),
     params=_convert_params,
-    file_names=("calibration",),
+    file_names=("calibration_data",),
     files=_convert_files,
     section="quantize",
     identity=("gguf",),

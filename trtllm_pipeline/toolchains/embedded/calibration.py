@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,11 @@ class Importance:
     """Weight name -> mean square of each of its input channels, (in_features,)."""
     samples: int
     tokens: int
+
+
+def default_set() -> Path:
+    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
+    return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
 
 
 def read_samples(path: Path, limit: int) -> list[str]:

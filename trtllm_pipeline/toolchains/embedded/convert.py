@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +69,7 @@ class TensorPlan:
     source: str
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
-    rotated_heads: int = 0
+    rotated_heads: int
     """Number of heads whose rows change places; 0 where none do."""
 
 
@@ -172,15 +172,26 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
     for source, shape in expected.items():
         if weights.shape(source) != shape:
             raise refused(path, f"{source} has shape {list(weights.shape(source))}, its config says {list(shape)}")
-        heads, kind = 0, gguf.GGMLQuantizationType.F32
-        if config.architecture == "llama" and source.endswith("self_attn.q_proj.weight"):
-            heads = config.num_heads
-        elif config.architecture == "llama" and source.endswith("self_attn.k_proj.weight"):
-            heads = config.num_kv_heads
+        kind = gguf.GGMLQuantizationType.F32
         if len(shape) == 2:
             kind = precision.embedding if source in {EMBEDDING, HEAD} else precision.linear
-        plans.append(TensorPlan(gguf_name(source), source, shape, kind, heads))
+        plans.append(TensorPlan(gguf_name(source), source, shape, kind, rotated_heads(config, source)))
     return plans
+
+
+def plan_names(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
+    """Of each tensor its name in the folder, its name in the GGUF file, and the heads whose rows change places."""
+    for source, _ in _expected_tensors(config):
+        yield source, gguf_name(source), rotated_heads(config, source)
+
+
+def rotated_heads(config: ModelConfig, source: str) -> int:
+    """Number of heads of a tensor whose rows change places in GGUF; 0 where none do."""
+    if config.architecture != "llama":
+        return 0
+    if source.endswith("self_attn.q_proj.weight"):
+        return config.num_heads
+    return config.num_kv_heads if source.endswith("self_attn.k_proj.weight") else 0
 
 
 def gguf_name(source: str) -> str:
@@ -282,16 +293,11 @@ def _calibrate(work: Work, folder: Path, config: ModelConfig, weights: Weights) 
     asked = work.params.get("calibration") or {}
     settings = {**CALIBRATION_DEFAULTS, **asked} if isinstance(asked, dict) else dict(CALIBRATION_DEFAULTS)
     length = min(int(str(settings["max_length"])), config.max_position_embeddings)
-    path = work.files.get("calibration") or default_calibration()
+    path = work.files.get("calibration_data") or calibration.default_set()
     texts = calibration.read_samples(path, int(str(settings["samples"])))
     encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
     samples = [row.ids[:length] for row in encoded]
     return calibration.calibrate(config, weights, samples, lambda done, total: work.progress(done, total, "layers"))
-
-
-def default_calibration() -> Path:
-    """The calibration set that comes with the package."""
-    return Path(str(resources.files("trtllm_pipeline") / "data" / "calibration" / "general.jsonl"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +332,13 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     fallback = bool(model.get("byte_fallback"))
     normal = gguf.TokenType.NORMAL
     by_id = {number: (text, normal) for text, number in model["vocab"].items()}
-    if fallback:
-        by_id |= {n: (t, gguf.TokenType.BYTE) for n, (t, _) in by_id.items() if len(t) == 6 and t.startswith("<0x")}
+    # llama.cpp holds back tokens until they complete a character, and a runtime that speaks in ids would never see them.
+    # Control tokens have no text, so nothing is held back: that is what tokens cut within a character are marked as.
+    for number, (text, _) in by_id.items():
+        if fallback and len(text) == 6 and text.startswith("<0x"):
+            by_id[number] = (text, gguf.TokenType.BYTE if int(text[3:5], 16) < 0x80 else gguf.TokenType.CONTROL)
+        elif not fallback and not _is_whole(text):
+            by_id[number] = (text, gguf.TokenType.CONTROL)
     for added in raw.get("added_tokens") or []:
         special = gguf.TokenType.CONTROL if added.get("special") else gguf.TokenType.USER_DEFINED
         by_id[added["id"]] = (added["content"], special)
@@ -367,6 +378,27 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
         pad=special_id("pad"),
         chat_template=template if isinstance(template, str) else None,
     )
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE: printable Latin-1 stands for itself, the other bytes for characters from U+0100 on.
+
+    Source: the GPT-2 encoder, https://github.com/openai/gpt-2/blob/master/src/encoder.py
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a byte-level token is whole UTF-8 characters."""
+    table = _byte_of_character()
+    try:
+        bytes(table[character] for character in text).decode()
+    except (KeyError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def _pre_tokenizer(config: ModelConfig, text: str) -> str:

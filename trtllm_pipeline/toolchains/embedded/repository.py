@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.base import Option, Work
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.embedded import REPOSITORY
 from trtllm_pipeline.toolchains.embedded.models import tensors
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
@@ -21,22 +22,6 @@ PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tens
 MODELS: Final = (*PYTHON_MODELS, "ensemble")
 BLS_THREADS: Final = 64
 """Requests one instance of the BLS model can have under way; they mostly wait."""
-
-OPTIONS: Final = (
-    Option("decoupled", "bool", "let models send several responses a request, as streaming needs", True),
-    Option("accumulate_tokens", "bool", "streamed responses of the BLS model carry all text so far", False),
-    Option("exclude_input_in_output", "bool", "answers without the prompt", True),
-    Option("add_special_tokens", "bool", "put the tokenizer's own special tokens around a prompt", True),
-    Option("skip_special_tokens", "bool", "leave special tokens out of the text", True),
-    Option("enable_kv_cache_reuse", "bool", "keep the KV cache of a prompt for the next one that starts alike", False),
-    Option("max_batch_size", "int", "most rows in one request; 0 takes the engine's", 0),
-    Option("max_queue_delay_microseconds", "int", "how long pre- and postprocessing wait to fill a batch", 0),
-    Option("preprocessing_instances", "int", "processes that encode prompts", 1),
-    Option("postprocessing_instances", "int", "processes that decode answers", 1),
-    Option("bls_instances", "int", "processes of the BLS model", 1),
-    Option("threads", "int", "threads of the engine; 0 chooses by model size and cores", 0),
-)
-"""Parameters of the stage and their defaults."""
 
 _MODEL_PY: Final = '''\
 """Triton model `{name}`: its code is in the package trtllm_pipeline."""
@@ -67,10 +52,10 @@ def run(work: Work) -> None:
 
 
 def write(folder: Path, engine: Path, params: Mapping[str, Json]) -> None:
-    """Write the five models for `engine` into the empty `folder`. Missing `params` take the defaults of OPTIONS."""
-    settings: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    """Write the five models for `engine` into the empty `folder`. `params` are REPOSITORY's; its defaults stand in."""
+    settings: dict[str, Any] = {option.name: option.default for option in REPOSITORY.options}
+    settings["max_batch_size"] = Limits.read(engine).max_batch_size
     settings.update(params)
-    settings["max_batch_size"] = settings["max_batch_size"] or Limits.read(engine).max_batch_size
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config_text(name, engine, settings), encoding="utf-8")
@@ -88,7 +73,7 @@ def config_text(name: str, engine: Path, settings: Mapping[str, Any]) -> str:
 
 
 def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
-    """The ModelConfig of model `name`. `settings` holds every one of OPTIONS."""
+    """The ModelConfig of model `name`. `settings` holds all of REPOSITORY's options."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
     config = ModelConfig(name=name, max_batch_size=settings["max_batch_size"])
@@ -109,7 +94,7 @@ def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
     instances, parameters = {
         "preprocessing": (
             settings["preprocessing_instances"],
-            {"tokenizer_dir": engine, "add_special_tokens": settings["add_special_tokens"]},
+            {"tokenizer_dir": engine, "add_special_tokens": True},
         ),
         "tensorrt_llm": (
             1,
@@ -118,12 +103,11 @@ def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
                 "tokenizer_dir": engine,
                 "exclude_input_in_output": settings["exclude_input_in_output"],
                 "enable_kv_cache_reuse": settings["enable_kv_cache_reuse"],
-                "threads": settings["threads"],
             },
         ),
         "postprocessing": (
             settings["postprocessing_instances"],
-            {"tokenizer_dir": engine, "skip_special_tokens": settings["skip_special_tokens"]},
+            {"tokenizer_dir": engine, "skip_special_tokens": True},
         ),
         "tensorrt_llm_bls": (
             settings["bls_instances"],

@@ -400,7 +400,9 @@ def physical_cores() -> int:
     cores = set()
     for cpu in allowed:
         try:
-            cores.add(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii"))
+            cores.add(
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+            )
         except OSError:
             cores.add(str(cpu))
     count = len(cores)

@@ -94,6 +94,5 @@ def word_lists(batch: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]
     ends = [[sum(map(len, words[: i + 1])) for i in range(len(words))] for words in batch]
     length = max(1, *map(len, flat))
     return [
-        [ids + [0] * (length - len(ids)), offsets + [-1] * (length - len(offsets))]
-        for ids, offsets in zip(flat, ends)
+        [ids + [0] * (length - len(ids)), offsets + [-1] * (length - len(offsets))] for ids, offsets in zip(flat, ends)
     ]

@@ -7,6 +7,7 @@ A streamed response never ends within a character: such tokens wait for the next
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,11 @@ from trtllm_pipeline.toolchains.embedded.models.messages import (
     rows,
     tensor,
 )
-from trtllm_pipeline.toolchains.embedded.models.tensors import UNSUPPORTED, UNSUPPORTED_ENGINE_ONLY
+from trtllm_pipeline.toolchains.embedded.models.tensors import (
+    THREADS_VARIABLE,
+    UNSUPPORTED,
+    UNSUPPORTED_ENGINE_ONLY,
+)
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, Generation, RequestError, Runtime, Sampling
 
@@ -58,7 +63,7 @@ class TritonPythonModel:
         self._text = Text(settings["tokenizer_dir"])
         self._runtime = Runtime(
             Path(settings["gpt_model_path"]),
-            threads=int(settings["threads"]),
+            threads=int(os.environ.get(THREADS_VARIABLE) or 0),
             enable_kv_cache_reuse=flag(settings["enable_kv_cache_reuse"]),
         )
         self._lock = threading.Lock()
@@ -260,6 +265,4 @@ def _response(rows: Sequence[Row]) -> Any:
 
 
 def _empty() -> Any:
-    return response(
-        [tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)]
-    )
+    return response([tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)])

@@ -35,9 +35,7 @@ class Text:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ServerError(f"{path} cannot be read as a tokenizer: {error}") from error
-        self._special = {
-            index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        }
+        self._special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         layers = json.loads(path.read_text(encoding="utf-8"))
         self._byte_level = '"ByteLevel"' in json.dumps([layers.get("pre_tokenizer"), layers.get("decoder")])
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids

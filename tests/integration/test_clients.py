@@ -1,0 +1,187 @@
+"""The client against a server whose timeline is known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.perf.load import EventFile, Level, closed_loop
+from trtllm_pipeline.perf.prompts import Prompt
+from trtllm_pipeline.perf.scripted_server import Script, ScriptedServer, config, running
+from trtllm_pipeline.perf.stats import summary
+from trtllm_pipeline.serving.client import PROTOCOLS, STREAMING, Answer, Client, Generation, Service
+
+pytestmark = pytest.mark.integration
+
+TEXT = "héllo wörld again 😀 done"
+SCRIPTS = {
+    "plain": Script.of(TEXT, gap_s=0.002),
+    "empty parts": Script(((0, ""), (0.01, "a"), (0.01, ""), (0.02, "b"))),
+    "cut": Script(((0, "é"), (0.005, " ü"), (0.01, "😀 x")), cut=True),
+    "merged": Script(tuple((0, part) for part in "abcde"), merge=2),
+    "error": Script(((0, "x"),), error="the reason"),
+    "hang": Script(((0, "x"),), hang=True),
+    "grows": Script(((0, "a"), (0.001, "ab\ufffd"), (0.002, "ab😀c"))),
+}
+MODELS = {
+    "ensemble": config("ensemble"),
+    "plain": config("plain", decoupled=False),
+    "accumulating": config("accumulating", accumulate_tokens=True),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[ScriptedServer, Service]]:
+    with running(lambda _model, values: SCRIPTS[values["text_input"]], MODELS) as (server, raw):
+        yield server, Service(raw["http"], raw["grpc"], None, raw["pid"], "ensemble", None)
+
+
+def ask(
+    service: Service, protocol: str, *prompts: str, model: str | None = None, timeout_s: float = 5.0
+) -> list[Answer]:
+    """Answers to `prompts`, one after the other on one lane."""
+
+    async def run() -> list[Answer]:
+        name = model or ("plain" if protocol == "grpc_unary" else "ensemble")
+        async with Client(service, name, protocol, timeout_s=timeout_s) as client:
+            lane = client.lane()
+            return [await lane.generate(Generation(prompt, 5, {"top_k": 1})) for prompt in prompts]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service], protocol: str) -> None:
+    for answer in ask(server[1], protocol, "plain", "plain"):
+        assert answer.error is None
+        assert answer.text == TEXT
+        assert len(answer.events) == (5 if protocol in STREAMING else 1)
+        times = [time_ns for time_ns, _ in answer.events]
+        assert answer.first_byte_ns is not None
+        assert [answer.sent_ns, answer.first_byte_ns, *times, answer.end_ns] == sorted(
+            [answer.sent_ns, answer.first_byte_ns, *times, answer.end_ns]
+        )
+
+
+@pytest.mark.parametrize("protocol", sorted(STREAMING))
+def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Service], protocol: str) -> None:
+    (answer,) = ask(server[1], protocol, "empty parts")
+    assert [text for _, text in answer.events] == ["a", "b"]
+    assert answer.first_byte_ns is not None
+    assert answer.events[0][0] - answer.first_byte_ns > 5_000_000
+
+
+def test_cut_and_merged_server_sent_events(server: tuple[ScriptedServer, Service]) -> None:
+    cut, merged = ask(server[1], "http", "cut", "merged")
+    assert [text for _, text in cut.events] == ["é", " ü", "😀 x"]
+    assert merged.text == "abcde"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_failures_are_answers_and_the_next_request_is_fine(
+    server: tuple[ScriptedServer, Service], protocol: str
+) -> None:
+    failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=0.4)
+    assert failed.error is not None
+    assert "the reason" in failed.error
+    assert late.error == "no complete answer within 0.4 s"
+    assert [failed.text, late.text] == (["x", "x"] if protocol in STREAMING else ["", ""])
+    assert (good.text, good.error, again.text, again.error) == (TEXT, None, TEXT, None)
+
+
+@pytest.mark.parametrize("protocol", sorted(STREAMING))
+def test_accumulated_text_becomes_new_text(server: tuple[ScriptedServer, Service], protocol: str) -> None:
+    (answer,) = ask(server[1], protocol, "grows", model="accumulating")
+    assert [text for _, text in answer.events] == ["a", "b", "😀c"]
+
+
+def test_unary_requests_to_a_decoupled_model_are_refused_in_words(server: tuple[ScriptedServer, Service]) -> None:
+    (answer,) = ask(server[1], "grpc_unary", "plain", model="ensemble")
+    assert answer.error is not None
+    assert "decoupled" in answer.error
+
+
+def test_a_model_or_a_server_that_is_not_there(server: tuple[ScriptedServer, Service]) -> None:
+    with pytest.raises(ServerError, match="'nope' is not found"):
+        ask(server[1], "grpc", "plain", model="nope")
+    nobody = Service("127.0.0.1:9", "127.0.0.1:9", None, None, "ensemble", None)
+    with pytest.raises(ServerError, match=r"ensemble.*127\.0\.0\.1:9") as caught:
+        ask(nobody, "grpc", "plain")
+    assert caught.value.failure is FailureClass.TRANSIENT
+    with pytest.raises(ServerError, match="there is no protocol"):
+        ask(nobody, "carrier pigeon", "plain")
+
+
+def test_a_server_that_dies_fails_the_requests_it_had() -> None:
+    async def run(service: Service) -> list[Answer]:
+        async with Client(service, "ensemble", "grpc", timeout_s=5) as client:
+            lane = client.lane()
+            return [await lane.generate(Generation("x", 5)) for _ in range(2)]
+
+    with scripted("--first-ms", "300", die_after_s=0.15) as service:
+        for answer in asyncio.run(run(service)):
+            assert answer.error is not None
+            assert "UNAVAILABLE" in answer.error
+
+
+@pytest.mark.parametrize("protocol", sorted(STREAMING))
+def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
+    """16 streams of 20 events a second against a server in another process, which notes when it sent what."""
+    log, lanes = tmp_path / "log", 16
+    with scripted("--events", "6", "--log", str(log)) as service, (tmp_path / "events.jsonl").open("w") as file:
+        asyncio.run(_load(service, protocol, lanes, EventFile(file)))
+    truth = {}
+    for line in log.read_text().splitlines():
+        record = json.loads(line)
+        truth[record["prompt"]] = record
+    late_ms, records = [], [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    requests = [record for record in records if record["type"] == "request"]
+    assert len(requests) == len(truth) == 2 * lanes
+    for record in requests:
+        sent_ns = truth[record["prompt"]]["sent_ns"]
+        times_ns = [time_ns for time_ns, _ in record["events"]]
+        assert len(times_ns) == len(sent_ns) == 6
+        late_ms += [(got - sent) / 1e6 for got, sent in zip(times_ns, sent_ns, strict=True)]
+        assert record["sent_ns"] < truth[record["prompt"]]["received_ns"]
+    late = summary(late_ms)
+    assert late["min"] is not None
+    assert late["p50"] is not None
+    # Nothing arrives before it was sent; the bound is generous, since tests share their cores with others.
+    assert late["min"] > 0
+    assert late["p50"] < 5
+
+
+async def _load(service: Service, protocol: str, lanes: int, events: EventFile) -> None:
+    prompts = tuple(Prompt(str(number), str(number)) for number in range(2 * lanes))
+    async with Client(service, "ensemble", protocol, timeout_s=20) as client:
+        level = Level(lanes, 0, (), prompts)
+        await closed_loop(client, level, lambda prompt, _: Generation(prompt.text, 6), events, lambda: None)
+
+
+@contextmanager
+def scripted(*args: str, die_after_s: float | None = None) -> Iterator[Service]:
+    """A scripted server in a process of its own, ended in order so that it writes its log."""
+    command: list[str] = [sys.executable, "-m", "trtllm_pipeline.perf.scripted_server", *args]
+    if "--log" not in args:
+        command += ["--log", "/dev/null"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            raw: dict[str, Any] = json.loads(process.stdout.readline())
+            if die_after_s is not None:
+                import threading
+
+                threading.Timer(die_after_s, process.kill).start()
+            yield Service(raw["http"], raw["grpc"], None, raw["pid"], "ensemble", None)
+            process.communicate("", timeout=10)
+        finally:
+            process.kill()

@@ -1,0 +1,402 @@
+"""The guardian with real processes: what it reports, and that nothing survives what should end it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.process import Exited, Guardian, ProcessEvent, Refused, Spawned, run_command
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def guardian() -> Iterator[Guardian]:
+    with Guardian() as guardian:
+        yield guardian
+
+
+@pytest.fixture
+def nap() -> str:
+    """Seconds to sleep: minutes, and a number by which the sleepers of this test alone are found."""
+    return f"{random.randint(100, 200)}.{random.randrange(10**9):09}"
+
+
+def sleepers(nap: str) -> list[int]:
+    """Pids of the processes with this number on their command line."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else []
+        except OSError:
+            continue
+        if nap.encode() in words:
+            found.append(int(name))
+    return found
+
+
+def eventually(condition: Callable[[], object], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1, within_s: float = 15.0) -> list:
+    """All events until `count` of this kind have come; the ones of that kind."""
+    found: list = []
+    deadline = time.monotonic() + within_s
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"no {kind.__name__}"
+        select.select([guardian], [], [], 0.1)
+        found += [event for event in guardian.read_events() if isinstance(event, kind)]
+    return found
+
+
+def shell(guardian: Guardian, tmp_path: Path, script: str, run_id: str = "run", **options) -> Path:
+    log = tmp_path / "log"
+    options = {"env": os.environ, "cwd": tmp_path, "log": log} | options
+    guardian.spawn(run_id, ["sh", "-c", script], **options)
+    return log
+
+
+# What is reported.
+
+
+def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardian, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    code = (
+        "import os, sys; x = b'x' * 60_000_000; print(os.getcwd(), os.environ['COLOUR'], file=sys.stderr); sys.exit(3)"
+    )
+    environment = {"COLOUR": "green", "PATH": os.environ["PATH"]}
+    guardian.spawn("a", [sys.executable, "-S", "-c", code], env=environment, cwd=tmp_path, log=log)
+    (spawned,) = wait_for(guardian, Spawned)
+    (exited,) = wait_for(guardian, Exited)
+    assert spawned.id == exited.id == "a"
+    assert exited.returncode == 3
+    assert 60e6 < exited.max_rss_bytes < 200e6
+    assert 0 < exited.user_s + exited.sys_s <= exited.wall_s + 0.1 < 10
+    assert log.read_text() == f"before\n{tmp_path} green\n"
+    assert exited.swept == 0
+
+
+def test_a_process_is_a_session_with_default_signals_and_no_descriptors_of_others(
+    guardian: Guardian, tmp_path: Path
+) -> None:
+    code = (
+        "import os, signal; print(os.getsid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd')))[:-1],"
+        "[s.name for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN],"
+        "os.read(0, 1))"
+    )
+    guardian.spawn("a", [sys.executable, "-c", code], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
+    wait_for(guardian, Exited)
+    assert (tmp_path / "log").read_text() == "True [0, 1, 2] [] b''\n"
+
+
+def test_a_signal_that_ended_it_is_told(guardian: Guardian, tmp_path: Path) -> None:
+    shell(guardian, tmp_path, "kill -SEGV $$")
+    assert wait_for(guardian, Exited)[0].returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize(
+    ("argv", "options", "message"),
+    [
+        (["no-such-program"], {}, "cannot run no-such-program: No such file or directory"),
+        (["true"], {"env": {"PATH": "/nowhere"}}, "cannot run true: No such file or directory"),
+        (["/etc/passwd"], {}, "cannot run /etc/passwd: Permission denied"),
+        (["true"], {"cwd": Path("/no/such/folder")}, "cannot change to the folder /no/such/folder: No such file"),
+        (["true"], {"log": Path("/no/such/log")}, "cannot open the log /no/such/log: No such file or directory"),
+        (["true"], {"log": Path("/")}, "cannot open the log /: Is a directory"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_words(
+    guardian: Guardian, tmp_path: Path, argv: list[str], options: dict, message: str
+) -> None:
+    guardian.spawn("a", argv, **({"env": os.environ, "cwd": tmp_path, "log": tmp_path / "log"} | options))
+    (refused,) = wait_for(guardian, Refused)
+    assert refused.id == "a"
+    assert refused.message.startswith(message)
+    shell(guardian, tmp_path, "true")  # and it goes on
+    assert wait_for(guardian, Exited)[0].returncode == 0
+
+
+def test_an_environment_too_long_for_a_packet(guardian: Guardian, tmp_path: Path) -> None:
+    environment = {f"VARIABLE_{number}": "ü" * 50_000 for number in range(10)} | {"PATH": os.environ["PATH"]}
+    with (tmp_path / "claim").open("w") as claim:
+        log = shell(
+            guardian, tmp_path, "echo ${#VARIABLE_9}; ls /proc/self/fd", env=environment, claim_fd=claim.fileno()
+        )
+        assert wait_for(guardian, Exited)[0].returncode == 0
+    length, *fds = log.read_text().split()
+    assert length in ("50000", "100000")
+    assert len(fds) == 5  # three standard ones, the claim, and the folder that `ls` reads: not the long message
+
+
+def test_an_id_in_use_is_refused(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    shell(guardian, tmp_path, f"exec sleep {nap}")
+    shell(guardian, tmp_path, "true")
+    assert wait_for(guardian, Refused)[0].message.endswith("it runs already")
+
+
+# What is left behind.
+
+DAEMON = "(setsid sleep {nap} &)"
+BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
+
+
+@pytest.mark.parametrize("left", ["sleep {nap} &", DAEMON, "setsid sh -c 'sleep {nap} & sleep {nap}' & sleep 0.1"])
+def test_what_a_process_leaves_behind_ends_with_it(guardian: Guardian, tmp_path: Path, nap: str, left: str) -> None:
+    shell(guardian, tmp_path, left.format(nap=nap) + "; sleep 0.05; exit 5")
+    (exited,) = wait_for(guardian, Exited, within_s=2)
+    assert exited.returncode == 5
+    assert exited.swept >= 1
+    assert not sleepers(nap)
+
+
+def test_what_ignores_being_terminated_is_killed(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    shell(guardian, tmp_path, f"(trap '' TERM; exec sleep {nap}) & sleep 0.1")
+    began = time.monotonic()
+    wait_for(guardian, Exited)
+    assert 1.5 < time.monotonic() - began < 5
+    assert not sleepers(nap)
+
+
+def test_others_are_left_alone_when_one_ends(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    shell(guardian, tmp_path, f"{DAEMON.format(nap=nap)}; sleep {nap}", "stays")
+    assert eventually(lambda: len(sleepers(nap)) == 2)
+    for number in range(5):
+        shell(guardian, tmp_path, "sleep 0.01 & setsid sleep 0.01 & true", f"short {number}")
+    wait_for(guardian, Exited, 5)
+    assert len(sleepers(nap)) == 2
+
+
+def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
+    guardian: Guardian, tmp_path: Path, nap: str
+) -> None:
+    claim = tmp_path / "claim"
+    with claim.open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        shell(guardian, tmp_path, f"(trap '' TERM; exec setsid sleep {nap}) & sleep 0.3", claim_fd=ours.fileno())
+        wait_for(guardian, Spawned)
+    with claim.open() as other:
+        assert eventually(lambda: sleepers(nap))
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.6)  # the first process has ended, its daemon goes on ignoring what it is told
+        assert sleepers(nap)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        wait_for(guardian, Exited)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# Ending.
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+for signo in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signo, lambda signo, _: print(signal.Signals(signo).name, flush=True))
+subprocess.Popen(["sleep", sys.argv[1]], process_group=0) if sys.version_info >= (3, 11) else None
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    log = tmp_path / "log"
+    guardian.spawn("a", [sys.executable, "-c", STUBBORN, nap], env=os.environ, cwd=tmp_path, log=log)
+    assert eventually(lambda: "up" in log.read_text() if log.exists() else False)
+    began = time.monotonic()
+    guardian.end("a", 0.3)
+    (exited,) = wait_for(guardian, Exited)
+    assert 0.5 < time.monotonic() - began < 3
+    assert exited.returncode == -signal.SIGKILL
+    assert log.read_text().split() == ["up", "SIGINT", "SIGTERM"]
+    assert not sleepers(nap)
+
+
+def test_end_needs_no_force_for_what_obeys(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    shell(guardian, tmp_path, f"trap 'exit 7' INT; setsid sleep {nap} & sleep {nap}")
+    assert eventually(lambda: len(sleepers(nap)) == 2)
+    guardian.end("run", 30)
+    (exited,) = wait_for(guardian, Exited, within_s=5)
+    assert exited.returncode == 7
+    assert not sleepers(nap)
+
+
+def test_a_signal_goes_to_the_first_process_or_to_all(guardian: Guardian, tmp_path: Path, nap: str) -> None:
+    log = shell(
+        guardian, tmp_path, f"trap 'echo told' USR1; setsid sleep {nap} & while kill -0 $!; do sleep 0.05; done"
+    )
+    assert eventually(lambda: sleepers(nap))
+    guardian.signal("run", signal.SIGUSR1)
+    assert eventually(lambda: "told" in log.read_text())
+    assert sleepers(nap)
+    guardian.signal("run", signal.SIGUSR1, whole=True)
+    wait_for(guardian, Exited)
+    assert not sleepers(nap)
+    guardian.signal("run", signal.SIGUSR1)  # of one that is gone: nothing
+
+
+def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap: str) -> None:
+    guardian = Guardian()
+    log = shell(guardian, tmp_path, f"trap 'sleep 0.3; echo stopped; exit' TERM; sleep {nap} & wait")
+    shell(guardian, tmp_path, f"{DAEMON} ; {BARE_DAEMON}; sleep 0.2".format(nap=nap), "other", log=tmp_path / "other")
+    assert eventually(lambda: len(sleepers(nap)) == 3)
+    guardian.close()
+    assert log.read_text() == "stopped\n"
+    assert not sleepers(nap)
+    guardian.close()
+
+
+# Being killed.
+
+CLIENT = """
+import os, select, sys
+from pathlib import Path
+from trtllm_pipeline.process import Guardian
+folder, nap = Path(sys.argv[1]), sys.argv[2]
+guardian = Guardian()
+print(guardian.pid, flush=True)
+for number in range(20):
+    daemon = ["({setsid} sleep {nap} &)", "(env -i {setsid} {sleep} {nap} &)", "sleep {nap} &", "true;"][number % 4]
+    daemon = daemon.format(nap=nap, setsid="/usr/bin/setsid", sleep="/bin/sleep")
+    guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=folder, log=folder / "log")
+print("spawned", flush=True)
+while True:
+    select.select([guardian], [], [])
+    guardian.read_events()
+"""
+
+
+def client(tmp_path: Path, nap: str, **options) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CLIENT, str(tmp_path), nap]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("trial", range(8))
+def test_killing_the_pipeline_at_any_moment_leaves_nothing(tmp_path: Path, nap: str, trial: int) -> None:
+    with client(tmp_path, nap) as process:
+        pid = int(process.stdout.readline())
+        time.sleep(random.uniform(0, 0.25) if trial else 0)
+        process.kill()
+    assert eventually(lambda: not alive(pid))
+    assert not sleepers(nap)
+
+
+def test_signals_to_the_group_of_the_pipeline_do_not_reach_the_guardian(tmp_path: Path, nap: str) -> None:
+    with client(tmp_path, nap, start_new_session=True) as process:
+        pid = int(process.stdout.readline())
+        assert process.stdout.readline() == "spawned\n"
+        assert eventually(lambda: len(sleepers(nap)) == 35)
+        for signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, signo)
+        os.killpg(process.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        assert alive(pid)
+        assert len(sleepers(nap)) == 35
+        os.killpg(process.pid, signal.SIGKILL)
+    assert eventually(lambda: not alive(pid))
+    assert not sleepers(nap)
+
+
+def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: str) -> None:
+    with Guardian() as guardian:
+        shell(guardian, tmp_path, f"{DAEMON.format(nap=nap)}; sleep {nap}")
+        wait_for(guardian, Spawned)
+        assert eventually(lambda: len(sleepers(nap)) == 2)
+        os.kill(guardian.pid, signal.SIGKILL)
+        with pytest.raises(PipelineError, match="was killed"):
+            wait_for(guardian, Exited)
+        assert not sleepers(nap)
+
+
+# Cost.
+
+
+def test_starting_through_the_guardian_costs_about_what_starting_costs(
+    guardian: Guardian, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    def through_guardian(count: int) -> float:
+        began = time.perf_counter()
+        for number in range(2):
+            guardian.spawn(str(number), ["/bin/true"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
+        started, ended = 2, 0
+        while ended < count:
+            select.select([guardian], [], [])
+            for event in guardian.read_events():
+                if isinstance(event, Exited):
+                    ended += 1
+                    if started < count:
+                        guardian.spawn(str(started), ["/bin/true"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
+                        started += 1
+        return (time.perf_counter() - began) / count * 1e3
+
+    def through_popen(count: int) -> float:
+        began = time.perf_counter()
+        with (tmp_path / "log").open("a") as log:
+            running: list[subprocess.Popen] = []
+            for _ in range(count):
+                if len(running) == 2:
+                    running.pop(0).wait()
+                options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "cwd": tmp_path}
+                running.append(subprocess.Popen(["/bin/true"], start_new_session=True, **options))
+            for process in running:
+                process.wait()
+        return (time.perf_counter() - began) / count * 1e3
+
+    through_guardian(20)  # starts the guardian
+    ours, theirs = zip(*((through_guardian(100), through_popen(100)) for _ in range(3)), strict=True)
+    record_property("guardian_ms", min(ours))
+    record_property("popen_ms", min(theirs))
+    print(f"per `true`, two at a time: guardian {min(ours):.2f} ms, subprocess.Popen {min(theirs):.2f} ms")
+    assert min(ours) < 2 * min(theirs) + 1
+
+
+# Short commands.
+
+
+def test_run_command_tells_what_was_said() -> None:
+    done = run_command(["sh", "-c", "echo out; echo err >&2; exit 4"], 10)
+    assert (done.returncode, done.stdout, done.stderr) == (4, "out\n", "err\n")
+    assert run_command(["no-such-program"], 10).returncode == 127
+
+
+def test_run_command_gives_up_with_all_it_started(nap: str) -> None:
+    began = time.monotonic()
+    assert run_command(["sh", "-c", f"sleep {nap} & sleep {nap}"], 0.3).returncode is None
+    assert time.monotonic() - began < 5
+    assert not sleepers(nap)
+
+
+def test_the_guardian_imports_nothing_of_ours() -> None:
+    code = "import sys; sys.path.append(sys.argv[1]); import guardian; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT / "trtllm_pipeline")]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in modules if name.startswith("trtllm_pipeline")]
+    assert len(modules) < 100, textwrap.fill(" ".join(modules))

@@ -1,0 +1,280 @@
+"""Smoke, perf and accuracy against a server that answers as it should, and against one that lies in each way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.perf.metrics import analyze
+from trtllm_pipeline.perf.scripted_server import Respond, Script, config, running
+from trtllm_pipeline.stages import accuracy, perf, smoke
+from trtllm_pipeline.stages.base import Work
+
+pytestmark = pytest.mark.integration
+
+ANSWER = " one two three four five six seven eight"
+MAX_INPUT_LEN = 24
+BOTH = {"ensemble": config("ensemble"), "tensorrt_llm_bls": config("tensorrt_llm_bls", decoupled=False)}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([ANSWER, " count word"] * 9, trainer)
+    return tokenizer
+
+
+def behave(_model: str, values: Mapping[str, Any]) -> Script:
+    """A server as it should be: greedy, limited, obeying stop words."""
+    if len(values["text_input"].split()) > MAX_INPUT_LEN:
+        return Script((), error=f"the prompt exceeds the engine's max_input_len {MAX_INPUT_LEN}")
+    stop = values.get("stop_words")
+    text = ANSWER.partition(stop)[0] if stop else ANSWER
+    return Script.of(" ".join(text.split(" ")[: values["max_tokens"] + 1]), gap_s=0.001)
+
+
+Start = Callable[..., Work]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
+    """Starts a server that behaves as told, and gives the Work for a stage on it."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def start(respond: Respond = behave, files: Mapping[str, str] | None = None, **params: Json) -> Work:
+            _server, service = stack.enter_context(running(respond, BOTH))
+            engine, repository, out = tmp_path / "engine", tmp_path / "repository", tmp_path / "out"
+            for folder in (engine, out, *(repository / name for name in BOTH)):
+                folder.mkdir(parents=True)
+            tokenizer.save(str(engine / "tokenizer.json"))
+            limits = {"build_config": {"max_input_len": MAX_INPUT_LEN, "max_seq_len": 40}}
+            (engine / "config.json").write_text(json.dumps(limits))
+            for name, message in BOTH.items():
+                (repository / name / "config.pbtxt").write_text(text_format.MessageToString(message))
+            (tmp_path / "service.json").write_text(json.dumps(service))
+            paths = {}
+            for name, text in (files or {}).items():
+                paths[name] = tmp_path / name
+                paths[name].write_text(text)
+            inputs = {"service": tmp_path / "service.json", "engine": engine, "repository": repository}
+            return Work(params, inputs, paths, out, tmp_path)
+
+        yield start
+
+
+def result(work: Work, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((work.out / name).read_text())
+    return loaded
+
+
+# ------------------------------------------------------------------------------------------------------------- smoke
+
+SMOKE: dict[str, Json] = {"prompt": "count", "max_tokens": 6, "expected": "three"}
+
+
+def test_smoke_of_a_good_server(start: Start) -> None:
+    work = start(**SMOKE)
+    smoke.run(work)
+    written = result(work, "smoke.json")
+    assert written["answer"] == " one two three four five six"
+    names = [(check["name"], check["model"], check["protocol"]) for check in written["checks"]]
+    answers = [(model, protocol) for name, model, protocol in names if name == "answer"]
+    assert answers == [
+        *(("ensemble", protocol) for protocol in ("grpc", "http", "http_unary")),
+        *(("tensorrt_llm_bls", protocol) for protocol in ("grpc", "grpc_unary", "http", "http_unary")),
+    ]
+    assert [skipped["protocol"] for skipped in written["skipped"]] == ["grpc_unary"]
+    assert {name for name, _, _ in names} == {"health", "configuration", "answer", "stop_words", "limits", "alive"}
+    assert all(check["ok"] for check in written["checks"])
+    assert "'word" not in str(written["checks"])
+
+
+def lie(**lies: Any) -> Respond:
+    """A server that behaves but for one thing."""
+
+    def respond(model: str, values: Mapping[str, Any]) -> Script:
+        script = behave(model, {**values, **({"stop_words": None} if "ignore_stop" in lies else {})})
+        if script.error is not None:
+            return (
+                Script(((0, "yes"),))
+                if "ignore_limit" in lies
+                else dataclasses.replace(script, **lies.get("refuse", {}))
+            )
+        if "text" in lies:
+            return Script(((0, lies["text"]),))
+        if "unary" in lies and not values.get("stream"):
+            return Script(((0, lies["unary"]),))
+        return script
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("respond", "message"),
+    [
+        (lie(text=" "), "answer failed on model ensemble over grpc: the answer to 'count' is empty"),
+        (lie(text="count one two three"), "begins with the prompt itself"),
+        (lie(text="three \ufffd"), "cut in two"),
+        (lie(text=" one two"), "should contain 'three', got ' one two'"),
+        (lie(unary=" one two three"), "over http_unary: the greedy answer should be ' one two three four five six'"),
+        (lie(ignore_stop=True), "stop_words failed on model ensemble over grpc: stop word ' two' should end"),
+        (lie(ignore_limit=True), r"limits failed .* a prompt of \d+ tokens should be refused \(24 fit\), got 'yes'"),
+        (lie(refuse={"error": "no"}), "should name the limit 24: no"),
+        (lambda _m, _v: Script((), error="boom"), "the request failed: boom"),
+    ],
+)
+def test_smoke_catches_every_lie(start: Start, respond: Respond, message: str) -> None:
+    work = start(respond, **SMOKE)
+    with pytest.raises(StageError, match=message):
+        smoke.run(work)
+    assert not all(check["ok"] for check in result(work, "smoke.json")["checks"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            ("max_batch_size: 64", "max_batch_size: 8"),
+            "max_batch_size should be 8 as in config.pbtxt, the server says 64",
+        ),
+        (("TYPE_UINT64", "TYPE_INT64"), "inputs should be"),
+        (("text_output", "answer"), "outputs should be"),
+        (("decoupled: true", "decoupled: false"), "decoupled should be False as in config.pbtxt, the server says True"),
+    ],
+)
+def test_smoke_compares_the_configuration(start: Start, change: tuple[str, str], message: str) -> None:
+    work = start(**SMOKE)
+    path = work.inputs["repository"] / "ensemble" / "config.pbtxt"
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(StageError, match=message):
+        smoke.run(work)
+
+
+# -------------------------------------------------------------------------------------------------------------- perf
+
+PERF: dict[str, Json] = {
+    "concurrency": [1, 3],
+    "requests": 4,
+    "warmup_requests": 2,
+    "max_tokens": 8,
+    "temperature": 0.0,
+    "protocol": "grpc",
+    "repeats": 2,
+}
+PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str) -> None:
+    work = start(files={"input_data": PROMPTS}, **{**PERF, "protocol": protocol})
+    perf.run(work)
+    written = result(work, "perf.json")
+    assert written["valid"]
+    assert [(level["concurrency"], level["requests"], level["failures"]) for level in written["levels"]] == [
+        (1, 8, 0),
+        (3, 12, 0),
+    ]
+    for level in written["levels"]:
+        assert len(level["repeats"]) == 2
+        assert level["output_tokens"] == level["requests"] * 8
+        assert level["answers_at_limit"] == level["requests"]
+        assert level["tokens_per_event"] == pytest.approx(1, abs=0.2)
+        # Scripted: seven gaps of one millisecond; asyncio's timers are never early by more than their resolution.
+        assert level["e2e_ms"]["min"] > 6.5
+        assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"]
+        assert level["headline"]["window"] == "whole"
+    events = work.out / "events.jsonl"
+    assert json.loads(json.dumps(analyze(events, tokenizer))) == written
+    records = [json.loads(line) for line in events.read_text().splitlines()]
+    requests = [record for record in records if record["type"] == "request"]
+    assert sum(record["phase"] == "warmup" for record in requests) == 2 * 2 * 2
+    progress = json.loads((work.attempt / "progress.json").read_text())
+    assert progress == {"done": len(requests), "total": len(requests), "unit": "requests"}
+
+
+@pytest.mark.parametrize(
+    ("respond", "message"),
+    [
+        (lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed, 4 of them with: boom"),
+        (lambda _m, _v: Script(((0, ""),)), "4 of 4 answers are empty"),
+        (lambda _m, v: Script.of(v["text_input"] + ANSWER), "begin with their prompt"),
+        (lambda _m, _v: Script.of(ANSWER * 3), "more than was asked for"),
+    ],
+)
+def test_perf_refuses_numbers_that_lie(start: Start, respond: Respond, message: str) -> None:
+    work = start(respond, files={"input_data": PROMPTS}, **{**PERF, "concurrency": [1], "repeats": 1})
+    with pytest.raises(StageError, match=message):
+        perf.run(work)
+    assert not result(work, "perf.json")["valid"]
+
+
+def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:
+    long = json.dumps({"id": "long", "input": "word " * 40}) + "\n"
+    work = start(files={"input_data": PROMPTS + long}, **PERF)
+    with pytest.raises(
+        StageError, match="1 prompts do not fit the engine; the longest, 'long', has .* max_input_len is 24"
+    ) as caught:
+        perf.run(work)
+    assert caught.value.failure is FailureClass.INFEASIBLE
+    assert not (work.out / "events.jsonl").exists()
+
+
+@pytest.mark.parametrize("concurrency", [[], [0], ["1"], 4, [1, None]])
+def test_perf_wants_whole_positive_concurrencies(start: Start, concurrency: Json) -> None:
+    work = start(files={"input_data": PROMPTS}, **{**PERF, "concurrency": concurrency})
+    with pytest.raises(StageError, match="expected a list of positive integers"):
+        perf.run(work)
+
+
+# ---------------------------------------------------------------------------------------------------------- accuracy
+
+ROWS = """{"id": "a", "input": "count", "output": "three"}
+{"id": "b", "input": "count b", "output": ["nine", "One two three four five six."]}
+{"id": "c", "input": "count c", "output": "twelve"}
+{"id": "d", "input": "count d", "output": "one", "max_tokens": 1}
+"""
+ACCURACY: dict[str, Json] = {"max_tokens": 6, "metrics": ["contains", "exact"], "concurrency": 3, "min_score": 0.7}
+
+
+def test_accuracy(start: Start) -> None:
+    work = start(files={"input_data": ROWS}, **ACCURACY)
+    accuracy.run(work)
+    written = result(work, "accuracy.json")
+    assert (written["total"], written["scores"]) == (4, {"contains": 0.75, "exact": 0.5})
+    rows = [json.loads(line) for line in (work.out / "answers.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d"]
+    assert rows[3]["answer"] == " one"
+    assert [row["scores"]["contains"] for row in rows] == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("params", "rows", "respond", "message"),
+    [
+        ({"min_score": 0.8}, ROWS, behave, "contains is 0.750 on 4 rows, expected at least 0.8"),
+        ({"metrics": ["bleu"]}, ROWS, behave, "expected a list of exact, contains"),
+        ({}, ROWS + '{"input": "x"}', behave, "1 rows have no `output`.*'5'"),
+        ({}, ROWS, lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed.*'a', with: boom"),
+    ],
+)
+def test_accuracy_fails_in_words(
+    start: Start, params: dict[str, Json], rows: str, respond: Respond, message: str
+) -> None:
+    work = start(respond, files={"input_data": rows}, **{**ACCURACY, **params})
+    with pytest.raises(StageError, match=message):
+        accuracy.run(work)

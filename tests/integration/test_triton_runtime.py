@@ -1,0 +1,197 @@
+"""The runtime on real engines: what joins a running batch changes no answer, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import END_ID, SCRIPT, random_engine, script_engine
+
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, RequestError, Runtime, Sampling
+
+pytestmark = pytest.mark.integration
+PROMPTS = [list(prompt.encode()) for prompt in ("once", "upon a time there was", "x", "a much longer prompt " * 6)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_engine(tmp_path_factory.mktemp("random") / "engine")
+
+
+@pytest.fixture(scope="module")
+def runtime(engine: Path) -> Iterator[Runtime]:
+    with Runtime(engine, kv_cache_type="f32") as runtime:
+        yield runtime
+
+
+class Collected:
+    """The events of one request."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if event.finish is not None:
+            self.ended.set()
+
+    def tokens(self) -> list[int | None]:
+        assert self.ended.wait(30)
+        return [event.token for event in self.events if event.token is not None]
+
+
+def test_requests_that_join_a_running_batch_change_no_answer(runtime: Runtime) -> None:
+    alone = [runtime.generate(prompt, 120)[0] for prompt in PROMPTS]
+    assert len({tuple(tokens) for tokens in alone}) == len(PROMPTS), "the engine attends to its prompt"
+    for delay_s in (0.0, 0.005, 0.02):
+        together = [Collected() for _ in PROMPTS]
+        for prompt, collected in zip(PROMPTS, together, strict=True):
+            runtime.submit(prompt, 120, Sampling(), collected)
+            time.sleep(delay_s)
+        assert [collected.tokens() for collected in together] == alone
+
+
+def test_more_requests_than_slots_wait_their_turn(runtime: Runtime) -> None:
+    expected = runtime.generate(PROMPTS[0], 30)[0]
+    collected = [Collected() for _ in range(3 * runtime.limits.max_batch_size)]
+    for each in collected:
+        runtime.submit(PROMPTS[0], 30, Sampling(), each)
+    assert all(each.tokens() == expected for each in collected)
+
+
+def test_sampling_in_a_batch_is_reproducible(runtime: Runtime) -> None:
+    settings = [Sampling(temperature=1.5, top_k=40, top_p=0.95, random_seed=seed) for seed in range(4)]
+    alone = [runtime.generate(PROMPTS[1], 40, each)[0] for each in settings]
+    assert len({tuple(tokens) for tokens in alone}) == 4
+    together = [Collected() for _ in settings]
+    for each, collected in zip(settings, together, strict=True):
+        runtime.submit(PROMPTS[1], 40, each, collected)
+    assert [collected.tokens() for collected in together] == alone
+
+
+def test_log_probs_are_those_of_the_whole_distribution(runtime: Runtime) -> None:
+    sampling = Sampling(temperature=2.0, top_k=3, return_log_probs=True)
+    tokens, log_probs, _ = runtime.generate(PROMPTS[0], 10, sampling)
+    for position, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
+        forced = Sampling(bad_words=tuple((other,) for other in range(258) if other != token), return_log_probs=True)
+        again, expected, _ = runtime.generate([*PROMPTS[0], *tokens[:position]], 1, forced)
+        assert again == [token]
+        assert log_prob == pytest.approx(expected[0], abs=1e-4)
+
+
+def test_nothing_is_kept_from_one_prompt_to_the_next_unless_asked(engine: Path) -> None:
+    long = list(range(32, 127)) * 5
+    limits = Path(engine.parent, "long")
+    times: dict[bool, list[float]] = {False: [], True: []}
+    random_engine(limits, hidden=512, max_input_len=600, max_seq_len=640)
+    for reuse in times:
+        with Runtime(limits, enable_kv_cache_reuse=reuse) as runtime:
+            for _ in range(4):
+                start = time.perf_counter()
+                runtime.generate(long, 1)
+                times[reuse].append(time.perf_counter() - start)
+    assert min(times[False][1:]) > 0.5 * times[False][0]
+    assert min(times[True][1:]) < 0.5 * times[True][0]
+
+
+def test_cancel(runtime: Runtime) -> None:
+    collected = Collected()
+    generation = runtime.submit(PROMPTS[0], 400, Sampling(), collected)
+    while len(collected.events) < 5:
+        time.sleep(0.001)
+    generation.cancel()
+    assert len(collected.tokens()) < 400
+    assert collected.events[-1] == Event(finish=Finish.CANCELLED)
+
+
+def test_an_error_in_the_listener_ends_the_request_and_nothing_else(runtime: Runtime) -> None:
+    seen: list[Event] = []
+
+    def listener(event: Event) -> None:
+        seen.append(event)
+        if event.finish is None:
+            raise KeyError("the listener failed")
+
+    runtime.submit(PROMPTS[0], 5, Sampling(), listener)
+    deadline = time.monotonic() + 5
+    while not (seen and seen[-1].finish) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert seen[-1].finish is Finish.ERROR
+    assert "the listener failed" in str(seen[-1].error)
+    assert runtime.generate(PROMPTS[0], 5)[2] is Finish.LENGTH
+
+
+def test_closing_ends_requests_and_leaves_no_thread_and_no_socket(engine: Path) -> None:
+    with Runtime(engine) as warm:  # what the library starts once for the whole process
+        warm.generate(PROMPTS[0], 2)
+    del warm
+    gc.collect()
+    threads, files = len(os.listdir("/proc/self/task")), set(os.listdir("/proc/self/fd"))
+    runtime = Runtime(engine)
+    assert not [line for line in Path("/proc/self/net/unix").read_text().splitlines() if path_of_live_socket(line)]
+    collected = Collected()
+    runtime.submit(PROMPTS[0], 500, Sampling(), collected)
+    runtime.close()
+    runtime.close()
+    assert collected.events[-1].finish is Finish.CANCELLED
+    assert len(os.listdir("/proc/self/task")) <= threads
+    assert set(os.listdir("/proc/self/fd")) <= files
+
+
+def path_of_live_socket(line: str) -> bool:
+    """Whether a line of /proc/net/unix is a runtime's listener that something could still connect to."""
+    path = line.split()[-1]
+    return path.endswith("closed.sock") and Path(path).exists()
+
+
+def test_limits_and_settings_are_checked_before_anything_runs(runtime: Runtime) -> None:
+    for prompt, count, sampling, words in (
+        ([], 1, Sampling(), "no tokens"),
+        ([1] * 257, 1, Sampling(), "a prompt of 257 tokens exceeds the engine's max_input_len 256"),
+        ([1] * 200, 313, Sampling(), "200 prompt tokens \\+ 313 output tokens exceed the engine's max_seq_len 512"),
+        ([1], 1, Sampling(repetition_penalty=0), "repetition_penalty is 0; it must be above 0"),
+        ([1], 1, Sampling(temperature=float("nan")), "temperature is nan"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            runtime.submit(prompt, count, sampling, lambda _event: pytest.fail("nothing may run"))
+
+
+def test_a_token_outside_the_vocabulary_is_refused_by_the_library(runtime: Runtime) -> None:
+    with pytest.raises(ServerError, match="refused"):
+        runtime.generate([99999], 1)
+
+
+def test_segments_continue_where_the_last_one_ended(tmp_path: Path) -> None:
+    with Runtime(script_engine(tmp_path / "engine")) as runtime:
+        tokens, _, finish = runtime.generate([ord("s")], 60, Sampling(end_id=END_ID, min_length=10))
+        assert (bytes(tokens).decode(), finish) == (SCRIPT[1:], Finish.END_ID)
+        tokens, _, finish = runtime.generate([ord("A")], 9, Sampling(bad_words=((66, 67, 68), (46, 46, 46))))
+        assert bytes(tokens[:4]) == b"BC.."
+        assert 46 not in tokens[4:5]
+
+
+def test_fragments_not_marked_as_control_tokens_are_an_error_not_a_wrong_answer(tmp_path: Path) -> None:
+    engine = script_engine(tmp_path / "engine")
+    path = engine / "model.gguf"
+    content = path.read_bytes()
+    marked = b"\1\0\0\0" * 128 + b"\3\0\0\0" * 130
+    assert content.count(marked) == 1
+    path.write_bytes(content.replace(marked, b"\1\0\0\0" * 256 + b"\3\0\0\0" * 2))
+    with Runtime(engine) as runtime, pytest.raises(ServerError, match="parts of characters"):
+        runtime.generate([ord("s")], 30)
+
+
+def test_folders_that_are_no_engines(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="is not an engine folder"):
+        Runtime(tmp_path)
+    engine = script_engine(tmp_path / "engine")
+    (engine / "model.gguf").unlink()
+    with pytest.raises(ServerError, match="has no model.gguf"):
+        Runtime(engine)

@@ -1,0 +1,243 @@
+"""The launch stage: a server from its first second to its last, and everything that kills it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from clients import Client, Stream
+from engines import script_engine
+
+from trtllm_pipeline.serving import triton
+from trtllm_pipeline.toolchains.embedded import repository
+
+pytestmark = pytest.mark.integration
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.serving.launch import run
+from trtllm_pipeline.stages.base import Work
+repository, attempt = map(Path, sys.argv[1:3])
+try:
+    run(Work(json.loads(sys.argv[3]), {"repository": repository}, {}, attempt / "out", attempt))
+except PipelineError as error:
+    print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
+    sys.exit(1)
+"""
+
+
+class Service:
+    """A launch stage in its own process, as an executor would run it."""
+
+    def __init__(self, models: Path, attempt: Path, **params: object) -> None:
+        attempt.mkdir()
+        self.attempt = attempt
+        self.log = attempt / "log"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(models), str(attempt), json.dumps(params)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            )
+
+    def ready(self, timeout_s: float = 30) -> dict[str, object]:
+        service = self.attempt / "service.json"
+        deadline = time.monotonic() + timeout_s
+        while not service.exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "not ready in time"
+            time.sleep(0.02)
+        return dict(json.loads(service.read_text()))
+
+    def client(self) -> Client:
+        service = self.ready()
+        ports = triton.Ports(*(int(str(service[name]).split(":")[1]) for name in triton.Ports._fields))
+        server = triton.Server(self.process, ports, self.log, "", ("ensemble", "tensorrt_llm_bls"))
+        return Client(server)
+
+    def end(self, timeout_s: float = 20) -> tuple[int, str]:
+        status = self.process.wait(timeout_s)
+        return status, self.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    engine = script_engine(folder / "engine")
+    (folder / "repository").mkdir()
+    repository.write(folder / "repository", engine, {})
+    return folder / "repository"
+
+
+@contextmanager
+def launched(models: Path, attempt: Path, **params: object) -> Iterator[Service]:
+    service = Service(models, attempt, **params)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.process.terminate()
+            try:
+                service.process.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(service.process.pid, signal.SIGKILL)
+
+
+def alive(session: int) -> list[str]:
+    """Command lines of the processes in a session."""
+    listed = subprocess.run(["ps", "-o", "args=", "-s", str(session)], capture_output=True, text=True, check=False)
+    return [line for line in listed.stdout.splitlines() if "<defunct>" not in line]
+
+
+def gone(session: int, timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while alive(session) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(session)
+
+
+def shared_memory(pid: int) -> list[str]:
+    return [name for name in os.listdir(triton.SHARED_MEMORY) if f"-{pid}-" in name]
+
+
+def listening_on(port: int) -> set[str]:
+    """The addresses something listens on at this port, as the kernel writes them."""
+    rows = [
+        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+
+
+def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        said = service.ready()
+        assert said["schema"] == 1
+        assert said["model"] == "ensemble"
+        assert said["bls_model"] == "tensorrt_llm_bls"
+        assert said["server"] == {"name": "triton", "version": "2.51.0"}
+        assert service.client().text(text_input="s", max_tokens=4) == "top-"
+        for name in triton.Ports._fields:
+            host, port = str(said[name]).split(":")
+            assert host == "127.0.0.1"
+            assert listening_on(int(port)) in ({"0100007F"}, {"0000000000000000FFFF00000100007F"})
+        assert shared_memory(service.process.pid)
+        service.process.terminate()
+        assert service.end()[0] == 0
+        assert not (service.attempt / "service.json").exists()
+        assert gone(service.process.pid)
+        assert not shared_memory(service.process.pid)
+
+
+def test_an_open_stream_does_not_keep_it_from_ending(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        client = service.client()
+        stream = Stream(client.grpc_url)
+        stream.send("ensemble", "1", text_input="A", max_tokens=500, stream=True)
+        stream.receive()
+        service.process.terminate()
+        assert service.end(triton.STOP_TIMEOUT_S + 5)[0] == 0
+        assert gone(service.process.pid)
+        assert not shared_memory(service.process.pid)
+        stream.close(cancel=True)
+
+
+def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        client = service.client()
+        server = int(str(service.ready()["pid"]))
+        victim = next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm")
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while "ready again" not in service.log.read_text():
+            assert time.monotonic() < deadline, service.log.read_text()
+            time.sleep(0.1)
+        assert client.text(text_input="s", max_tokens=4) == "top-"
+        assert client.text("tensorrt_llm_bls", text_input="s", max_tokens=4) == "top-"
+        service.process.terminate()
+        assert service.end()[0] == 0
+        assert gone(service.process.pid)
+
+
+def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        os.kill(int(str(service.ready()["pid"])), signal.SIGSEGV)
+        status, log = service.end()
+        assert status == 1
+        assert "Triton was ended by signal SIGSEGV" in log or "Triton ended with exit status" in log
+        assert "Started Metrics Service" in log, "the tail of the server's log is shown"
+        assert gone(service.process.pid)
+        assert not shared_memory(service.process.pid)
+
+
+def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        service.ready()
+        service.process.kill()
+        service.process.wait()
+        assert gone(service.process.pid), alive(service.process.pid)
+    with launched(models, tmp_path / "next") as service:
+        service.ready()  # clears what the killed one left
+        stale = [name for name in os.listdir(triton.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
+        assert all(f"-{service.process.pid}-" in name or Path(f"/proc/{name.split('-')[3]}").exists() for name in stale)
+
+
+def test_it_ends_with_the_process_that_started_it(models: Path, tmp_path: Path) -> None:
+    attempt = tmp_path / "attempt"
+    attempt.mkdir()
+    starter = subprocess.Popen(
+        ["sh", "-c", '"$@" & echo $!; wait', "sh", sys.executable, "-c", PROGRAM, str(models), str(attempt), "{}"],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert starter.stdout is not None
+    launcher = int(starter.stdout.readline())
+    deadline = time.monotonic() + 30
+    while not (attempt / "service.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    starter.kill()
+    starter.wait()
+    assert gone(starter.pid), alive(starter.pid)
+    assert not shared_memory(launcher)
+
+
+def test_two_servers_at_once(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "one") as one, launched(models, tmp_path / "two") as two:
+        assert one.client().text(text_input="s", max_tokens=4) == two.client().text(text_input="s", max_tokens=4)
+        assert one.ready()["http"] != two.ready()["http"]
+
+
+def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with launched(models, tmp_path / "attempt", http_port=port) as service:
+            status, log = service.end()
+    assert status == 1
+    assert f"ServerError FailureClass.TRANSIENT: port {port} of 127.0.0.1 is taken" in log
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Path) -> None:
+    engine = script_engine(tmp_path / "engine")
+    (tmp_path / "repository").mkdir()
+    repository.write(tmp_path / "repository", engine, {})
+    (engine / "model.gguf").write_bytes(b"GGUF, but not really")
+    with launched(tmp_path / "repository", tmp_path / "attempt") as service:
+        status, log = service.end(40)
+    assert status == 1
+    assert "Triton could not load the model tensorrt_llm" in log
+    assert "llama.cpp cannot load" in log
+    assert gone(service.process.pid)

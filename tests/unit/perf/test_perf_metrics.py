@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.perf.metrics import analyze, steady_window, tokens_by_event
+
+MS = 1_000_000
+
+
+class Words:
+    """Every word with the space before it is a token; one more at the front where special tokens are asked for."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
+        offsets = [match.span() for match in re.finditer(r"\s*\S+", sequence)]
+        return SimpleNamespace(ids=[0] * (len(offsets) + add_special_tokens), offsets=offsets)
+
+
+def request(sent_ms: float, events: list[tuple[float, str]], **changes: Any) -> dict[str, Any]:
+    return {
+        "type": "request",
+        "concurrency": 1,
+        "repeat": 0,
+        "phase": "measured",
+        "slot": 0,
+        "prompt": "p",
+        "max_tokens": 10,
+        "scheduled_ns": int(sent_ms * MS),
+        "sent_ns": int(sent_ms * MS),
+        "first_byte_ns": int(events[0][0] * MS) if events else None,
+        "events": [[int(at * MS), text] for at, text in events],
+        "end_ns": int((events[-1][0] if events else sent_ms) * MS) + 1,
+        "error": None,
+        **changes,
+    }
+
+
+def write(path: Path, *records: dict[str, Any], server: tuple[dict[str, Any], ...] | None = None) -> Path:
+    alive = {"type": "server", "pid": 5, "since": 9, "ready": True}
+    everything = [
+        {"type": "header", "schema": 1, "protocol": "grpc", "model": "ensemble", "settings": {}},
+        {"type": "prompt", "id": "p", "text": "three word prompt"},
+        {"type": "prompt", "id": "w", "text": "warm"},
+        *(server if server is not None else ({**alive, "at": "start"}, {**alive, "at": "end"})),
+        *records,
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in everything), encoding="utf-8")
+    return path
+
+
+def found(result: dict[str, Any]) -> dict[str, str]:
+    return {finding["check"]: finding["severity"] for finding in result["findings"]}
+
+
+def test_a_token_belongs_to_the_event_with_its_last_character() -> None:
+    # "ab cd" in four events; the second token " cd" is complete with the last one.
+    assert tokens_by_event(["a", "b ", "c", "d"], [(0, 2), (2, 5)]) == (0, 1, 0, 1)
+    # Two tokens that make up one character share its offsets.
+    assert tokens_by_event(["é"], [(0, 1), (0, 1)]) == (2,)
+    assert tokens_by_event([], []) == ()
+
+
+def test_every_metric_of_a_known_timeline(tmp_path: Path) -> None:
+    events = write(
+        tmp_path / "e",
+        # 100 ms to the first event with two tokens, then one token after 50 ms, then two after 60 ms.
+        request(0, [(100, " a b"), (150, " c"), (210, " d e")]),
+        request(300, [(400, " a")]),
+    )
+    result = analyze(events, Words())
+    assert result["valid"]
+    (level,) = result["levels"]
+    assert (level["requests"], level["failures"]) == (2, 0)
+    assert level["ttft_ms"]["n"] == 2
+    assert level["ttft_ms"]["mean"] == 100
+    assert (level["tpot_ms"]["n"], level["tpot_ms"]["mean"]) == (1, round(110 / 3, 3))
+    assert (level["itl_ms"]["n"], level["itl_ms"]["min"], level["itl_ms"]["max"]) == (3, 30, 50)
+    assert (level["icl_ms"]["min"], level["icl_ms"]["max"]) == (50, 60)
+    assert (level["e2e_ms"]["min"], level["e2e_ms"]["max"]) == (100, 210)
+    assert level["duration_s"] == 0.4
+    assert (level["input_tokens"], level["output_tokens"]) == (8, 6)
+    assert (level["input_tokens_per_s"], level["output_tokens_per_s"], level["requests_per_s"]) == (20, 15, 5)
+    assert level["headline"]["window"] == "whole"
+    assert "less than 30 s" in level["headline"]["reason"]
+    assert level["tokens_per_event"] == 1.5
+    assert analyze(events, Words()) == result
+
+
+def test_a_gap_without_a_token_is_added_to_the_next(tmp_path: Path) -> None:
+    # "bc" comes in two events: its token is there with the second, 30 + 50 ms after the last one.
+    events = write(tmp_path / "e", request(0, [(100, " a"), (130, " b"), (180, "c")]))
+    (level,) = analyze(events, Words())["levels"]
+    assert (level["itl_ms"]["n"], level["itl_ms"]["max"]) == (1, 80)
+    assert level["icl_ms"]["n"] == 2
+
+
+def test_warm_up_is_left_out_of_everything_but_the_steady_window(tmp_path: Path) -> None:
+    events = write(
+        tmp_path / "e",
+        request(0, [(10, " x"), (30_000, " y")], phase="warmup", prompt="w", slot=0, concurrency=2),
+        request(5, [(20, " a"), (40_000, " b")], slot=1, concurrency=2),
+        request(30_001, [(30_010, " c"), (41_000, " d")], slot=0, concurrency=2),
+    )
+    (level,) = analyze(events, Words())["levels"]
+    assert level["requests"] == 2
+    steady, whole = level["repeats"][0]["steady"], level["repeats"][0]["whole"]
+    # From the first measured send to the first slot that fell idle; the warm-up's tokens are in it, " d" is not.
+    assert steady["duration_s"] == pytest.approx(39.995, abs=1e-6)
+    assert steady["output_tokens"] == 5
+    assert whole["output_tokens"] == 4
+    assert level["headline"]["window"] == "steady"
+    assert level["output_tokens_per_s"] == round(5 / 39.995, 3)
+
+
+def test_steady_window_bridges_the_handover_and_nothing_longer() -> None:
+    ms = MS
+    busy = [(0, 10 * ms), (12 * ms, 30 * ms), (40 * ms, 100 * ms)]
+    assert steady_window([busy], concurrency=1, not_before_ns=0) == (40 * ms, 100 * ms)
+    assert steady_window([busy], concurrency=1, not_before_ns=90 * ms) == (90 * ms, 100 * ms)
+    assert steady_window([busy[:2]], concurrency=1, not_before_ns=0) == (0, 30 * ms)
+    assert steady_window([busy], concurrency=2, not_before_ns=0) is None
+    # 19 of 20 are 95 %.
+    assert steady_window([[(0, 10)]] * 19, concurrency=20, not_before_ns=0) == (0, 10)
+    assert steady_window([[(0, 10)]] * 18, concurrency=20, not_before_ns=0) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "check"),
+    [
+        (request(0, [], error="boom"), "failures"),
+        (request(0, []), "empty_answers"),
+        (request(0, [(10, " three word prompt and more")]), "prompt_echo"),
+        (request(0, [(10, " a b c")], max_tokens=2), "token_count"),
+    ],
+)
+def test_the_gate_catches(tmp_path: Path, record: dict[str, Any], check: str) -> None:
+    result = analyze(write(tmp_path / "e", record), Words())
+    assert not result["valid"]
+    assert found(result)[check] == "invalid"
+
+
+def test_one_failure_in_a_hundred_is_told_but_allowed(tmp_path: Path) -> None:
+    good = [request(index, [(index + 1, " a")]) for index in range(99)]
+    result = analyze(write(tmp_path / "e", *good, request(0, [], error="boom")), Words())
+    assert result["valid"]
+    assert found(result)["failures"] == "warning"
+    assert result["levels"][0]["failures"] == 1
+    assert result["levels"][0]["ttft_ms"]["n"] == 99
+
+
+ALIVE = {"type": "server", "pid": 5, "since": 9, "ready": True}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {**ALIVE, "at": "end", "since": 10},
+        {**ALIVE, "at": "end", "since": None},
+        {**ALIVE, "at": "end", "ready": False},
+        None,
+    ],
+)
+def test_the_server_must_live_through_the_run(tmp_path: Path, end: dict[str, Any] | None) -> None:
+    server = ({**ALIVE, "at": "start"}, *([end] if end else []))
+    result = analyze(write(tmp_path / "e", request(0, [(1, " a")]), server=server), Words())
+    assert not result["valid"]
+    assert found(result)["server"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "lag_ms", "expected"),
+    [
+        (0.5, 1, {}),
+        (0.9, 1, {"client_cpu": "invalid"}),
+        (0.5, 6, {"client_lag": "warning"}),
+        (0.5, 60, {"client_lag": "invalid"}),
+    ],
+)
+def test_the_client_must_not_be_in_the_way(tmp_path: Path, cpu: float, lag_ms: float, expected: dict[str, str]) -> None:
+    client = {
+        "type": "client",
+        "concurrency": 1,
+        "repeat": 0,
+        "wall_ns": 100 * MS,
+        "cpu_ns": int(cpu * 100 * MS),
+        "lag_ns": [int(lag_ms * MS)] * 10,
+    }
+    result = analyze(write(tmp_path / "e", request(0, [(1, " a")]), client), Words())
+    assert found(result) == expected
+
+
+def test_warm_up_with_measured_prompts_is_told(tmp_path: Path) -> None:
+    result = analyze(write(tmp_path / "e", request(0, [(1, " a")], phase="warmup"), request(2, [(3, " a")])), Words())
+    assert found(result) == {"warmup": "warning"}
+
+
+def test_a_run_that_was_cut_off_keeps_what_is_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "e", request(0, [(1, " a")]))
+    path.write_text(path.read_text() + '{"type": "requ')
+    assert analyze(path, Words())["levels"][0]["requests"] == 1
+    path.write_text(path.read_text() + "\n{}\n")
+    with pytest.raises(StageError, match=r"e:7: not a record"):
+        analyze(path, Words())
+    path.write_text("")
+    with pytest.raises(StageError, match="no header"):
+        analyze(path, Words())

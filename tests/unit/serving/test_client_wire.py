@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.serving.client import (
+    Generation,
+    Model,
+    ServerSentEvents,
+    Service,
+    deltas,
+    infer_request,
+    parse_config,
+    running_since,
+    text_output,
+)
+
+EVENTS = ['{"text_output": "é😀"}', "two\nlines", "", "last"]
+STREAM = "".join(
+    "".join(f"data: {line}{end}" for line in event.split("\n")) + f": comment{end}id:1{end}{end}"
+    for event, end in zip(EVENTS, ("\n", "\r\n", "\n", "\r\n"), strict=True)
+).encode()
+MODEL = Model(
+    "ensemble", True, True, {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32", "top_k": "TYPE_INT32"}, False
+)
+
+
+@pytest.mark.parametrize("first", range(len(STREAM) + 1))
+def test_events_survive_every_cut(first: int) -> None:
+    for second in range(first, len(STREAM) + 1):
+        parser = ServerSentEvents()
+        parts = STREAM[:first], STREAM[first:second], STREAM[second:]
+        got = [data.decode() for part in parts for data in parser.feed(part)]
+        assert got == EVENTS
+
+
+@given(st.lists(st.text(max_size=5), max_size=8))
+def test_deltas_join_to_the_final_text(parts: list[str]) -> None:
+    whole = ["".join(parts[: count + 1]) for count in range(len(parts))]
+    got = list(deltas(list(enumerate(whole))))
+    assert "".join(text for _, text in got) == "".join(parts)
+    assert got == [(index, part) for index, part in enumerate(parts) if part]
+
+
+def test_a_character_that_was_incomplete_counts_when_it_is_whole() -> None:
+    assert list(deltas([(1, "a\ufffd"), (2, "a\ufffd"), (3, "a😀b")])) == [(1, "a"), (3, "😀b")]
+
+
+def test_tensors_are_packed_as_kserve_says() -> None:
+    request = infer_request(MODEL, {"text_input": "é", "max_tokens": -2, "top_k": 1}, request_id="7")
+    assert request.id == "7"
+    assert [(t.name, t.datatype, list(t.shape)) for t in request.inputs] == [
+        ("text_input", "BYTES", [1, 1]),
+        ("max_tokens", "INT32", [1, 1]),
+        ("top_k", "INT32", [1, 1]),
+    ]
+    assert list(request.raw_input_contents) == [b"\x02\0\0\0\xc3\xa9", b"\xfe\xff\xff\xff", b"\x01\0\0\0"]
+
+
+def test_options_the_model_lacks_are_named() -> None:
+    with pytest.raises(ServerError, match="ensemble has no input seed; it has max_tokens, text_input, top_k"):
+        MODEL.tensors(Generation("x", 1, {"seed": 3}), stream=False)
+    assert "stream" not in MODEL.tensors(Generation("x", 1), stream=True)
+
+
+def test_text_output_is_found_by_name_raw_or_typed() -> None:
+    response = service_pb2.ModelInferResponse()
+    assert text_output(response) == ""
+    response.outputs.add(name="cum_log_probs")
+    response.outputs.add(name="text_output").contents.bytes_contents.append(b"hi")
+    assert text_output(response) == "hi"
+    response.raw_output_contents.extend([b"0000", b"\x02\0\0\0yo"])
+    assert text_output(response) == "yo"
+
+
+def test_model_facts_come_from_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    path.write_text(
+        'name: "m" max_batch_size: 4 input { name: "text_input" data_type: TYPE_STRING dims: [1] }\n'
+        "model_transaction_policy { decoupled: true } field_of_tomorrow: 3\n"
+        'parameters { key: "accumulate_tokens" value { string_value: "True" } }\n'
+    )
+    assert Model.of(parse_config(path)) == Model("m", True, True, {"text_input": "TYPE_STRING"}, True)
+    assert not Model.of(model_config_pb2.ModelConfig()).accumulates
+    path.write_text("name: }")
+    with pytest.raises(ServerError, match=r"config\.pbtxt"):
+        parse_config(path)
+
+
+def test_service_file(tmp_path: Path) -> None:
+    path = tmp_path / "service.json"
+    path.write_text(json.dumps({"http": "h", "grpc": "g", "pid": 1, "model": "m", "later": 1}))
+    assert Service.read(path) == Service("h", "g", None, 1, "m", None)
+    for text in ("[]", "{}", "{"):
+        path.write_text(text)
+        with pytest.raises(ServerError, match="does not describe a running server"):
+            Service.read(path)
+
+
+def test_running_since_knows_live_and_dead_processes() -> None:
+    assert running_since(os.getpid()) == running_since(os.getpid()) is not None
+    assert running_since(2**22 + 1) is None

@@ -1,0 +1,120 @@
+"""What a report shows of a cell: one object a column, with its unit, its formula and its value.
+
+To add a column: one line in `columns`. Definitions of the metrics follow the sources named beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trtllm_pipeline.report.rows import Level, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A measured quantity and what it means."""
+
+    name: str
+    unit: str
+    formula: str
+
+
+METRICS: Final = (
+    Metric("ttft_ms", "ms", "time to first token: first streamed message with content - request sent"),
+    Metric(
+        "tpot_ms",
+        "ms",
+        "time per output token: (last content - first content) / (n - n1), n output tokens of a request, n1 of them "
+        "in its first message with content; one value a request, none when n = n1",
+    ),
+    Metric(
+        "itl_ms",
+        "ms",
+        "inter-token latency: gap between messages with content / tokens in the later one, weighted by tokens, "
+        "all requests pooled",
+    ),
+    Metric("e2e_ms", "ms", "end-to-end latency: last content - request sent"),
+    Metric(
+        "output_tokens_per_s", "tokens/s", "output tokens of a level's requests / (last content - first request sent)"
+    ),
+    Metric(
+        "input_tokens_per_s", "tokens/s", "input tokens of a level's requests / (last content - first request sent)"
+    ),
+    Metric("requests_per_s", "requests/s", "a level's successful requests / (last content - first request sent)"),
+    Metric(
+        "accuracy", "0 to 1", "mean score over all questions; exact: answer equals the reference, contains: holds it"
+    ),
+    Metric("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
+    Metric("seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"),
+)
+"""ITL and TPOT as NVIDIA's AIPerf and vLLM's benchmark define them; percentiles over requests, gaps for ITL."""
+
+_FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table. `head` is one line; `rank` 0 is never dropped, the highest goes first."""
+
+    head: str
+    value: Callable[[Row], str | None]
+    rank: int
+    metric: str | None = None
+
+    @property
+    def formula(self) -> str | None:
+        """What its numbers mean."""
+        return None if self.metric is None else _FORMULAS[self.metric]
+
+
+def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """The columns for these rows, after the cell's id, in the order shown; those without any value are left out."""
+    low = _head_of({row.levels[0].concurrency for row in rows if row.levels}, "lowest")
+    high = _head_of({row.levels[-1].concurrency for row in rows if row.levels}, "highest")
+    gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
+    scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
+    scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
+    found = [
+        Column("status", lambda row: row.status.value.replace("_", " "), 0),
+        Column("build s", lambda row: _number(row.build_s), 4, "seconds"),
+        Column(
+            f"engine {unit}",
+            lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",
+            3,
+            "engine_size_bytes",
+        ),
+        Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
+        Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 5, "tpot_ms"),
+        Column(f"out tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
+        Column(f"in tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 7, "input_tokens_per_s"),
+        Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 8, "requests_per_s"),
+        *(_score(name, 2 if place == 0 else 6) for place, name in enumerate(scores)),
+    ]
+    return tuple(column for column in found if any(column.value(row) is not None for row in rows))
+
+
+def _head_of(concurrencies: Iterable[int], word: str) -> str:
+    """The concurrency, as in "@4", when all rows have the same, else which of each row's own is meant."""
+    values = set(concurrencies)
+    return f"@{values.pop()}" if len(values) == 1 else f"@{word}"
+
+
+def _at(place: int, value: Callable[[Level], float | None]) -> Callable[[Row], str | None]:
+    return lambda row: _number(value(row.levels[place])) if row.levels else None
+
+
+def _score(name: str, rank: int) -> Column:
+    def value(row: Row) -> str | None:
+        score = row.accuracy.get(name)
+        return None if score is None else f"{score:.2f}"
+
+    return Column(name, value, rank, "accuracy")
+
+
+def _number(value: float | None) -> str | None:
+    """Three significant digits are what a measurement of this kind is good for, but whole numbers are not rounded."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

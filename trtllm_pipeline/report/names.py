@@ -1,0 +1,55 @@
+"""Cell ids made short enough to read: what all of them share is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
+    """The segments that all of several ids have in common, whatever their place. Nothing is common to fewer than two."""
+    if len(set(ids)) < 2:
+        return ()
+    split = [cell.split("/") for cell in ids]
+    everywhere = set(split[0]).intersection(*split[1:])
+    return tuple(part for part in split[0] if part in everywhere)
+
+
+def without(cell: str, parts: Sequence[str]) -> str:
+    """A cell's id without some of its segments; never empty."""
+    return "/".join(part for part in cell.split("/") if part not in parts) or cell
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` characters, its middle left out: ids differ at their ends."""
+    if len(text) <= width:
+        return text
+    if width < 4:
+        return text[:width]
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 cell", "2 cells"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people say it: 0.4 s, 12 s, 2:05, 1:02:05."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def amount(done: float, total: float | None, unit: str) -> str:
+    """Progress in its own unit: "12.3/270.1 MB", "12/40 requests"."""
+    if unit == "bytes":
+        largest = max(done, total or 0)
+        scale, name = next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
+        digits = 0 if scale == 1.0 else 1
+        return f"{done / scale:.{digits}f}{'' if total is None else f'/{total / scale:.{digits}f}'} {name}"
+    return f"{done:g}{'' if total is None else f'/{total:g}'} {unit}"

@@ -1,0 +1,335 @@
+"""Rows to a terminal table, JSON, CSV and Markdown. To add a format: one function, one line in `FORMATS`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.report.columns import METRICS, Column, columns
+from trtllm_pipeline.report.names import count, shared_parts, shorten, without
+from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+SCHEMA: Final = 1
+NAME: Final = "report.json"
+_STYLES: Final = {
+    CellStatus.DONE: "green",
+    CellStatus.UP_TO_DATE: "green",
+    CellStatus.FAILED: "bold red",
+    CellStatus.INFEASIBLE: "dim",
+    CellStatus.INTERRUPTED: "yellow",
+    CellStatus.RUNNING: "cyan",
+    CellStatus.NOT_RUN: "dim",
+}
+_MIN_NAME: Final = 16
+_MAX_PROBLEMS: Final = 20
+_PIPED_WIDTH: Final = 120
+
+
+# JSON
+
+
+def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = True) -> dict[str, Json]:
+    """The report as JSON values, see docs/formats.md. `finished` is False while the run has not written its own."""
+    counts = Counter(row.status.value for row in rows)
+    return {
+        "schema": SCHEMA,
+        "run": {"id": run_id, "matrix": matrix, "finished": finished, "counts": dict(sorted(counts.items()))},
+        "metrics": [{"name": metric.name, "unit": metric.unit, "formula": metric.formula} for metric in METRICS],
+        "cells": [row.to_json() for row in rows],
+    }
+
+
+def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
+    """Rows and `run` of a report file. Raises StateError when it is not one."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
+        return tuple(Row.from_json(cell) for cell in data["cells"]), dict(data["run"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{path}: not a report: {error}", hint="`pipeline run` writes one when it ends") from error
+
+
+# CSV
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """One line for each cell and concurrency, units in the heads; a cell without measurements has one line."""
+    stages = list(dict.fromkeys(stage for row in rows for stage in row.seconds))
+    scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
+    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+    statistics = {
+        name: list(dict.fromkeys(key for row in rows for level in row.levels for key in level.latencies.get(name, {})))
+        for name in LATENCIES
+    }
+    lines: list[dict[str, object]] = []
+    for row in rows:
+        of_cell: dict[str, object] = {
+            "cell": row.id,
+            **{name: row.axes.get(name) for name in axes},
+            "status": row.status.value,
+            "failed_stage": row.failed_stage,
+            "failure": row.failure,
+            "reason": row.reason,
+            "log": row.log,
+            **{f"{stage}_s": row.seconds.get(stage) for stage in stages},
+            "engine_size_bytes": row.engine_size_bytes,
+            "accuracy_total": row.accuracy_total,
+            **{f"accuracy_{name}": row.accuracy.get(name) for name in scores},
+        }
+        lines += [{**of_cell, **_flat(level, statistics)} for level in row.levels or (None,)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]) if lines else ["cell"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """One level as columns: `ttft_p50_ms` and so on."""
+    plain = ("concurrency", "requests", "failures", "duration_s")
+    rates = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+    flat: dict[str, object] = {name: None if level is None else getattr(level, name) for name in (*plain, *rates)}
+    for name, keys in statistics.items():
+        stem = name.removesuffix("_ms")
+        for key in keys:
+            head = f"{stem}_{key}" if key == "n" else f"{stem}_{key}_ms"
+            flat[head] = None if level is None else level.latency(name, key)
+    return flat
+
+
+# Markdown
+
+
+def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
+    """A table for a pull request: what failed and the definitions of the metrics below it."""
+    parts = shared_parts([row.id for row in rows])
+    shown = columns(rows)
+    title = " ".join(
+        filter(None, ("### Pipeline report", _code(run_id), f"of {_code(Path(matrix).name)}" if matrix else ""))
+    )
+    lines = [title, "", f"{_summary(rows)}{'; all cells: ' + ' '.join(map(_code, parts)) if parts else ''}", ""]
+    lines.append("| cell | " + " | ".join(column.head for column in shown) + " |")
+    lines.append("|---|" + "|".join("---" if column.head == "status" else "---:" for column in shown) + "|")
+    for row in rows:
+        cells = (_escape(column.value(row) or "") for column in shown)
+        lines.append(f"| {_code(without(row.id, parts))} | " + " | ".join(cells) + " |")
+    problems = list(_problems(rows))
+    if problems:
+        lines += ["", "**Why not all cells have results**", ""]
+        for what, ids, details in problems:
+            lines.append(
+                f"- {what}, {count(len(ids), 'cell')} ({', '.join(_code(cell) for cell in ids[:4])}{', …' if len(ids) > 4 else ''}): "
+                + "; ".join(map(_escape, details))
+            )
+    notes = _findings(rows)
+    if notes:
+        lines += [
+            "",
+            "**About the numbers**",
+            "",
+            *(f"- {_escape(text)} ({count(cells, 'cell')})" for text, cells in notes),
+        ]
+    definitions = _definitions(shown)
+    if definitions:
+        lines += ["", "<details><summary>Definitions</summary>", ""]
+        lines += [f"- {head}: {_escape(formula)}" for head, formula in definitions]
+        lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+# Terminal
+
+
+def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) -> Group:
+    """The rows as a table no wider than `width`, then why cells failed, then what the numbers mean.
+
+    Columns that do not fit are left out, the least telling first; JSON and CSV have all of them.
+    """
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts = shared_parts([row.id for row in rows])
+    shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
+    said: list[Any] = [Text(f"{_summary(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
+    said.append(_table(rows, shown, parts, name_width, by_model=by_model))
+    problems = list(_problems(rows, workspace))
+    for what, ids, details in problems[:_MAX_PROBLEMS]:
+        names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
+        more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
+        said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
+        said += [Padding(Text(detail), (0, 0, 0, 2)) for detail in details]
+    if len(problems) > _MAX_PROBLEMS:
+        said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
+    said += [
+        Text(f"\nnote, {count(cells, 'cell')}: {text}", "yellow") for text, cells in _findings(rows)[:_MAX_PROBLEMS]
+    ]
+    definitions = _definitions(shown)
+    if definitions:
+        said.append(Text())
+        said += [Text(f"{head}: {formula}", "dim") for head, formula in definitions]
+    return Group(*said)
+
+
+def _fit(
+    rows: Sequence[Row], shown: tuple[Column, ...], parts: Sequence[str], width: int
+) -> tuple[tuple[Column, ...], bool, int]:
+    """Columns that fit, whether rows stand under their model's name, and the width left for names."""
+    longest = max((len(without(row.id, parts)) for row in rows), default=1)
+    models = {str(row.axes.get("model")) for row in rows}
+    by_model = False
+    while True:
+        free = width - sum(2 + _width(column, rows) for column in shown)
+        if free >= longest:
+            return shown, by_model, longest
+        worst = max(shown, key=lambda column: column.rank)
+        if worst.rank > 2:
+            shown = tuple(column for column in shown if column is not worst)
+        elif len(models) > 1 and not by_model:
+            by_model = True
+            longest = max(2 + len(without(row.id, (*parts, str(row.axes.get("model"))))) for row in rows)
+        elif worst.rank > 0 and free < min(longest, 2 * _MIN_NAME):
+            shown = tuple(column for column in shown if column is not worst)
+        else:
+            return shown, by_model, max(min(longest, free), 8)
+
+
+def _width(column: Column, rows: Sequence[Row]) -> int:
+    return max(map(len, (*_head(column), *(column.value(row) or "" for row in rows))))
+
+
+def _head(column: Column) -> list[str]:
+    """A head on up to two lines: "TTFT ms" over "@1"."""
+    first, _, last = column.head.rpartition(" ")
+    return [first, last] if first else [last]
+
+
+def _table(
+    rows: Sequence[Row], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("cell", no_wrap=True, vertical="bottom", width=name_width)
+    for column in shown:
+        status = column.head == "status"
+        table.add_column(
+            "\n".join(_head(column)), no_wrap=True, justify="left" if status else "right", vertical="bottom"
+        )
+    model = None
+    ordered = sorted(rows, key=lambda row: str(row.axes.get("model"))) if by_model else rows
+    for row in ordered:
+        if by_model and row.axes.get("model") != model:
+            model = row.axes.get("model")
+            table.add_row(Text(shorten(str(model), name_width), "bold"))
+        name = "  " + without(row.id, (*parts, str(model))) if by_model else without(row.id, parts)
+        values = [
+            Text(column.value(row) or "", _STYLES[row.status] if column.head == "status" else "") for column in shown
+        ]
+        table.add_row(Text(shorten(name, name_width)), *values)
+    return table
+
+
+# What all formats for people say beside the numbers.
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    counts = Counter(row.status for row in rows)
+    words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
+    return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
+
+
+def _problems(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """What went wrong, the cells it struck, and details: cells that a shared stage failed are said once."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        if row.reason is not None or row.failed_stage is not None:
+            groups.setdefault((row.status, row.failed_stage, row.failure, row.reason, row.log), []).append(row)
+    for struck in groups.values():
+        row = struck[0]
+        what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
+        kind = f" ({row.failure.replace('_', ' ')})" if row.failure not in {None, "bug"} else ""
+        details = [row.reason or "no reason was given"]
+        if row.log is not None:
+            details.append(f"log: {row.log if workspace is None else workspace / row.log}")
+        if row.hint is not None:
+            details.append(f"try: {row.hint}")
+        yield f"{what}{kind}", [row.id for row in struck], details
+
+
+def _findings(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """Each finding once, with how many cells have it."""
+    return Counter(text for row in rows for text in dict.fromkeys(row.findings)).most_common()
+
+
+def _definitions(shown: Sequence[Column]) -> list[tuple[str, str]]:
+    """(heads, formula) of the columns shown, equal formulas once."""
+    heads: dict[str, list[str]] = {}
+    for column in shown:
+        if column.formula is not None:
+            heads.setdefault(column.formula, []).append(column.head)
+    return [(", ".join(names), f"{formula}{_statistic(names[0])}") for formula, names in heads.items()]
+
+
+def _statistic(head: str) -> str:
+    return "; the median (p50) is shown" if head.startswith(("TTFT", "TPOT")) else ""
+
+
+# Printing
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Row], str, str], str]]] = {
+    "json": lambda rows, run_id, matrix: json.dumps(to_json(rows, run_id, matrix), indent=2, ensure_ascii=False) + "\n",
+    "csv": lambda rows, _run_id, _matrix: to_csv(rows),
+    "markdown": to_markdown,
+}
+"""The formats that are plain text; `table` depends on the terminal as well."""
+
+
+def print_report(
+    rows: Sequence[Row],
+    form: str = "table",
+    *,
+    run_id: str = "",
+    matrix: str = "",
+    stream: TextIO | None = None,
+    workspace: Path | None = None,
+) -> None:
+    """Write a report to `stream` (stdout). `form` is "table" or one of `FORMATS`."""
+    stream = sys.stdout if stream is None else stream
+    if form != "table":
+        stream.write(FORMATS[form](rows, run_id, matrix))
+        return
+    from rich.console import Console
+
+    width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
+    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    console.print(to_table(rows, width, workspace=workspace))
+
+
+def _piped_width() -> int:
+    columns_set = os.environ.get("COLUMNS", "")
+    return int(columns_set) if columns_set.isdigit() and int(columns_set) > 0 else _PIPED_WIDTH

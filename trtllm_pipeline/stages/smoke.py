@@ -1,0 +1,251 @@
+"""The first questions to a running server: does it answer, over every protocol, as its repository says it should?
+
+Leaves `smoke.json` with every check. Requests go one after the other: greedy answers must not depend on what else is
+in the batch, or "streaming equals non-streaming" could fail for rounding alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.serving.client import (
+    PROTOCOLS,
+    Answer,
+    Client,
+    Generation,
+    Option,
+    Service,
+    parse_config,
+    running_since,
+    wire_types,
+)
+from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.stages.base import Work, write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `detail` says what was found, and what was expected when that is not what was found."""
+
+    name: str
+    protocol: str
+    model: str
+    ok: bool
+    detail: str
+    duration_ms: float
+
+
+class _CheckError(Exception):
+    """A check's expectation was not met."""
+
+
+def run(work: Work) -> None:
+    """Make all checks; raises StageError naming those that failed."""
+    smoke = _Smoke(work)
+    asyncio.run(smoke.all())
+    write_json(
+        work.out / "smoke.json",
+        {
+            "schema": 1,
+            "checks": [asdict(check) for check in smoke.checks],
+            "skipped": smoke.skipped,
+            "answer": smoke.answer,
+        },
+    )
+    for check in smoke.checks:
+        mark = "ok" if check.ok else "FAILED"
+        print(f"{mark:6} {check.name} {check.model} {check.protocol} ({check.duration_ms:.0f} ms): {check.detail}")  # noqa: T201 - the stage's log
+    failed = [check for check in smoke.checks if not check.ok]
+    if failed:
+        one = failed[0]
+        more = f" (and {len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
+        raise StageError(f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}")
+
+
+class _Smoke:
+    """The checks of one server, in order."""
+
+    def __init__(self, work: Work) -> None:
+        from tokenizers import Tokenizer
+
+        self.work = work
+        self.service = Service.read(work.inputs["service"])
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(work.inputs["engine"] / "tokenizer.json"))
+        self.prompt = str(work.params["prompt"])
+        self.max_tokens = int(number(work, "max_tokens", 16))
+        self.checks: list[Check] = []
+        self.skipped: list[dict[str, str]] = []
+        self.answer: str | None = None
+
+    async def all(self) -> None:
+        """Everything, the cheap and basic things first."""
+        service = self.service
+        models = [model for model in (service.model, service.bls_model) if model]
+        async with self._client(service.model, "grpc") as client:
+            since = None if service.pid is None else running_since(service.pid)
+            await self._check("health", "http, grpc", service.model, self._health(client))
+            for path in sorted(self.work.inputs["repository"].glob("*/config.pbtxt")):
+                await self._check("configuration", "grpc", path.parent.name, self._configuration(client, path))
+        for model in models:
+            for protocol in PROTOCOLS:
+                await self._answers(model, protocol)
+        async with self._client(service.model, "grpc") as client:
+            if self.answer:
+                await self._check("stop_words", "grpc", service.model, self._stop_words(client))
+            await self._check("limits", "grpc", service.model, self._limits(client))
+            await self._check("alive", "http, grpc", service.model, self._alive(client, since))
+
+    def _client(self, model: str, protocol: str) -> Client:
+        return Client(self.service, model, protocol, timeout_s=number(self.work, "request_timeout_s", 120.0))
+
+    async def _check(self, name: str, protocol: str, model: str, looking: Awaitable[str]) -> None:
+        start = time.monotonic()
+        try:
+            ok, detail = True, await looking
+        except (_CheckError, StageError) as error:
+            ok, detail = False, str(error)
+        self.checks.append(Check(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
+
+    async def _answers(self, model: str, protocol: str) -> None:
+        async with self._client(model, protocol) as client:
+            if protocol == "grpc_unary" and client.model.decoupled:
+                reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
+                self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
+                return
+            await self._check("answer", protocol, model, self._answer(client))
+
+    async def _health(self, client: Client) -> str:
+        ready = await client.ready()
+        if not all(ready.values()):
+            raise _CheckError(f"expected both endpoints to be ready, got {ready}")
+        return "ready"
+
+    async def _configuration(self, client: Client, path: Path) -> str:
+        written = parse_config(path)
+        served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
+        decoupled = written.model_transaction_policy.decoupled
+        expected: dict[str, Any] = {
+            "name": written.name or path.parent.name,
+            "backend": written.platform or written.backend,
+            "max_batch_size": written.max_batch_size,
+            "inputs": _tensors(written.input),
+            "outputs": _tensors(written.output),
+        }
+        got: dict[str, Any] = {
+            "name": served.name,
+            "backend": served.platform or served.backend,
+            "max_batch_size": served.max_batch_size,
+            "inputs": _tensors(served.input),
+            "outputs": _tensors(served.output),
+        }
+        # An ensemble is decoupled as its steps are; Triton works that out by itself.
+        if written.platform != "ensemble":
+            expected["decoupled"], got["decoupled"] = decoupled, served.model_transaction_policy.decoupled
+        _same(expected, got)
+        batch = [-1] if written.max_batch_size else []
+        for told, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
+            types = wire_types(tensors)
+            promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
+            _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
+        return f"{len(written.input)} inputs and {len(written.output)} outputs as in config.pbtxt"
+
+    async def _answer(self, client: Client) -> str:
+        answer = await self._ask(client)
+        text = answer.text
+        if not text.strip():
+            raise _CheckError(f"the answer to {self.prompt!r} is empty")
+        if text.lstrip().startswith(self.prompt.strip()):
+            raise _CheckError(f"the answer begins with the prompt itself: {text!r}; expected new text only")
+        if "\ufffd" in text:
+            raise _CheckError(f"the answer has characters that were cut in two: {text!r}")
+        expected = self.work.params.get("expected")
+        if isinstance(expected, str) and expected not in text:
+            raise _CheckError(f"the greedy answer to {self.prompt!r} should contain {expected!r}, got {text!r}")
+        if self.answer is None:
+            self.answer = text
+        elif text != self.answer:
+            raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
+        return f"{text!r} in {len(answer.events)} parts"
+
+    async def _stop_words(self, client: Client) -> str:
+        """A word the greedy answer is known to contain must end it."""
+        assert self.answer is not None
+        stop = stop_word(self.answer, self.tokenizer)
+        if stop is None:
+            return "not tried: no word of the short answer stands for one token"
+        text = (await self._ask(client, {"stop_words": [stop]})).text
+        upto = self.answer.index(stop)
+        # TensorRT-LLM keeps the stop word in the answer, others leave it out.
+        if text.strip() not in {self.answer[:upto].strip(), self.answer[: upto + len(stop)].strip()}:
+            raise _CheckError(f"stop word {stop!r} should end the answer {self.answer!r} there, got {text!r}")
+        return f"{stop!r} ended the answer: {text!r}"
+
+    async def _limits(self, client: Client) -> str:
+        """A prompt longer than the engine takes must be refused with words."""
+        limits = EngineLimits.read(self.work.inputs["engine"])
+        longest = limits.max_input_len or limits.max_seq_len
+        if longest is None:
+            return "not tried: the engine names no limit"
+        prompt = " ".join(["word"] * (longest + 1))
+        tokens = len(self.tokenizer.encode(prompt).ids)
+        answer = await client.lane().generate(Generation(prompt, 1, sampling(0.0, seed=0)))
+        if answer.error is None:
+            raise _CheckError(f"a prompt of {tokens} tokens should be refused ({longest} fit), got {answer.text!r}")
+        if str(longest) not in answer.error and not any(word in answer.error.lower() for word in ("long", "exceed")):
+            raise _CheckError(
+                f"the refusal of a prompt of {tokens} tokens should name the limit {longest}: {answer.error}"
+            )
+        return f"{tokens} tokens refused: {answer.error}"
+
+    async def _alive(self, client: Client, since: int | None) -> str:
+        """After the refusal: same process, ready, and still answering."""
+        await self._health(client)
+        pid = self.service.pid
+        if pid is not None and running_since(pid) != since:
+            raise _CheckError(f"the server's process {pid} is not the one that was there at the start")
+        text = (await self._ask(client)).text
+        if self.answer is not None and text != self.answer:
+            raise _CheckError(f"the greedy answer should still be {self.answer!r}, got {text!r}")
+        return "same process, ready, same answer"
+
+    async def _ask(self, client: Client, options: dict[str, Option] | None = None) -> Answer:
+        request = Generation(self.prompt, self.max_tokens, {**sampling(0.0, seed=0), **(options or {})})
+        answer = await client.lane().generate(request)
+        if answer.error is not None:
+            raise _CheckError(f"the request failed: {answer.error}")
+        return answer
+
+
+def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
+    """A part of `answer` to stop at: one token with a letter in it, neither first nor last, and its first occurrence.
+
+    TensorRT-LLM compares token ids, so the part must encode to the very token when it stands alone.
+    """
+    encoding = tokenizer.encode(answer, add_special_tokens=False)
+    for token, (start, end) in list(zip(encoding.ids, encoding.offsets, strict=True))[1:-1]:
+        part = answer[start:end]
+        alone = tokenizer.encode(part, add_special_tokens=False).ids
+        if any(map(str.isalpha, part)) and alone == [token] and answer.index(part) == start:
+            return part
+    return None
+
+
+def _tensors(tensors: Any) -> dict[str, tuple[int, list[int], bool]]:
+    return {t.name: (t.data_type, list(t.dims), getattr(t, "optional", False)) for t in tensors}
+
+
+def _same(expected: dict[str, Any], got: dict[str, Any]) -> None:
+    """Raise _CheckError naming the first key whose values differ."""
+    for key in {**expected, **got}:
+        if expected.get(key) != got.get(key):
+            raise _CheckError(f"{key} should be {expected.get(key)} as in config.pbtxt, the server says {got.get(key)}")
