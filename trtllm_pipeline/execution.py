@@ -43,8 +43,8 @@ UNKNOWN_DURATION_S: Final = 30.0
 class Observer(Protocol):
     """Whoever shows a run while it goes on."""
 
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus]) -> None:
-        """The run starts from here."""
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """The run starts from here; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """A stage run's status changed; `seconds` is what it took, where it ended."""
@@ -132,8 +132,10 @@ class _Execution:
         self._took: dict[StageRunId, float] = {}
         self._interrupts = 0
         self._queued: list[scheduling.Event] = []
+        self._durations = store.index.durations()
+        self._begun = False
         self._scheduler = scheduling.Scheduler(
-            _tasks(plan, store.index.durations()),
+            _tasks(plan, self._durations),
             machine,
             up_to_date={run.id for run in plan.stage_runs.values() if run.fingerprint in present},
             wanted=wanted(plan),
@@ -146,7 +148,12 @@ class _Execution:
     def loop(self) -> Outcome:
         """Run until everything has ended."""
         scheduler = self._scheduler
-        self._observer.begin(self._plan, {run: scheduler.status(run) for run in self._plan.stage_runs})
+        statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
+        self._observer.begin(self._plan, statuses, self._durations)
+        self._begun = True
+        for run, status in statuses.items():
+            if status is StageStatus.FAILED:  # more than this machine has: known before anything starts
+                self._changed(run, StageStatus.PENDING, status)
         events: list[scheduling.Event] = []
         interrupts_obeyed = 0
         try:
@@ -404,6 +411,8 @@ class _Execution:
     # Telling.
 
     def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
+        if not self._begun:
+            return
         error = self._error(run_id) if new is StageStatus.FAILED else None
         self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import jsonschema
@@ -37,7 +38,6 @@ def test_all_are_found() -> None:
 def test_recipes(path: Path) -> None:
     recipe = load_recipe(path)
     jsonschema.validate(read(path).data, json_schema("recipe"))
-    assert recipe.summary[0] == recipe.summary[0].strip()
     assert path.read_text(encoding="utf-8").startswith("# "), "opens with what it is for"
     attention = 2 * recipe.hidden_size * recipe.head_dim * (recipe.num_attention_heads + recipe.num_key_value_heads)
     layer = attention + 3 * recipe.hidden_size * recipe.intermediate_size + 2 * recipe.hidden_size
@@ -48,6 +48,19 @@ def test_recipes(path: Path) -> None:
     embedding = recipe.vocab_size * recipe.hidden_size  # tied in all of these models
     if recipe.parameters is not None:
         assert recipe.parameters == embedding + recipe.num_hidden_layers * layer + recipe.hidden_size
+
+
+def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from trtllm_pipeline.toolchains.embedded.tiny import write_model
+
+    recipe = load_recipe(recipes_folder() / "tiny.yaml").model_dump()
+    write_model(tmp_path, recipe["sources"][0]["generated"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    shared = recipe.keys() & config.keys()
+    assert len(shared) == 8
+    assert {key: recipe[key] for key in shared} == {key: config[key] for key in shared}
+    assert recipe["family"] == config["model_type"]
 
 
 @pytest.mark.parametrize("path", [*MATRICES, TEMPLATE], ids=name)

@@ -8,6 +8,7 @@ its answers depend on everything that came before.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def script_engine(folder: Path, **limits: int) -> Path:
     hidden = 320
     following = {byte: ord(".") for byte in range(VOCABULARY)}
     script = SCRIPT.encode()
-    following.update(dict(zip(script, script[1:], strict=False)))
+    following.update(dict(pairwise(script)))
     following.update({script[-1]: END_ID, END_ID: script[0]})
     letters = LETTERS.encode()
     following.update(dict(zip(letters, letters[1:] + letters[:1], strict=True)))

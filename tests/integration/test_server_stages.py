@@ -101,7 +101,6 @@ def test_smoke_of_a_good_server(start: Start) -> None:
     assert [skipped["protocol"] for skipped in written["skipped"]] == ["grpc_unary"]
     assert {name for name, _, _ in names} == {"health", "configuration", "answer", "stop_words", "limits", "alive"}
     assert all(check["ok"] for check in written["checks"])
-    assert "'word" not in str(written["checks"])
 
 
 def lie(**lies: Any) -> Respond:

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
@@ -84,6 +84,55 @@ def expand(loaded: LoadedMatrix, *, default_toolchain: str, feasibility: Feasibi
     points = _points(loaded, axes, excludes, default_toolchain)
     matched = _matched(loaded, overrides, points)
     return tuple(_cells(loaded, axes, points, matched, feasibility))
+
+
+def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, Any]:
+    """The matrix as data, changes of the command line included: a file of it makes the same cells anywhere.
+
+    Local folders are named as their recipes are, and rules that match nothing any more, since the command line changed
+    an axis, are left out. Raises MatrixError as `expand` does.
+    """
+    faults: list[Fault] = []
+    axes = _axes(loaded, default_toolchain, faults)
+    excludes, overrides = _resolve(loaded, axes, default_toolchain, faults)
+    if faults:
+        raise MatrixError(tuple(faults))
+    points = _points(loaded, axes, excludes, default_toolchain)
+    product = _product(axes)
+    data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
+
+    def name(model: str) -> str:
+        return loaded.recipes[model].name if model in loaded.recipes else model
+
+    def rule(where: dict[str, Any]) -> dict[str, Any]:
+        for axis in axes:
+            if axis.name in where:
+                values = where[axis.name] if isinstance(where[axis.name], list) else [where[axis.name]]
+                where[axis.name] = [value for value in values if _matching(loaded, axis, value, default_toolchain)]
+        return {**where, "model": list(map(name, where["model"]))} if "model" in where else where
+
+    names = [axis.name for axis in axes]
+    added = [_added_point(loaded, names, cell, default_toolchain) for cell in loaded.matrix.add]
+    kept = {point for point in product if not any(each.matches(point) for each in excludes)}
+    data["axes"]["model"] = list(map(name, data["axes"]["model"]))
+    data["exclude"] = [
+        rule(where)
+        for where, each in zip(data.get("exclude", ()), excludes, strict=True)
+        if any(map(each.matches, product))
+    ]
+    data["add"] = [
+        {**cell, "model": name(cell["model"])}
+        for cell, point in zip(data.get("add", ()), added, strict=True)
+        if point not in kept
+    ]
+    data["override"] = [
+        {**override, "where": rule(override["where"])}
+        for override, each in zip(data.get("override", ()), overrides, strict=True)
+        if any(map(each.matches, points))
+    ]
+    if changed := _given(loaded.command_line):
+        data["override"].append({"where": {}, "settings": changed})
+    return data
 
 
 def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
@@ -220,6 +269,10 @@ def _value_text(value: Json) -> str:
     return f"{plain[:30]}-{digest}" if plain else digest
 
 
+def _product(axes: Sequence[_Axis]) -> list[Point]:
+    return list(itertools.product(*(axis.values for axis in axes)))
+
+
 def _points(
     loaded: LoadedMatrix, axes: Sequence[_Axis], excludes: Sequence[_Rule], default_toolchain: str
 ) -> list[Point]:
@@ -229,7 +282,7 @@ def _points(
     if count > MAX_CELLS:
         message = f"the axes make {count} cells; {MAX_CELLS} is the most"
         raise MatrixError((document.fault(("axes",), message),))
-    product: list[Point] = list(itertools.product(*(axis.values for axis in axes)))
+    product = _product(axes)
     dropped: set[Point] = set()
     faults = []
     for index, rule in enumerate(excludes):
@@ -261,8 +314,8 @@ def _resolve(
 
     def rule(where: Where, at: KeyPath) -> _Rule:
         written = {**where.model_dump(exclude_none=True), **(where.__pydantic_extra__ or {})}
-        if not written:
-            faults.append(loaded.document.fault(at, "names no axis"))
+        if not written and at[0] == "exclude":
+            faults.append(loaded.document.fault(at, "names no axis, so it would leave out every cell"))
         allowed = []
         for position, axis in enumerate(axes):
             if axis.name in written:

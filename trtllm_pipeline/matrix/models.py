@@ -297,7 +297,7 @@ class Download(Section):
 class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
-    data: DataFile = "builtin:calibration"
+    data: DataFile = "builtin:general"
     """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
     samples: Positive = 128
     """Rows taken."""
@@ -527,7 +527,7 @@ class Override(Strict):
     """Other settings for some cells; later ones win over earlier ones."""
 
     where: Where
-    """Which cells."""
+    """Which cells; {} is all."""
     settings: Settings
     """What is different there."""
 

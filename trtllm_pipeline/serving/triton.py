@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 LOOPBACK: Final = "127.0.0.1"
+WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
 CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 STUB: Final = "triton_python_backend_stub"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
@@ -370,7 +371,7 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environment(triton), **(variables or {})},
         )
-    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in {"0.0.0.0", "::"} else host)
+    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host)
 
 
 _FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (
@@ -388,7 +389,9 @@ _FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (
     ),
     (r"error while loading shared libraries", FailureClass.USER, None),
 )
-_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|unable to create stream|CUDA memory pool", re.I)
+_NOISE: Final = re.compile(
+    r"CudaDriverHelper|NVML|DCGM|pinned memory|unable to create stream|CUDA memory pool", re.IGNORECASE
+)
 
 
 def diagnose(status: int | None, log: Path) -> ServerError:
@@ -401,13 +404,9 @@ def diagnose(status: int | None, log: Path) -> ServerError:
     loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", text)
     if loading:
         cause = f"could not load the model {loading[1]}: {loading[2].strip()}"
-    for pattern, failure, hint in _FAILURES:
-        if re.search(pattern, text):
-            break
-    else:
-        failure, hint = FailureClass.BUG, None
-        if status == -signal.SIGKILL:
-            failure, hint = FailureClass.OUT_OF_MEMORY, "nobody here killed it; the kernel does when memory runs out"
+    killed = (FailureClass.OUT_OF_MEMORY, "nobody here killed it; the kernel does when memory runs out")
+    unknown = killed if status == -signal.SIGKILL else (FailureClass.BUG, None)
+    failure, hint = next(((kind, hint) for pattern, kind, hint in _FAILURES if re.search(pattern, text)), unknown)
     return ServerError(f"Triton {cause}{_quoted(log)}", failure=failure, hint=hint, log=log)
 
 

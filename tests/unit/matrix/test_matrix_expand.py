@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from matrix_files import RECIPE, Write
 
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import MatrixError, UsageError
-from trtllm_pipeline.matrix.expand import expand, select
+from trtllm_pipeline.matrix.expand import expand, select, written_out
 from trtllm_pipeline.matrix.load import load_matrix
 
 
@@ -145,7 +147,6 @@ def test_exclude(write: Write, exclude: list[dict[str, Any]], left: int) -> None
         ({"max_batch_size": 16}, "max_batch_size: 16 matches no value"),
         ({"parallel": "tp4"}, "parallel: 'tp4' matches no value"),
         ({"parallel": "4"}, "parallel: '4' matches no value"),
-        ({}, "names no axis"),
     ],
 )
 def test_rules_that_match_nothing_are_faults(write: Write, rule: dict[str, Any], message: str) -> None:
@@ -153,6 +154,44 @@ def test_rules_that_match_nothing_are_faults(write: Write, rule: dict[str, Any],
     assert [fault for fault in faults if message in fault] == faults
     assert len(faults) == 2
     assert all(fault.startswith("matrix.yaml:") for fault in faults)
+
+
+def test_an_empty_rule_overrides_everything_and_excludes_nothing(write: Write) -> None:
+    path = write(override=[{"where": {}, "settings": {"perf": {"requests": 9}}}])
+    assert {cell.settings["perf"]["requests"] for cell in cells_of(path)} == {9}
+    assert "exclude[0]: names no axis" in faults_of(write(exclude=[{}]))[0]
+
+
+def test_written_out_makes_the_same_cells_elsewhere(folder: Path, write: Write, tmp_path: Path) -> None:
+    (folder / "models" / "m").mkdir(parents=True)
+    config = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"), 8)
+    config |= {"vocab_size": 9, "max_position_embeddings": 9}
+    (folder / "models" / "m" / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    path = write(
+        axes={"model": ["small", "models/m"], "settings.perf.concurrency": [[1], [1, 8]]},
+        exclude=[
+            {"precision": ["fp16", "int8_wo"], "max_batch_size": 4, "model": "models/m"},
+            {"precision": "int8_wo"},
+            {"settings.perf.concurrency": [[1, 8]], "parallel": "tp2pp2"},
+        ],
+        add=[{**ADDED, "model": "models/m", "settings.perf.concurrency": [1]}],
+        override=[
+            {"where": {"model": "models/m"}, "settings": {"perf": {"requests": 3}, "build": {"use_x": "enable"}}},
+            {"where": {"precision": "fp16", "max_batch_size": 8}, "settings": {"perf": {"requests": 4}}},
+        ],
+    )
+    sets = ["axes.precision=[fp16]", "settings.perf.repeats=5", "recipes.small.parameters=7"]
+    loaded = load_matrix(path, sets)
+    cells = expand(loaded, default_toolchain="embedded")
+    elsewhere = tmp_path / "lock"
+    (elsewhere / "recipes").mkdir(parents=True)
+    for recipe in loaded.recipes.values():
+        (elsewhere / "recipes" / f"{recipe.name}.yaml").write_text(json.dumps(recipe.model_dump(mode="json")))
+    matrix = written_out(loaded, default_toolchain="embedded")
+    (elsewhere / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False))
+    again = cells_of(elsewhere / "matrix.yaml")
+    assert [replace(cell, base_dir="") for cell in again] == [replace(cell, base_dir="") for cell in cells]
+    assert len(cells) == 19
 
 
 def test_rules_that_match_no_combination_are_faults(write: Write) -> None:

@@ -43,7 +43,7 @@ def test_a_matrix_with_everything(write: Write) -> None:
     assert loaded.matrix.add[0].lengths == "1,1"
     assert loaded.recipes["small"].num_hidden_layers == 6
     assert loaded.matrix.settings.quantize.calibration.samples == 8
-    assert loaded.matrix.settings.quantize.calibration.data == "builtin:calibration"
+    assert loaded.matrix.settings.quantize.calibration.data == "builtin:general"
 
 
 YAML = """\

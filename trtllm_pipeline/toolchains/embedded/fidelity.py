@@ -117,8 +117,8 @@ class LlamaCpp:
             )
 
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
-        """`count` greedy tokens after `tokens`."""
-        answer = self._complete(tokens, count, ignore_eos=True, n_probs=1)
+        """Up to `count` greedy tokens after `tokens`; one that ends the text is not among them."""
+        answer = self._complete(tokens, count, n_probs=1)
         return [entry["id"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
     def _complete(self, tokens: Sequence[int], count: int, **settings: Any) -> Any:

@@ -69,7 +69,7 @@ def config_text(name: str, engine: Path, settings: Mapping[str, Any]) -> str:
     """The config.pbtxt of model `name`, as protobuf text."""
     from google.protobuf import text_format
 
-    return text_format.MessageToString(model_config(name, engine, settings))
+    return str(text_format.MessageToString(model_config(name, engine, settings)))
 
 
 def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:

@@ -24,9 +24,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
@@ -245,6 +248,11 @@ class Runtime:
         self._lock = threading.Lock()
         self._generations: dict[int, Generation] = {}
 
+    def check(self, input_tokens: int, output_tokens: int, sampling: Sampling) -> None:
+        """Raise RequestError for a request that cannot be served."""
+        self.limits.check(input_tokens, output_tokens)
+        _check(sampling)
+
     def submit(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling, on_event: Callable[[Event], None]
     ) -> Generation:
@@ -252,8 +260,7 @@ class Runtime:
 
         The last event has `finish` set. Raises RequestError for a request beyond the engine's limits.
         """
-        self.limits.check(len(prompt), max_tokens)
-        _check(sampling)
+        self.check(len(prompt), max_tokens, sampling)
         generation = Generation(tuple(prompt), max_tokens, sampling, on_event)
         with self._lock:
             self._generations[id(generation)] = generation
@@ -292,7 +299,7 @@ class Runtime:
         self._pool.shutdown(wait=True)
         self._server = None  # its destructor joins llama.cpp's threads
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -80,7 +80,7 @@ def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[s
     query, kv = _HEADS * _HEAD_DIM[architecture], _KV_HEADS * _HEAD_DIM[architecture]
     # Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
     # Special tokens get no row in the head to speak of, so that a test decides when a text ends.
-    embedding = normal(VOCAB_SIZE, _HIDDEN, gain=0.2)
+    embedding = normal(VOCAB_SIZE, _HIDDEN, gain=0.1)
     embedding[: len(SPECIAL_TOKENS)] *= 0.01
     yield "model.embed_tokens.weight", embedding
     for index in range(_LAYERS):
@@ -89,18 +89,18 @@ def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[s
         for part, rows in (("q", query), ("k", kv), ("v", kv)):
             yield f"{prefix}self_attn.{part}_proj.weight", matrix(rows, _HIDDEN, 1.0)
             if architecture == "qwen2":
-                yield f"{prefix}self_attn.{part}_proj.bias", normal(rows, gain=0.5)
+                yield f"{prefix}self_attn.{part}_proj.bias", normal(rows, gain=0.2)
         if architecture == "qwen3":
             yield prefix + "self_attn.q_norm.weight", np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
             yield prefix + "self_attn.k_norm.weight", np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
-        yield prefix + "self_attn.o_proj.weight", matrix(_HIDDEN, query, 1.0)
+        yield prefix + "self_attn.o_proj.weight", matrix(_HIDDEN, query, 2.0)
         yield prefix + "post_attention_layernorm.weight", norm(_HIDDEN)
         yield prefix + "mlp.gate_proj.weight", matrix(_INNER, _HIDDEN, 1.0)
         yield prefix + "mlp.up_proj.weight", matrix(_INNER, _HIDDEN, 1.0)
         yield prefix + "mlp.down_proj.weight", matrix(_HIDDEN, _INNER, 1.0)
     yield "model.norm.weight", norm(_HIDDEN)
     if architecture != "qwen3":
-        head = matrix(VOCAB_SIZE, _HIDDEN, 1.2)
+        head = matrix(VOCAB_SIZE, _HIDDEN, 1.5)
         head[: len(SPECIAL_TOKENS)] *= 0.01
         yield "lm_head.weight", head
 

@@ -26,7 +26,7 @@ class TritonPythonModel:
         for request in requests:
             try:
                 responses.append(response([self._decode(request)]))
-            except Exception as error:  # noqa: BLE001, PERF203  one bad request must not fail the others
+            except Exception as error:  # noqa: BLE001  one bad request must not fail the others
                 responses.append(failed(error))
         return responses
 
@@ -37,8 +37,8 @@ class TritonPythonModel:
         texts = [
             [
                 self._text.decode(ids[:length].tolist(), skip_special=self._skip_special).encode()
-                for ids, length in zip(beams, ends)
+                for ids, length in zip(beams, ends, strict=True)
             ]
-            for beams, ends in zip(tokens, lengths)
+            for beams, ends in zip(tokens, lengths, strict=True)
         ]
         return tensor("OUTPUT", texts, np.object_)

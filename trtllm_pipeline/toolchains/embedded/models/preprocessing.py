@@ -39,7 +39,7 @@ class TritonPythonModel:
         for request in requests:
             try:
                 responses.append(response(self._encode(request)))
-            except Exception as error:  # noqa: BLE001, PERF203  one bad request must not fail the others
+            except Exception as error:  # noqa: BLE001  one bad request must not fail the others
                 responses.append(failed(error))
         return responses
 
@@ -58,9 +58,14 @@ class TritonPythonModel:
         # A model may have several end tokens; the engine takes one, so the others go in as stop words.
         more = [[] if end is not None else [[other] for other in ends[1:]] for end in given]
         fallback = self._text.pad_id
-        pad_ids = [(end if fallback is None else fallback) if pad is None else pad for pad, end in zip(pads, end_ids)]
-        stop = [[*words, *extra] for words, extra in zip(self._words(request, "STOP_WORDS_DICT", batch), more)]
-        ids = [prompt + [pad] * (max(lengths) - len(prompt)) for prompt, pad in zip(prompts, pad_ids)]
+        pad_ids = [
+            (end if fallback is None else fallback) if pad is None else pad
+            for pad, end in zip(pads, end_ids, strict=True)
+        ]
+        stop = [
+            [*words, *extra] for words, extra in zip(self._words(request, "STOP_WORDS_DICT", batch), more, strict=True)
+        ]
+        ids = [prompt + [pad] * (max(lengths) - len(prompt)) for prompt, pad in zip(prompts, pad_ids, strict=True)]
         return [
             tensor("INPUT_ID", ids, np.int32),
             tensor("REQUEST_INPUT_LEN", [[length] for length in lengths], np.int32),
@@ -88,11 +93,12 @@ class TritonPythonModel:
 def word_lists(batch: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
     """TensorRT-LLM's form of word lists, [batch, 2, length]: all ids in a row, and below them where each word ends.
 
-    Rows are filled up with 0 for ids and -1 for ends. `read_word_list` is the way back.
+    Rows are filled up with 0 for ids and -1 for ends. tensorrt_llm.read_word_lists is the way back.
     """
     flat = [[token for word in words for token in word] for words in batch]
     ends = [[sum(map(len, words[: i + 1])) for i in range(len(words))] for words in batch]
     length = max(1, *map(len, flat))
     return [
-        [ids + [0] * (length - len(ids)), offsets + [-1] * (length - len(offsets))] for ids, offsets in zip(flat, ends)
+        [ids + [0] * (length - len(ids)), offsets + [-1] * (length - len(offsets))]
+        for ids, offsets in zip(flat, ends, strict=True)
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 self._start(request, sender)
-            except Exception as error:  # noqa: BLE001, PERF203  one bad request must not fail the others
+            except Exception as error:  # noqa: BLE001  one bad request must not fail the others
                 sender.send(failed(error), flags=FINAL)
 
     def finalize(self) -> None:
@@ -94,8 +94,8 @@ class TritonPythonModel:
         prompts = _prompts(request, rows(request, "input_lengths", batch))
         samplings = _samplings(request, batch)
         output_lengths = rows(request, "request_output_len", batch)
-        for prompt, count in zip(prompts, output_lengths):
-            self._runtime.limits.check(len(prompt), count)
+        for prompt, count, sampling in zip(prompts, output_lengths, samplings, strict=True):
+            self._runtime.check(len(prompt), count, sampling)
         streaming = bool(rows(request, "streaming", batch)[0])
         if streaming and not self._decoupled:
             raise RequestError("streaming needs a repository written with decoupled set")
@@ -104,6 +104,7 @@ class TritonPythonModel:
         exclude = rows(request, "exclude_input_in_output", batch)[0]
         pads = rows(request, "pad_id", batch)
         answer = Answer(
+            name,
             sender,
             [
                 Row(
@@ -112,14 +113,14 @@ class TritonPythonModel:
                     sampling.return_log_probs,
                     0 if pad is None else pad,
                 )
-                for prompt, sampling, pad in zip(prompts, samplings, pads)
+                for prompt, sampling, pad in zip(prompts, samplings, pads, strict=True)
             ],
             streaming,
-            lambda: self._forget(name, answer),
+            self._forget,
         )
         with self._lock:
             self._answers.setdefault(name, []).append(answer)
-        for row, prompt, count, sampling in zip(answer.rows, prompts, output_lengths, samplings):
+        for row, prompt, count, sampling in zip(answer.rows, prompts, output_lengths, samplings, strict=True):
             generation = self._runtime.submit(prompt, count, sampling, answer.listener(row))
             answer.generations.append(generation)
 
@@ -133,12 +134,12 @@ class TritonPythonModel:
             answer.cancel()
         sender.send(_empty(), flags=FINAL)
 
-    def _forget(self, name: str, answer: Answer) -> None:
+    def _forget(self, answer: Answer) -> None:
         with self._lock:
-            running = self._answers[name]
+            running = self._answers[answer.name]
             running.remove(answer)
             if not running:
-                del self._answers[name]
+                del self._answers[answer.name]
 
 
 @dataclass(slots=True, eq=False)
@@ -158,10 +159,11 @@ class Row:
 class Answer:
     """One Triton request on its way: gathers events of its rows and sends responses."""
 
+    name: str
     sender: Any
     rows: list[Row]
     streaming: bool
-    forget: Any
+    forget: Callable[[Answer], None]
     """Called once, when the last response has gone out."""
     generations: list[Generation] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -172,7 +174,7 @@ class Answer:
         for generation in self.generations:
             generation.cancel()
 
-    def listener(self, row: Row) -> Any:
+    def listener(self, row: Row) -> Callable[[Event], None]:
         """The function that takes the events of one row."""
 
         def on_event(event: Event) -> None:
@@ -205,7 +207,7 @@ class Answer:
             self.sender.send(_response(self.rows))
             row.tokens, row.log_probs = [], []
         if done:
-            self.forget()
+            self.forget(self)
 
 
 def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
@@ -214,24 +216,24 @@ def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
         raise RequestError("input_ids is missing")
     if len(ids) != len(lengths):
         raise RequestError(f"input_ids has {len(ids)} rows; input_lengths has {len(lengths)}")
-    width = ids.reshape(len(lengths), -1).shape[1] if ids.size else 0
+    width = ids.shape[-1]
     for length in lengths:
         if not 0 <= length <= width:
             raise RequestError(f"input_lengths says {length} tokens; input_ids has {width}")
-    return [row[:length].tolist() for row, length in zip(ids.reshape(len(lengths), width), lengths)]
+    return [row[:length].tolist() for row, length in zip(ids.reshape(-1, width), lengths, strict=True)]
 
 
 def _samplings(request: Any, batch: int) -> list[Sampling]:
     settings: list[dict[str, Any]] = [{} for _ in range(batch)]
     for name, attribute in _SAMPLING.items():
-        for setting, value in zip(settings, rows(request, name, batch)):
+        for setting, value in zip(settings, rows(request, name, batch), strict=True):
             if value is not None:
                 setting[attribute] = value
     ends = rows(request, "end_id", batch)
     words = [read_word_lists(array(request, f"{kind}_words_list"), batch) for kind in ("stop", "bad")]
     return [
         Sampling(**setting, end_id=None if end is None or end < 0 else end, stop_words=stop, bad_words=bad)
-        for setting, end, stop, bad in zip(settings, ends, *words)
+        for setting, end, stop, bad in zip(settings, ends, *words, strict=True)
     ]
 
 
@@ -239,11 +241,13 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
     """Word lists in TensorRT-LLM's form, [batch, 2, length], as token sequences; see preprocessing.word_lists."""
     if lists is None or lists.size == 0:
         return [()] * batch
+    if len(lists) != batch:
+        raise RequestError(f"a word list has {len(lists)} rows; the batch has {batch}")
     result = []
     for ids, ends in lists:
         stops = [int(end) for end in ends if end > 0]
-        starts = [0, *stops[:-1]]
-        result.append(tuple(tuple(ids[start:stop].tolist()) for start, stop in zip(starts, stops) if stop > start))
+        pairs = zip([0, *stops], stops, strict=False)  # every word starts where the one before it ends
+        result.append(tuple(tuple(ids[start:stop].tolist()) for start, stop in pairs if stop > start))
     return result
 
 

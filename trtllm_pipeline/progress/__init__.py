@@ -1,0 +1,33 @@
+"""Observers of a run: what a person, or a program, sees of it on stderr while it goes on.
+
+    live     a picture of cells x stages that is drawn over; what failed is printed above it and stays
+    plain    a line an event, for logs and pipes
+    quiet    failures only
+    json     one JSON object a line, for programs; `lines.JsonObserver` lists the events
+
+What they all know about the run is in `tracker.Tracker`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.execution import Observer
+
+Mode = Literal["auto", "live", "plain", "json", "quiet"]
+
+
+def observer(stream: TextIO, *, mode: Mode = "auto") -> Observer:
+    """The observer for `mode`. "auto" is live when `stream` is a terminal that can redraw and CI is not set."""
+    if mode == "auto":
+        dumb = os.environ.get("TERM", "") in {"", "dumb", "unknown"} or bool(os.environ.get("CI"))
+        mode = "live" if stream.isatty() and not dumb else "plain"
+    if mode == "live":
+        from trtllm_pipeline.progress.live import LiveObserver
+
+        return LiveObserver(stream)
+    from trtllm_pipeline.progress import lines
+
+    return {"plain": lines.PlainObserver, "json": lines.JsonObserver, "quiet": lines.QuietObserver}[mode](stream)

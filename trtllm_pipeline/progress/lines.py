@@ -1,0 +1,186 @@
+"""Observers that write lines: for people who read a log, and for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, TextIO
+
+from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.progress.tracker import Clock, Tracker
+from trtllm_pipeline.progress.words import failure, infeasible, told, who
+from trtllm_pipeline.report.names import count, duration
+
+_S = StageStatus
+_LOG_LINES: Final = 10
+_ANNOUNCE_AFTER_S: Final = 3.0
+"""What takes longer is announced while it runs."""
+_REMIND_EVERY_S: Final = 60.0
+
+
+class QuietObserver:
+    """Says only what failed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Say nothing."""
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """Say what failed."""
+        if status is _S.FAILED:
+            self._say(*failure(run, error, seconds, log_lines=_LOG_LINES))
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """Say nothing."""
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """Say nothing."""
+
+    def end(self) -> None:
+        """Say nothing."""
+
+    def _say(self, *lines: str) -> None:
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+
+
+class PlainObserver(QuietObserver):
+    """A line an event; what takes long is announced, and again every minute with its progress."""
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        super().__init__(stream)
+        self._tracker = Tracker(clock)
+        self._reminded: dict[StageRunId, float] = {}
+        """Seconds a stage run had been running when it was last mentioned."""
+        self._silent: Counter[StageStatus] = Counter()
+        """Changes that are said in one line together: one failed download may block thousands of stage runs."""
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Say how much there is to do."""
+        tracker = self._tracker
+        tracker.begin(plan, statuses, durations)
+        there = tracker.counts[_S.UP_TO_DATE]
+        self._say(
+            f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there} up to date, "
+            f"{tracker.to_do} to do",
+            *infeasible(plan),
+        )
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """Say what ended."""
+        tracker = self._tracker
+        tracker.changed(run, status, seconds)
+        self._reminded.pop(run.id, None)
+        if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
+            self._silent[status] += 1
+            return
+        self._say_silent()
+        if status is _S.FAILED:
+            first, *rest = failure(run, error, seconds, log_lines=_LOG_LINES)
+            self._say(f"{self._place()} {first}", *rest)
+        elif status is _S.UP_TO_DATE:
+            self._say(f"{self._place()} {run.id}  {who(run)}  done by another invocation")
+        elif status is _S.SUCCEEDED:
+            word = "stopped after" if run.stage.scope is Scope.SERVICE else "done in"
+            self._say(f"{self._place()} {run.id}  {who(run)}  {word} {duration(seconds or 0.0)}")
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """Say why a stage run waits."""
+        self._say(f"{self._place()} {run.id}  {who(run)}  waits: {why}")
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """Mention what has been running for long."""
+        self._say_silent()
+        for run, seconds in self._tracker.running():
+            last = self._reminded.get(run.id)
+            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + _REMIND_EVERY_S):
+                continue
+            self._reminded[run.id] = seconds
+            parts = [f"running for {duration(seconds)}"]
+            parts += [text] if (text := told(progress.get(run.id))) else []
+            self._say(f"{self._place()} {run.id}  {who(run)}  {', '.join(parts)}")
+
+    def end(self) -> None:
+        """Say what came of it."""
+        self._say_silent()
+        self._say(f"{self._tracker.summary()}, in {duration(self._tracker.elapsed_s)}")
+
+    def _place(self) -> str:
+        return f"[{self._tracker.ended}/{self._tracker.to_do}]"
+
+    def _say_silent(self) -> None:
+        blocked, cancelled = self._silent[_S.BLOCKED], self._silent[_S.CANCELLED]
+        self._silent.clear()
+        if blocked:
+            self._say(f"{self._place()} {count(blocked, 'stage run')} blocked by what failed")
+        if cancelled:
+            self._say(f"{self._place()} {count(cancelled, 'stage run')} not finished")
+
+
+class JsonObserver(QuietObserver):
+    """One JSON object a line, each with `event` and `time_s` (Unix time).
+
+    begin      cells, infeasible: {id: reason}, stage_runs, to_do
+    changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log
+    waiting    stage_run, stage, cells, why
+    progress   stage_run, stage, cells, done, total, unit; at most one a second for each stage run
+    end        seconds, counts: {status: number of stage runs}
+    """
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._tracker = Tracker(clock)
+        self._told: dict[StageRunId, float] = {}
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """The event `begin`."""
+        self._tracker.begin(plan, statuses, durations)
+        infeasible: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
+        self._event(
+            "begin",
+            cells=[cell.id for cell in plan.cells],
+            infeasible=infeasible,
+            stage_runs=len(statuses),
+            to_do=self._tracker.to_do,
+        )
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """The event `changed`."""
+        self._tracker.changed(run, status, seconds)
+        self._told.pop(run.id, None)
+        fields: dict[str, Json] = {**_named(run), "status": status.value, "seconds": seconds}
+        if error is not None:
+            fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
+            fields["log"] = None if error.log is None else str(error.log)
+        self._event("changed", **fields)
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """The event `waiting`."""
+        self._event("waiting", **_named(run), why=why)
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """The events `progress`."""
+        now = self._clock()
+        for run_id, values in progress.items():
+            if now - self._told.get(run_id, float("-inf")) >= 1.0:
+                self._told[run_id] = now
+                self._event("progress", **_named(self._tracker.plan.stage_runs[run_id]), **values)
+
+    def end(self) -> None:
+        """The event `end`."""
+        counts: dict[str, Json] = {status.value: number for status, number in self._tracker.counts.items() if number}
+        self._event("end", seconds=round(self._tracker.elapsed_s, 3), counts=counts)
+
+    def _event(self, event: str, **fields: Json) -> None:
+        self._say(json.dumps({"event": event, "time_s": round(time.time(), 3), **fields}, ensure_ascii=False))
+
+
+def _named(run: StageRun) -> dict[str, Json]:
+    return {"stage_run": run.id, "stage": run.stage.name, "cells": list(run.cells)}

@@ -1,0 +1,261 @@
+"""The live view: a picture of cells x stages that is drawn over while a run goes on.
+
+Of more cells than fit on the screen it shows what each stage has behind it, and the cells where something happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TextIO
+
+from trtllm_pipeline.domain import CellId, Json, StageRunId, StageStatus
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.progress.tracker import GOOD, Clock, Tracker
+from trtllm_pipeline.progress.words import failure, infeasible, share, told
+from trtllm_pipeline.report.grid import LOOKS, grid, legend, symbol
+from trtllm_pipeline.report.names import duration, shared_parts, shorten, without
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+_S = StageStatus
+_REDRAW_S: Final = 0.15
+_ESTIMATE_S: Final = 1.0
+"""How often to estimate the time left; of many stage runs less often, see `Picture`."""
+_MAX_ACTIVE: Final = 8
+_BAR: Final = 20
+
+
+class LiveObserver:
+    """Draws the picture. What failed is printed above it and stays in the terminal's history."""
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._clock = clock
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
+        self._picture = Picture(clock, ascii_only=self._console.options.ascii_only)
+        self._live: Live | None = None
+        self._frame: list[Text] = []
+        self._size = (0, 0)
+        self._drawn_s = float("-inf")
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Draw the first picture."""
+        from rich.live import Live
+
+        self._picture.begin(plan, statuses, durations)
+        self._above(infeasible(plan))
+        if self._picture.tracker.to_do:
+            # stdout may be a pipe that reports go to: leave it alone.
+            self._live = Live(
+                console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop"
+            )
+            self._live.start()
+            self._draw()
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """Note it for the next picture; print what failed."""
+        self._picture.tracker.changed(run, status, seconds)
+        if status is _S.FAILED:
+            first, *rest = failure(run, error, seconds, log_lines=0)
+            self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status][2])
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """Show why a stage run waits."""
+        self._picture.tracker.waiting[run.id] = why
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """Draw, a few times a second."""
+        self._picture.progress = progress
+        if self._clock() - self._drawn_s >= _REDRAW_S:
+            self._draw()
+
+    def end(self) -> None:
+        """Draw the last picture, which stays, and give the terminal back as it was."""
+        if self._live is None:
+            return
+        self._draw(final=True)
+        live, self._live = self._live, None
+        if live is not None:
+            with contextlib.suppress(OSError):
+                live.stop()
+
+    def _above(self, lines: Sequence[str], style: str = "") -> None:
+        from rich.text import Text
+
+        with contextlib.suppress(OSError):
+            for number, line in enumerate(lines):
+                self._console.print(Text(line, style if number == 0 else "dim"))
+
+    def _draw(self, *, final: bool = False) -> None:
+        if self._live is None:
+            return
+        size = (self._console.width, self._console.height)
+        # One column stays free: a terminal that has just been narrowed by one must not wrap every line.
+        frame = self._picture.draw(max(20, size[0] - 1), max(6, size[1] - 1), final=final)
+        self._drawn_s = self._clock()
+        if frame == self._frame and size == self._size:
+            return
+        try:
+            if size[0] < self._size[0]:
+                self._climb(size[0])
+            from rich.console import Group
+
+            self._live.update(Group(*frame), refresh=True)
+        except OSError:
+            self._live = None  # the terminal has gone; the run need not
+        self._frame, self._size = frame, size
+
+    def _climb(self, width: int) -> None:
+        """After the terminal was narrowed: clear the rows that its wrapping of the last picture added."""
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        added = sum((max(1, line.cell_len) - 1) // width for line in self._frame)
+        step = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)]
+        self._console.control(Control(*(step * added)))
+
+
+class Picture:
+    """Draws a run as lines of text that fit a given size."""
+
+    def __init__(self, clock: Clock = time.monotonic, *, ascii_only: bool = False) -> None:
+        self._clock = clock
+        self.ascii_only = ascii_only
+        self.tracker = Tracker(clock)
+        self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
+        self._left = ""
+        self._estimate_at = float("-inf")
+        self._shared: tuple[str, ...] = ()
+        self._stages: tuple[str, ...] = ()
+        self._totals: dict[str, int] = {}
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Take in the plan."""
+        self.tracker.begin(plan, statuses, durations)
+        self._shared = shared_parts([cell.id for cell in plan.feasible])
+        for run in plan.stage_runs.values():
+            self._totals[run.stage.name] = self._totals.get(run.stage.name, 0) + 1
+        self._stages = tuple(self._totals)
+
+    def draw(self, width: int, height: int, *, final: bool = False) -> list[Text]:
+        """The picture, in at most `height` lines of at most `width` characters."""
+        from rich.text import Text
+
+        cells = self.tracker.plan.feasible
+        below = [] if final else list(self._active(width, max(1, min(_MAX_ACTIVE, height // 4))))
+        below += [self._summary(final=final), self._legend()]
+        head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
+        room = height - len(head) - len(below)
+        if len(cells) + 1 <= room:
+            middle = self._grid([cell.id for cell in cells], width)
+        else:
+            middle = [self._stage(stage, width) for stage in self._stages][: max(0, room)]
+            room -= len(middle)
+            if room >= 2 and (eventful := list(self._eventful())):
+                middle += self._grid(eventful[: room - 1], width)
+        lines = [*head, *middle, *below][-height:]
+        for line in lines:
+            line.truncate(width, overflow="crop")
+        return lines
+
+    def _grid(self, cells: Sequence[CellId], width: int) -> list[Text]:
+        tracker = self.tracker
+        lines = []
+        for cell in cells:
+            runs = (tracker.plan.stage_runs[run] for run in tracker.plan.by_cell[cell])
+            statuses = {run.stage.name: tracker.statuses[run.id] for run in runs}
+            lines.append((without(cell, self._shared), statuses))
+        return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
+
+    def _eventful(self) -> Iterator[CellId]:
+        """Cells where something runs, then those where something failed, the latest first; one for each stage run."""
+        tracker = self.tracker
+        running = [run.first_cell.id for run, _ in tracker.running()]
+        failed = [tracker.plan.stage_runs[run].first_cell.id for run in reversed(tracker.failed)]
+        yield from dict.fromkeys((*running, *failed))
+
+    def _stage(self, stage: str, width: int) -> Text:
+        """One stage: a bar, how many of its stage runs are there, and those that are not in order."""
+        from rich.text import Text
+
+        counts = {status: self.tracker.by_stage[stage, status] for status in StageStatus}
+        total = self._totals[stage]
+        done = sum(counts[status] for status in GOOD)
+        name_width = max(map(len, self._stages))
+        digits = len(str(max(self._totals.values())))
+        text = Text(f"{stage:<{name_width}} ")
+        bar = min(_BAR, width - name_width - 2 * digits - 20)
+        if bar >= 5:
+            text.append_text(self._bar(done / total, bar)).append(" ")
+        text.append(f"{done:>{digits}}/{total:<{digits}}")
+        for status in (_S.RUNNING, _S.ELSEWHERE, _S.FAILED, _S.BLOCKED, _S.CANCELLED):
+            if counts[status]:
+                mark, style = symbol(status, ascii_only=self.ascii_only), LOOKS[status][2]
+                text.append(f"  {mark}{counts[status]}", style)
+        return text
+
+    def _active(self, width: int, most: int) -> Iterator[Text]:
+        """What runs, each with its progress; then what waits."""
+        from rich.text import Text
+
+        tracker = self.tracker
+        lines = [(run, _S.RUNNING, self._doing(run, seconds)) for run, seconds in tracker.running()]
+        lines += [(tracker.plan.stage_runs[run], _S.ELSEWHERE, why) for run, why in tracker.waiting.items()]
+        if len(lines) > most:
+            yield Text(f"  and {len(lines) - most + 1} more", "dim")
+            lines = lines[: most - 1]
+        stage_width = max(map(len, self._stages), default=0)
+        for run, status, doing in lines:
+            many = f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else ""
+            text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status][2])
+            text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
+            name_width = max(8, width - len(text) - len(doing) - len(many) - 2)
+            text.append(shorten(without(run.first_cell.id, self._shared), name_width) + many)
+            text.append(f"  {doing}", "cyan")
+            yield text
+
+    def _doing(self, run: StageRun, seconds: float) -> str:
+        progress = self.progress.get(run.id)
+        said = told(progress)
+        part = share(progress)
+        bar = "" if part is None else self._bar(part, 10).plain + " "
+        return f"{bar}{said + ', ' if said else ''}{duration(int(seconds)) if seconds >= 10 else f'{int(seconds)} s'}"
+
+    def _bar(self, part: float, width: int) -> Text:
+        from rich.text import Text
+
+        full = int(part * width)
+        on, off = ("#", ".") if self.ascii_only else ("━", "─")
+        return Text.assemble((on * full, "green"), (off * (width - full), "dim"))
+
+    def _summary(self, *, final: bool) -> Text:
+        from rich.text import Text
+
+        tracker = self.tracker
+        text = Text(tracker.summary(), "bold")
+        elapsed = tracker.elapsed_s
+        text.append(f"  {duration(elapsed) if final or elapsed >= 10 else f'{int(elapsed)} s'}")
+        if not final:
+            now = self._clock()
+            # It looks at every stage run, so it may take a twentieth of the time at most.
+            if now >= self._estimate_at:
+                self._left = self._estimate()
+                self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
+            text.append(self._left, "dim")
+        return text
+
+    def _estimate(self) -> str:
+        seconds, complete = self.tracker.left_s()
+        if seconds < 1.0:
+            return ""
+        return f", {'about' if complete else 'more than'} {duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+
+    def _legend(self) -> Text:
+        counts = self.tracker.counts
+        return legend((status for status in StageStatus if counts[status]), ascii_only=self.ascii_only)

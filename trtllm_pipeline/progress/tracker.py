@@ -1,0 +1,169 @@
+"""What is known of a run while it goes on: statuses, times, and how long the rest may take. Prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
+from trtllm_pipeline.plan import Plan, StageRun
+
+Clock = Callable[[], float]
+_S = StageStatus
+GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
+ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
+
+
+class _Durations:
+    """Expected seconds by label, coarse to fine: what was learnt before, and above it what this run itself showed."""
+
+    def __init__(self, learnt: Mapping[str, float]) -> None:
+        self._learnt = learnt
+        self._here: dict[str, tuple[float, int]] = {}
+
+    def learn(self, run: StageRun, seconds: float) -> None:
+        for label in _labels(run):
+            total, number = self._here.get(label, (0.0, 0))
+            self._here[label] = (total + seconds, number + 1)
+
+    def of(self, run: StageRun) -> float | None:
+        for label in _labels(run):
+            if label in self._here:
+                total, number = self._here[label]
+                return total / number
+            if label in self._learnt:
+                return self._learnt[label]
+        return None
+
+
+def _labels(run: StageRun) -> Iterator[str]:
+    label = run.label
+    while label:
+        yield label
+        label = label.rpartition("/")[0]
+
+
+class Tracker:
+    """What is known of a run so far: statuses, times, and how long the rest may take."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._busy_s = 0.0
+        self._good_before = 0
+        self._durations = _Durations({})
+        self._ready: set[StageRunId] = set()
+        self.plan = Plan((), {}, {})
+        self.statuses: dict[StageRunId, StageStatus] = {}
+        self.started: dict[StageRunId, float] = {}
+        """When each stage run that runs now began, by the clock."""
+        self.waiting: dict[StageRunId, str] = {}
+        """Why stage runs wait for a retry or for another invocation."""
+        self.failed: dict[StageRunId, None] = {}
+        """In the order in which they failed."""
+        self.counts: Counter[StageStatus] = Counter()
+        self.by_stage: Counter[tuple[str, StageStatus]] = Counter()
+        self.to_do = 0
+        """Stage runs that were neither up to date nor unneeded when the run began."""
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Take in the plan; `durations` are seconds by label, from earlier runs."""
+        self.plan = plan
+        self.statuses = dict(statuses)
+        self._durations = _Durations(durations)
+        self._began = self._clock()
+        for run_id, status in statuses.items():
+            self._count(plan.stage_runs[run_id], status, 1)
+        self._good_before = sum(self.counts[status] for status in GOOD)
+        self.to_do = len(statuses) - self._good_before
+
+    def changed(self, run: StageRun, status: StageStatus, seconds: float | None) -> None:
+        """A stage run's status changed."""
+        now = self._clock()
+        self._count(run, self.statuses[run.id], -1)
+        self._count(run, status, 1)
+        self.statuses[run.id] = status
+        self.waiting.pop(run.id, None)
+        if status is _S.RUNNING:
+            self.started[run.id] = now
+            service = run.inputs.get("service")
+            if service in self.started and service not in self._ready:
+                self._ready.add(service)
+                self._durations.learn(self.plan.stage_runs[service], now - self.started[service])
+        elif (began := self.started.pop(run.id, None)) is not None and run.stage.scope is not Scope.SERVICE:
+            self._busy_s += now - began
+            if status is _S.SUCCEEDED:
+                self._durations.learn(run, now - began if seconds is None else seconds)
+        if status is _S.FAILED:
+            self.failed[run.id] = None
+
+    def _count(self, run: StageRun, status: StageStatus, change: int) -> None:
+        self.counts[status] += change
+        self.by_stage[run.stage.name, status] += change
+
+    @property
+    def done(self) -> int:
+        """How many of `to_do` are there now, or turned out not to be needed."""
+        return sum(self.counts[status] for status in GOOD) - self._good_before
+
+    @property
+    def ended(self) -> int:
+        """How many of `to_do` have come to an end, good or bad."""
+        return self.done + sum(self.counts[status] for status in ENDED - GOOD)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock() - self._began
+
+    def running(self) -> Iterator[tuple[StageRun, float]]:
+        """What runs and for how many seconds, the oldest first; a service only while nothing runs inside it."""
+        now = self._clock()
+        services = {self.plan.stage_runs[run_id].inputs.get("service") for run_id in self.started}
+        for run_id, began in self.started.items():
+            if run_id not in services:
+                yield self.plan.stage_runs[run_id], now - began
+
+    def left_s(self) -> tuple[float, bool]:
+        """Expected seconds until the end, and whether that is all: False when work is left whose like never ran.
+
+        The longest chain of what is left, or all of it at the parallelism seen so far, whichever is longer.
+        """
+        now = self._clock()
+        chain: dict[StageRunId, float] = {}
+        total = longest = 0.0
+        complete = True
+        busy = self._busy_s
+        for run in self.plan.stage_runs.values():
+            if self.statuses[run.id] in ENDED:
+                continue
+            expected = self._durations.of(run)
+            if expected is None:
+                # How long a server takes to start is learnt with the first, and is little beside what runs in it.
+                complete = complete and run.stage.scope is Scope.SERVICE
+                expected = 0.0
+            so_far = now - self.started[run.id] if run.id in self.started else 0.0
+            if run.stage.scope is not Scope.SERVICE:
+                busy += so_far
+            rest = max(0.0, expected - so_far)
+            chain[run.id] = rest + max((chain.get(need, 0.0) for need in run.needs), default=0.0)
+            longest = max(longest, chain[run.id])
+            total += rest
+        parallel = max(1.0, busy / self.elapsed_s) if self.elapsed_s > 0 else 1.0
+        return max(total / parallel, longest), complete
+
+    def summary(self) -> str:
+        """Counts in words, of what had to be done."""
+        parts = [f"{self.done} of {self.to_do} done"]
+        for status, word in (
+            (_S.RUNNING, "running"),
+            (_S.ELSEWHERE, "elsewhere"),
+            (_S.FAILED, "failed"),
+            (_S.BLOCKED, "blocked"),
+            (_S.CANCELLED, "not finished"),
+        ):
+            if self.counts[status]:
+                parts.append(f"{self.counts[status]} {word}")
+        return ", ".join(parts)

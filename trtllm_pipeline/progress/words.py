@@ -1,0 +1,69 @@
+"""What observers say about stage runs, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.executors.base import tail
+from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.report.names import amount, count, duration
+
+_MAX_LISTED: Final = 10
+
+
+def who(run: StageRun) -> str:
+    """The cell a stage run is for, and how many share it."""
+    return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
+
+
+def infeasible(plan: Plan) -> list[str]:
+    """What to say of cells that can never work."""
+    cells = [cell for cell in plan.cells if cell.reason is not None]
+    if not cells:
+        return []
+    lines = [f"{count(len(cells), 'cell')} can never work:"]
+    lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:_MAX_LISTED]]
+    return lines if len(cells) <= _MAX_LISTED else [*lines, f"  and {len(cells) - _MAX_LISTED} more: pipeline plan"]
+
+
+def failure(run: StageRun, error: StageError | None, seconds: float | None, *, log_lines: int) -> list[str]:
+    """What to say of a failure: what, why, the log and its end, what to do."""
+    kind = "" if error is None or error.failure is FailureClass.BUG else f" ({error.failure.value.replace('_', ' ')})"
+    after = "" if seconds is None else f" after {duration(seconds)}"
+    lines = [f"{run.id}  {who(run)}  failed{after}{kind}{': ' + error.message if error else ''}"]
+    if error is not None and error.log is not None:
+        lines.append(f"  log: {_shown(error.log)}")
+        lines += [f"  | {line}" for line in tail(error.log, log_lines)] if log_lines else []
+    if error is not None and error.hint:
+        lines.append(f"  try: {error.hint}")
+    return lines
+
+
+def _shown(path: Path) -> str:
+    """`path` as short as it can be typed from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def told(progress: Mapping[str, Json] | None) -> str | None:
+    """A stage's own progress in words, "12.3/270.1 MB (5 %)"; None when it told nothing that can be shown."""
+    part = share(progress)
+    if progress is None or not isinstance(done := progress.get("done"), (int, float)):
+        return None
+    total = progress.get("total")
+    text = amount(done, total if isinstance(total, (int, float)) else None, str(progress.get("unit", "")))
+    return text if part is None else f"{text} ({part:.0%})"
+
+
+def share(progress: Mapping[str, Json] | None) -> float | None:
+    """How much of its work a stage has done, 0 to 1."""
+    if progress is None:
+        return None
+    done, total = progress.get("done"), progress.get("total")
+    if not isinstance(done, (int, float)) or not isinstance(total, (int, float)) or total <= 0:
+        return None
+    return min(1.0, max(0.0, done / total))
