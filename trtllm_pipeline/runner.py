@@ -28,6 +28,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 if TYPE_CHECKING:
     from trtllm_pipeline.digest import StatCache
     from trtllm_pipeline.execution import Observer, Outcome
+    from trtllm_pipeline.matrix.load import LoadedMatrix
     from trtllm_pipeline.report.rows import Row
 
 REQUEST_FILE: Final = "request.json"
@@ -68,20 +69,28 @@ def read_request(path: Path) -> Request:
         raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
 
 
-def select_cells(request: Request) -> tuple[Cell, ...]:
-    """The cells of the matrix that the request selects. Raises MatrixError, UsageError, PlanError."""
-    from trtllm_pipeline.matrix.expand import expand, select
+def load(request: Request) -> LoadedMatrix:
+    """The matrix with the recipes it names. Raises MatrixError, UsageError."""
     from trtllm_pipeline.matrix.load import load_matrix
 
-    loaded = load_matrix(request.matrix, request.sets)
-    named = loaded.matrix.axes.toolchain
+    return load_matrix(request.matrix, request.sets)
+
+
+def default_toolchain(request: Request, loaded: LoadedMatrix) -> str:
+    """The toolchain of cells whose matrix names none: the request's, or what this machine has."""
     if request.toolchain is not None:
-        default = toolchains.load(request.toolchain).name
-    elif named is None or "auto" in named:
-        default = toolchains.detect().name
-    else:
-        default = named[0]
-    cells = expand(loaded, default_toolchain=default, feasibility=_infeasible)
+        return toolchains.load(request.toolchain).name
+    named = loaded.matrix.axes.toolchain
+    if named is None or "auto" in named:
+        return toolchains.detect().name
+    return named[0]
+
+
+def select_cells(request: Request, loaded: LoadedMatrix) -> tuple[Cell, ...]:
+    """The cells of the matrix that the request selects. Raises MatrixError, UsageError, PlanError."""
+    from trtllm_pipeline.matrix.expand import expand, select
+
+    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded), feasibility=_infeasible)
     return select(cells, request.cells) if request.cells else cells
 
 
@@ -288,8 +297,8 @@ def run(
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
 
-    cells = select_cells(request)
-    plan = plan_cells(cells, store, until=request.until)
+    loaded = load(request)
+    plan = plan_cells(select_cells(request, loaded), store, until=request.until)
     store.sweep()
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = store.runs_dir / run_id
@@ -300,7 +309,7 @@ def run(
         write_json(folder / REQUEST_FILE, request.to_json())
         seen = forecast(plan, store)
         write_json(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
-        write_lock(request, plan, folder / "lock")
+        write_lock(request, loaded, plan, folder / "lock")
         executor = LocalExecutor()
         outcome = execute(plan, store, executor, observer, run_id=run_id, machine=machine(), keep_going=keep_going)
         table = rows(plan, store, outcome)
@@ -323,34 +332,29 @@ def read_report(store: Store, run_id: str) -> dict[str, Any]:
     return report
 
 
-def write_lock(request: Request, plan: Plan, folder: Path) -> None:
+def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:
     """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
 
     `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
     """
     import yaml
 
-    from trtllm_pipeline.matrix.load import load_matrix
+    from trtllm_pipeline.matrix.expand import written_out
 
-    loaded = load_matrix(request.matrix, request.sets)
-    (folder / "recipes").mkdir(parents=True)
-    matrix = loaded.matrix.model_dump(mode="json", exclude_unset=True)
-    changed = loaded.command_line.model_dump(mode="json", exclude_unset=True)
-    if changed:
-        matrix.setdefault("override", []).append({"where": {}, "settings": changed})
-    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix.get("override", ()))):
+    def write(path: Path, data: Mapping[str, Any]) -> None:
+        path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded))
+    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
         _make_absolute(settings, loaded.path.parent)
-    (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    seen: set[str] = set()
-    for cell in plan.feasible:
-        if cell.model not in seen:
-            seen.add(cell.model)
-            recipe = {name: value for name, value in cell.recipe.items() if name not in {"source", "folder"}}
-            source = cell.recipe["source"]
-            assert isinstance(source, dict)
-            recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
-            text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-            (folder / "recipes" / f"{cell.model}.yaml").write_text(text, encoding="utf-8")
+    (folder / "recipes").mkdir(parents=True)
+    write(folder / "matrix.yaml", matrix)
+    for cell in {cell.model: cell for cell in plan.feasible}.values():
+        recipe: dict[str, Any] = {name: cell.recipe[name] for name in cell.recipe if name not in {"source", "folder"}}
+        source = cell.recipe["source"]
+        assert isinstance(source, dict)
+        recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
+        write(folder / "recipes" / f"{cell.model}.yaml", recipe)
 
 
 def _make_absolute(settings: dict[str, Any], base: Path) -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+import trtllm_pipeline
+from trtllm_pipeline.matrix import recipes
 from trtllm_pipeline.matrix.document import read
 from trtllm_pipeline.matrix.expand import expand
 from trtllm_pipeline.matrix.load import TEMPLATE, load_matrix
-from trtllm_pipeline.matrix.models import json_schema
+from trtllm_pipeline.matrix.models import Settings, json_schema
 from trtllm_pipeline.matrix.recipes import load_recipe, matrices_folder, recipes_folder
 
+PACKAGE = Path(trtllm_pipeline.__file__).parent
 RECIPES = sorted(path for path in recipes_folder().rglob("*") if path.is_file())
 MATRICES = sorted(path for path in matrices_folder().rglob("*") if path.is_file())
 CELLS = {"quickstart": 6, "tiny": 2}
@@ -103,3 +106,21 @@ def test_every_field_of_the_matrix_schema_is_described() -> None:
         if "description" not in value
     ]
     assert missing == []
+
+
+def test_every_built_in_data_set_named_by_a_default_ships() -> None:
+    shipped = {f"builtin:{file.stem}" for file in (PACKAGE / "data").glob("*/*.jsonl")}
+    defaults = Settings().model_dump()
+    named = {
+        defaults["quantize"]["calibration"]["data"],
+        defaults["perf"]["input_data"],
+        defaults["accuracy"]["input_data"],
+    }
+    assert named <= shipped
+
+
+def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data" / "recipes").mkdir(parents=True)
+    monkeypatch.setattr(recipes, "_PACKAGE", tmp_path)
+    assert recipes.recipes_folder() == tmp_path / "data" / "recipes"
+    assert recipes.matrices_folder() == tmp_path.parent / "matrices"

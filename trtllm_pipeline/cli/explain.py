@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     args.cells = [args.cell]
     store = options.open_store(args)
-    plan = runner.plan_cells(runner.select_cells(options.request_or_latest(args, store)), store)
+    request = options.request_or_latest(args, store)
+    plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store)
     seen = runner.forecast(plan, store)
     explained: list[Json] = []
     for cell in plan.cells:

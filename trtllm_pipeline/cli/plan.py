@@ -43,7 +43,7 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
     """Print the plan for a request; 0, or 3 when no cell can work."""
     from trtllm_pipeline import runner
 
-    plan = runner.plan_cells(runner.select_cells(request), store, until=request.until)
+    plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store, until=request.until)
     seen = runner.forecast(plan, store)
     if as_json:
         emit_json(runner.plan_json(plan, store, seen))

@@ -117,7 +117,7 @@ def patiently(ask: Callable[[], _Result]) -> _Result:
     for failures in range(1, TRIES):
         try:
             return ask()
-        except DownloadError as error:  # noqa: PERF203 - it is a network that takes the time
+        except DownloadError as error:
             if error.failure is not FailureClass.TRANSIENT:
                 raise
             time.sleep(backoff_s(failures))

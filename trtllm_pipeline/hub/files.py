@@ -77,7 +77,7 @@ def read_index(path: Path) -> Mapping[str, str]:
     """Tensor name -> file name of a safetensors index. Raises DownloadError when it is not one."""
     try:
         placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DownloadError(f"{path.name} is not a safetensors index: {error!r}", failure=FailureClass.USER) from error
     if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
         raise DownloadError(f"{path.name} is not a safetensors index: it places no tensors", failure=FailureClass.USER)

@@ -104,8 +104,8 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
         )
     if "No space left" in output:
         return DownloadError(f"{requirement}: the disk is full", failure=FailureClass.USER, hint="free some space")
-    # pip names a missing version and an index it does not reach in the same words; only its warnings tell them apart.
-    network = re.search(r"connection|timed? ?out|resolve|Retrying|HTTP error 5|503|502", output, re.IGNORECASE)
+    # A missing version and an index out of reach end in the same error; the warnings before it tell them apart.
+    network = re.search(r"Retrying \(|connection error|timed out", output)
     return DownloadError(
         f"{requirement}: pip could not fetch it: {last}",
         failure=FailureClass.TRANSIENT if network else FailureClass.USER,

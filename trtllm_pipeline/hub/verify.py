@@ -78,7 +78,7 @@ def tensors(path: Path, model: str) -> Mapping[str, Mapping[str, Any]]:
                     f"tensor {name} has {end - begin} bytes, which is not {entry['shape']} of {entry['dtype']}",
                 )
             position = end
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(model, path.name, f"its header cannot be read: {error!r}") from error
     if 8 + length + position != size:
         raise _damaged(model, path.name, f"its tensors end at byte {8 + length + position}, the file at {size}")
@@ -101,7 +101,7 @@ def _json(path: Path, model: str) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise _damaged(model, path.name, "it is missing") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(model, path.name, f"it is not JSON: {error}") from error
 
 

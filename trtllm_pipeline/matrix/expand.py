@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
@@ -135,7 +135,15 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
     return data
 
 
-def select(cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
+class _WithId(Protocol):
+    @property
+    def id(self) -> CellId: ...
+
+
+_AnyCell = TypeVar("_AnyCell", bound=_WithId)
+
+
+def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell, ...]:
     """The cells that any pattern matches and no `!pattern` does; without a plain pattern, all but those.
 
     A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell; it may end early and then

@@ -15,17 +15,17 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving.http import Connection, HttpError
 
 if TYPE_CHECKING:
     import grpc.aio
-    import httpx
     from tritonclient.grpc import model_config_pb2, service_pb2
     from typing_extensions import Self
 
@@ -183,16 +183,8 @@ class Client:
 
     async def __aenter__(self) -> Self:
         import grpc
-        import httpx
 
         self.grpc: grpc.aio.Channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
-        # A proxy from the environment would stand between the clock and the server.
-        self.http: httpx.AsyncClient = httpx.AsyncClient(
-            base_url=f"http://{self.service.http}",
-            timeout=None,  # noqa: S113 - every request has its own limit below
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
-        )
         try:
             self.model = Model.of(await self.config(self._name))
         except BaseException:
@@ -208,7 +200,6 @@ class Client:
     async def _close(self) -> None:
         for lane in self._lanes:
             await lane.close()
-        await self.http.aclose()
         await self.grpc.close()
 
     def lane(self) -> Lane:
@@ -239,13 +230,16 @@ class Client:
 
     async def ready(self) -> dict[str, bool]:
         """Readiness as each endpoint tells it, by name."""
-        import httpx
         from tritonclient.grpc import service_pb2
 
+        connection = Connection(self.service.http)
         try:
-            status = (await self.http.get("/v2/health/ready", timeout=self.timeout_s)).status_code
-        except httpx.HTTPError:
+            await connection.open()
+            status, _ = await asyncio.wait_for(connection.request("GET", "/v2/health/ready"), self.timeout_s)
+        except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
             status = 0
+        finally:
+            connection.close()
         try:
             reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         except ServerError:
@@ -283,13 +277,11 @@ class _Lane:
 
     async def generate(self, request: Generation) -> Answer:
         import grpc
-        import httpx
 
         answer = Answer()
         stream = self._client.protocol in STREAMING
         message = self._encode(self._client.model.tensors(request, stream=stream))
         timeout_s = self._client.timeout_s
-        answer.sent_ns = time.monotonic_ns()
         try:
             await asyncio.wait_for(self._exchange(message, answer), timeout_s)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
@@ -298,9 +290,10 @@ class _Lane:
             answer.error = _reason(error)
         except asyncio.InvalidStateError as error:
             answer.error = f"the stream is closed: {error}"
-        except httpx.HTTPError as error:
-            answer.error = f"{type(error).__name__}: {error}"
+        except (HttpError, OSError) as error:
+            answer.error = str(error) or type(error).__name__
         answer.end_ns = time.monotonic_ns()
+        answer.sent_ns = answer.sent_ns or answer.end_ns
         if answer.error is not None:
             await self.close()
         if stream and self._client.model.accumulates:
@@ -328,7 +321,9 @@ class _GrpcUnary(_Lane):
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from tritonclient.grpc import service_pb2
 
-        raw = await self._client.grpc.unary_unary(_SERVICE + "ModelInfer")(message)
+        call = self._client.grpc.unary_unary(_SERVICE + "ModelInfer")
+        answer.sent_ns = time.monotonic_ns()
+        raw = await call(message)
         now_ns = time.monotonic_ns()
         answer.received(now_ns, text_output(service_pb2.ModelInferResponse.FromString(raw)))
 
@@ -354,7 +349,9 @@ class _GrpcStream(_Lane):
 
         if self._call is None or self._call.done():
             self._call = self._client.grpc.stream_stream(_SERVICE + "ModelStreamInfer")()
+            await self._call.wait_for_connection()
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
+        answer.sent_ns = time.monotonic_ns()
         await call.write(message)
         while True:
             raw = await call.read()
@@ -385,19 +382,33 @@ class _HttpUnary(_Lane):
 
     _verb = "generate"
 
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._connection = Connection(client.service.http)
+
     def _encode(self, tensors: Mapping[str, Option]) -> bytes:
         return json.dumps(tensors).encode()
 
-    @property
-    def _path(self) -> str:
-        return f"/v2/models/{self._client.model.name}/{self._verb}"
-
     async def _exchange(self, message: bytes, answer: Answer) -> None:
-        response = await self._client.http.post(self._path, content=message)
-        now_ns = time.monotonic_ns()
-        self._take(now_ns, response.content, answer)
-        if response.status_code != 200 and answer.error is None:
-            answer.error = f"HTTP status {response.status_code}"
+        await self._connection.open()
+        answer.sent_ns = time.monotonic_ns()
+        status, parts = await self._connection.request(
+            "POST", f"/v2/models/{self._client.model.name}/{self._verb}", message
+        )
+        await (self._read(parts, answer) if status == 200 else self._read_whole(parts, answer))
+        if status != 200 and answer.error is None:
+            answer.error = f"HTTP status {status}"
+
+    async def _read(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
+        await self._read_whole(parts, answer)
+
+    async def _read_whole(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
+        data = b"".join([part async for part in parts])
+        self._take(time.monotonic_ns(), data, answer)
+
+    async def close(self) -> None:
+        """Close the connection: an answer that was not read to its end cannot be followed by another."""
+        self._connection.close()
 
     def _take(self, now_ns: int, data: bytes, answer: Answer) -> None:
         try:
@@ -417,18 +428,13 @@ class _HttpStream(_HttpUnary):
 
     _verb = "generate_stream"
 
-    async def _exchange(self, message: bytes, answer: Answer) -> None:
-        async with self._client.http.stream("POST", self._path, content=message) as response:
-            if response.status_code != 200:
-                self._take(time.monotonic_ns(), await response.aread(), answer)
-                answer.error = answer.error or f"HTTP status {response.status_code}"
-                return
-            events = ServerSentEvents()
-            async for chunk in response.aiter_raw():
-                now_ns = time.monotonic_ns()
-                answer.first_byte_ns = answer.first_byte_ns or now_ns
-                for data in events.feed(chunk):
-                    self._take(now_ns, data, answer)
+    async def _read(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
+        events = ServerSentEvents()
+        async for part in parts:
+            now_ns = time.monotonic_ns()
+            answer.first_byte_ns = answer.first_byte_ns or now_ns
+            for data in events.feed(part):
+                self._take(now_ns, data, answer)
 
 
 class ServerSentEvents:

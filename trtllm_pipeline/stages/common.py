@@ -78,16 +78,20 @@ def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable
 
 
 _GENERAL_PROMPT = "The capital of France is"
+_FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
 
 def _smoke_params(cell: Cell) -> Mapping[str, Json]:
-    """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question."""
+    """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question.
+
+    The recipe's answer is that of the full-precision model; a quantized one may word it otherwise and still be sound.
+    """
     settings = cell.settings["smoke"]
     known = cell.recipe.get("smoke")
     recipe: Mapping[str, Json] = known if isinstance(known, dict) else {}
     answers = recipe.get("expected")
     expected = settings["expected"]
-    if expected is None and settings["prompt"] in {None, recipe.get("prompt")} and isinstance(answers, dict):
+    if expected is None and cell.precision in _FULL_PRECISIONS and settings["prompt"] in {None, recipe.get("prompt")} and isinstance(answers, dict):
         expected = answers.get(cell.toolchain)
     return {
         "prompt": settings["prompt"] or recipe.get("prompt") or _GENERAL_PROMPT,

@@ -21,6 +21,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
+from trtllm_pipeline.stages.base import PROGRESS_FILE, write_json
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import Index
 from trtllm_pipeline.store.manifest import Manifest
@@ -193,13 +194,12 @@ class Store:
             raise StageError(f"{attempt.stage}: {error.message}", log=attempt.log) from error
         if not files:
             raise StageError(f"{attempt.stage}: ended well but left no files in {attempt.out}", log=attempt.log)
+        (attempt.folder / PROGRESS_FILE).unlink(missing_ok=True)
         sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance)
         for entry in files:
             path = attempt.out / entry.path
             if entry.link is None:
                 path.chmod(path.stat().st_mode & ~0o222)
-        from trtllm_pipeline.stages.base import write_json
-
         write_json(attempt.folder / manifest.NAME, sealed.to_json())
         if _duration(sealed) >= _DURABLE_AFTER_S:
             _sync(attempt.folder)

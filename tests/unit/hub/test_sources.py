@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path) -> 
     linked.mkdir()
     out.mkdir()
     for path in folder.iterdir():
-        os.symlink(path, linked / path.name)
+        (linked / path.name).symlink_to(path)
     fetch(resolve([{"local": str(linked)}]), out, progress=lambda *_: None, folder=linked)
     assert not any(path.is_symlink() for path in out.iterdir())
 

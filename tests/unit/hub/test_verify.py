@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,12 @@ def test_a_whole_folder_passes(folder: Path) -> None:
         ({**GOOD, "b": {**GOOD["b"], "data_offsets": [12, 11]}}, 11, "expected from 12"),
         ({"a": {**GOOD["a"], "shape": [2, 4]}}, 12, "which is not"),
         ({"a": {"dtype": "F16", "shape": [6]}}, 12, "cannot be read"),
-        ({"a": {**GOOD["a"], "data_offsets": "no"}}, 12, "cannot be read"),
+        ({"a": {**GOOD["a"], "data_offsets": "no"}}, 12, "not usable"),
         ({"a": {**GOOD["a"], "data_offsets": [0, None]}}, 12, "cannot be read"),
         ([], 16, "cannot be read"),
         (b"{not json", 16, "cannot be read"),
         (b'{"a": 1, "a": 2}', 16, "stands in it twice"),
+        (b"[" * 100_000, 16, "cannot be read"),
     ],
 )
 def test_a_damaged_header_is_refused(folder: Path, header: object, size: int, words: str) -> None:
@@ -61,6 +63,22 @@ def test_a_header_beyond_the_file_is_refused(folder: Path, content: bytes) -> No
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(DownloadError, match="does not fit a file"):
         check_folder(folder, "m")
+
+
+def test_no_damage_escapes_as_another_error(folder: Path) -> None:
+    good = (folder / "model.safetensors").read_bytes()
+    chance = random.Random(0)
+    refused = 0
+    for _ in range(500):
+        bad = bytearray(good)
+        for _ in range(chance.randint(1, 4)):
+            bad[chance.randrange(len(good) - 16)] = chance.choice(b'"{}[]:,0129-.eax\\ \xff\x00')
+        (folder / "model.safetensors").write_bytes(bad[: chance.choice([len(bad), chance.randrange(len(bad))])])
+        try:
+            check_folder(folder, "m")
+        except DownloadError:
+            refused += 1
+    assert refused > 400
 
 
 def test_types_of_fewer_bits_than_a_byte_are_known(folder: Path) -> None:

@@ -63,7 +63,7 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
     _write_tokenizer(out)
-    safetensors.write(out / "model.safetensors", dict(_tensors(architecture, np.random.default_rng(seed))))
+    safetensors.write(out / "model.safetensors", dict(_tensors(architecture, np.random.default_rng([seed, len(architecture), ord(architecture[-1])]))))
 
 
 def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[str, Array]]:
@@ -87,12 +87,12 @@ def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[s
         prefix = f"model.layers.{index}."
         yield prefix + "input_layernorm.weight", norm(_HIDDEN)
         for part, rows in (("q", query), ("k", kv), ("v", kv)):
-            yield f"{prefix}self_attn.{part}_proj.weight", matrix(rows, _HIDDEN, 1.0)
+            yield f"{prefix}self_attn.{part}_proj.weight", matrix(rows, _HIDDEN, 1.25)
             if architecture == "qwen2":
                 yield f"{prefix}self_attn.{part}_proj.bias", normal(rows, gain=0.2)
         if architecture == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
-            yield prefix + "self_attn.k_norm.weight", np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
+            yield prefix + "self_attn.q_norm.weight", 1.5 * np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
+            yield prefix + "self_attn.k_norm.weight", 1.5 * np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
         yield prefix + "self_attn.o_proj.weight", matrix(_HIDDEN, query, 2.0)
         yield prefix + "post_attention_layernorm.weight", norm(_HIDDEN)
         yield prefix + "mlp.gate_proj.weight", matrix(_INNER, _HIDDEN, 1.0)

@@ -220,7 +220,7 @@ def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
     for length in lengths:
         if not 0 <= length <= width:
             raise RequestError(f"input_lengths says {length} tokens; input_ids has {width}")
-    return [row[:length].tolist() for row, length in zip(ids.reshape(-1, width), lengths, strict=True)]
+    return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
 
 
 def _samplings(request: Any, batch: int) -> list[Sampling]:
