@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,39 @@ def test_a_transfer_that_broke_goes_on_in_the_next_attempt(hub: FakeHub, tmp_pat
     assert contents(out).keys() == WANTED
     assert set(hub.ranges(BIG)) == {"bytes=1500000-"}
     assert hub.count("tokenizer.json") == 0
+
+
+def test_one_files_failure_does_not_cost_what_the_others_have(hub: FakeHub, tmp_path: Path) -> None:
+    small = "model-00002-of-00002.safetensors"
+    pinned = resolve([{"hugging_face": MODEL}])
+    hub.faults = [
+        Fault(f"tiny/{BIG}", "drop", after=1_000_000),
+        Fault(f"tiny/{BIG}", "slow", delay_s=1.0),
+        Fault(f"tiny/{small}", "slow", delay_s=0.3),
+    ]
+    hub.repositories[MODEL].listed[small] = {"sha256": "0" * 64}
+    with pytest.raises(DownloadError, match="not what it should be"):
+        fetch_pinned(pinned, tmp_path)
+    assert next((tmp_path / "partial").glob(f"*/{BIG}.part")).stat().st_size >= 1_000_000
+
+
+def test_two_at_once_do_not_disturb_each_other(hub: FakeHub, tmp_path: Path) -> None:
+    pinned = resolve([{"hugging_face": MODEL}])
+    outs = [tmp_path / "one", tmp_path / "two"]
+    hub.faults = [Fault(f"tiny/{BIG}", "slow", delay_s=0.3)]
+    with ThreadPoolExecutor(2) as pool:
+        for out in outs:
+            out.mkdir()
+            pool.submit(fetch, pinned, out, progress=lambda *_: None, partial=tmp_path / "partial")
+    assert contents(outs[0]) == contents(outs[1])
+    assert contents(outs[0]).keys() == WANTED
+
+
+def test_a_redirect_without_end_is_given_up(hub: FakeHub, tmp_path: Path) -> None:
+    location = {"Location": "/org/tiny/resolve/main/tokenizer.json"}
+    hub.faults = [Fault("/tokenizer.json", status=302, headers=location, times=999)]
+    with pytest.raises(DownloadError, match=r"tokenizer\.json .* breaks off .*redirect"):
+        get("hugging_face", tmp_path)
 
 
 def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -140,7 +141,7 @@ def test_an_environment_too_long_for_a_packet(guardian: Guardian, tmp_path: Path
     environment = {f"VARIABLE_{number}": "ü" * 50_000 for number in range(10)} | {"PATH": os.environ["PATH"]}
     with (tmp_path / "claim").open("w") as claim:
         log = shell(
-            guardian, tmp_path, "echo ${#VARIABLE_9}; ls /proc/self/fd", env=environment, claim_fd=claim.fileno()
+            guardian, tmp_path, "echo ${#VARIABLE_9}; ls /proc/self/fd", env=environment, claim_fds=[claim.fileno()]
         )
         assert wait_for(guardian, Exited)[0].returncode == 0
     length, *fds = log.read_text().split()
@@ -160,9 +161,9 @@ DAEMON = "(setsid sleep {nap} &)"
 BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
 
 
-@pytest.mark.parametrize("left", ["sleep {nap} &", DAEMON, "setsid sh -c 'sleep {nap} & sleep {nap}' & sleep 0.1"])
+@pytest.mark.parametrize("left", ["sleep {nap} &", f"{DAEMON};", "setsid sh -c 'sleep {nap} & sleep {nap}' & sleep 0.1;"])
 def test_what_a_process_leaves_behind_ends_with_it(guardian: Guardian, tmp_path: Path, nap: str, left: str) -> None:
-    shell(guardian, tmp_path, left.format(nap=nap) + "; sleep 0.05; exit 5")
+    shell(guardian, tmp_path, left.format(nap=nap) + " sleep 0.05; exit 5")
     (exited,) = wait_for(guardian, Exited, within_s=2)
     assert exited.returncode == 5
     assert exited.swept >= 1
@@ -192,7 +193,7 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
     claim = tmp_path / "claim"
     with claim.open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        shell(guardian, tmp_path, f"(trap '' TERM; exec setsid sleep {nap}) & sleep 0.3", claim_fd=ours.fileno())
+        shell(guardian, tmp_path, f"(trap '' TERM; exec setsid sleep {nap}) & sleep 0.3", claim_fds=[ours.fileno()])
         wait_for(guardian, Spawned)
     with claim.open() as other:
         assert eventually(lambda: sleepers(nap))
@@ -276,7 +277,7 @@ folder, nap = Path(sys.argv[1]), sys.argv[2]
 guardian = Guardian()
 print(guardian.pid, flush=True)
 for number in range(20):
-    daemon = ["({setsid} sleep {nap} &)", "(env -i {setsid} {sleep} {nap} &)", "sleep {nap} &", "true;"][number % 4]
+    daemon = ["({setsid} sleep {nap} &);", "(env -i {setsid} {sleep} {nap} &);", "sleep {nap} &", ""][number % 4]
     daemon = daemon.format(nap=nap, setsid="/usr/bin/setsid", sleep="/bin/sleep")
     guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=folder, log=folder / "log")
 print("spawned", flush=True)
@@ -286,10 +287,16 @@ while True:
 """
 
 
-def client(tmp_path: Path, nap: str, **options) -> subprocess.Popen:
+@contextlib.contextmanager
+def client(tmp_path: Path, nap: str) -> Iterator[subprocess.Popen]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", CLIENT, str(tmp_path), nap]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, **options)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def alive(pid: int) -> bool:
@@ -310,7 +317,7 @@ def test_killing_the_pipeline_at_any_moment_leaves_nothing(tmp_path: Path, nap: 
 
 
 def test_signals_to_the_group_of_the_pipeline_do_not_reach_the_guardian(tmp_path: Path, nap: str) -> None:
-    with client(tmp_path, nap, start_new_session=True) as process:
+    with client(tmp_path, nap) as process:
         pid = int(process.stdout.readline())
         assert process.stdout.readline() == "spawned\n"
         assert eventually(lambda: len(sleepers(nap)) == 35)

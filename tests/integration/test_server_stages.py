@@ -227,7 +227,7 @@ def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:
     long = json.dumps({"id": "long", "input": "word " * 40}) + "\n"
     work = start(files={"input_data": PROMPTS + long}, **PERF)
     with pytest.raises(
-        StageError, match="1 prompts do not fit the engine; the longest, 'long', has .* max_input_len is 24"
+        StageError, match=r"1 prompts do not fit the engine; the longest, 'long', has .* max_input_len is 24"
     ) as caught:
         perf.run(work)
     assert caught.value.failure is FailureClass.INFEASIBLE
@@ -247,6 +247,7 @@ ROWS = """{"id": "a", "input": "count", "output": "three"}
 {"id": "b", "input": "count b", "output": ["nine", "One two three four five six."]}
 {"id": "c", "input": "count c", "output": "twelve"}
 {"id": "d", "input": "count d", "output": "one", "max_tokens": 1}
+{"id": "e", "input": "count e", "output": "one two", "stop_words": " three"}
 """
 ACCURACY: dict[str, Json] = {"max_tokens": 6, "metrics": ["contains", "exact"], "concurrency": 3, "min_score": 0.7}
 
@@ -255,20 +256,20 @@ def test_accuracy(start: Start) -> None:
     work = start(files={"input_data": ROWS}, **ACCURACY)
     accuracy.run(work)
     written = result(work, "accuracy.json")
-    assert (written["total"], written["scores"]) == (4, {"contains": 0.75, "exact": 0.5})
+    assert (written["total"], written["scores"]) == (5, {"contains": 0.8, "exact": 0.6})
     rows = [json.loads(line) for line in (work.out / "answers.jsonl").read_text().splitlines()]
-    assert [row["id"] for row in rows] == ["a", "b", "c", "d"]
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d", "e"]
     assert rows[3]["answer"] == " one"
-    assert [row["scores"]["contains"] for row in rows] == [1, 1, 0, 1]
+    assert [row["scores"]["contains"] for row in rows] == [1, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("params", "rows", "respond", "message"),
     [
-        ({"min_score": 0.8}, ROWS, behave, "contains is 0.750 on 4 rows, expected at least 0.8"),
+        ({"min_score": 0.9}, ROWS, behave, "contains is 0.800 on 5 rows, expected at least 0.9"),
         ({"metrics": ["bleu"]}, ROWS, behave, "expected a list of exact, contains"),
-        ({}, ROWS + '{"input": "x"}', behave, "1 rows have no `output`.*'5'"),
-        ({}, ROWS, lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed.*'a', with: boom"),
+        ({}, ROWS + '{"input": "x"}', behave, "1 rows have no `output`.*'6'"),
+        ({}, ROWS, lambda _m, _v: Script((), error="boom"), "5 of 5 requests failed.*'a', with: boom"),
     ],
 )
 def test_accuracy_fails_in_words(

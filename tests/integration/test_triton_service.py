@@ -17,6 +17,7 @@ import pytest
 from clients import Client, Stream
 from engines import script_engine
 
+from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
 
@@ -228,6 +229,32 @@ def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> No
             status, log = service.end()
     assert status == 1
     assert f"ServerError FailureClass.TRANSIENT: port {port} of 127.0.0.1 is taken" in log
+
+
+def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: Path) -> None:
+    ports = triton.free_ports()
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, ports.grpc))
+        other.listen()
+        server = triton.start(
+            triton.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
+        )
+        try:
+            with pytest.raises(ServerError) as error:
+                server.wait_ready(20)
+        finally:
+            server.stop()
+    assert error.value.failure is FailureClass.TRANSIENT
+
+
+def test_an_engine_larger_than_memory_is_reported_as_such(tmp_path: Path) -> None:
+    engine = script_engine(tmp_path / "engine", max_batch_size=128, max_seq_len=1 << 23)
+    (tmp_path / "repository").mkdir()
+    repository.write(tmp_path / "repository", engine, {})
+    with launched(tmp_path / "repository", tmp_path / "attempt") as service:
+        status, log = service.end(40)
+    assert status == 1
+    assert "FailureClass.OUT_OF_MEMORY: Triton could not load the model tensorrt_llm" in log
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Path) -> None:

@@ -71,3 +71,14 @@ def open_store(args: argparse.Namespace) -> Store | None:
     """The workspace, or None when there is none yet; looking never makes one."""
     folder = Path(args.workspace)
     return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
+
+
+def existing_store(args: argparse.Namespace) -> Store:
+    """The workspace. Raises UsageError when there is none yet."""
+    store = open_store(args)
+    if store is None:
+        raise UsageError(
+            f"{args.workspace}: there is no workspace",
+            hint="pipeline run --matrix FILE makes one; or give --workspace DIR",
+        )
+    return store

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TextIO
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import note
@@ -29,20 +31,33 @@ def run(args: argparse.Namespace) -> int:
     """Print or write the report."""
     from trtllm_pipeline.report.rows import rows_of
     from trtllm_pipeline.report.runs import find_run, read_run
-    from trtllm_pipeline.report.writers import NAME, Report, print_report, read_report
+    from trtllm_pipeline.report.writers import NAME, print_report, read_report
 
     store = options.existing_store(args)
     folder = find_run(store, args.run)
     if (folder / NAME).is_file():
-        report = read_report(folder / NAME)
+        rows, about = read_report(folder / NAME)
+        matrix, finished = str(about["matrix"]), True
     else:
         note(f"run {folder.name} has not ended by itself: this is what is there now")
+        rows, finished = rows_of(read_run(folder), store), False
         matrix = next((known.matrix for known in store.index.runs() if known.id == folder.name), "")
-        report = Report(rows_of(read_run(folder), store), folder.name, matrix, finished=False)
+
+    def show(stream: TextIO) -> None:
+        print_report(
+            rows,
+            args.format,
+            run_id=folder.name,
+            matrix=matrix,
+            finished=finished,
+            stream=stream,
+            workspace=store.workspace,
+        )
+
     if args.output is None:
-        print_report(report, args.format, workspace=Path(args.workspace))
-        return 0
-    with Path(args.output).open("w", encoding="utf-8", newline="") as file:
-        print_report(report, args.format, stream=file, workspace=Path(args.workspace))
-    note(f"written to {args.output}")
+        show(sys.stdout)
+    else:
+        with Path(args.output).open("w", encoding="utf-8", newline="") as file:
+            show(file)
+        note(f"written to {args.output}")
     return 0

@@ -76,7 +76,7 @@ def _api(model: str) -> HubApi:
             failure=FailureClass.USER,
             hint="pip install 'trtllm-pipeline[modelscope]'",
         ) from error
-    return HubApi(HubConfig(), user_agent="trtllm-pipeline")
+    return HubApi(HubConfig())
 
 
 def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import answers, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import RemoteFile, description_files, weight_files
-from trtllm_pipeline.hub.transfer import Progress, Transfer, place
+from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
 
 
 def fetch(
@@ -61,5 +61,6 @@ def _bring(model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, 
     # The index, if there is one, is among the small files and tells which the others are.
     weights = weight_files(kept, named, model)
     transfer.fetch([named[name] for name in weights])
-    for name in {*small, *weights}:
-        place(kept / name, out / name)
+    with full_disk_in_words(out, model):
+        for name in {*small, *weights}:
+            place(kept / name, out / name)

@@ -97,9 +97,9 @@ def resolve(
 
 
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
-    """The folder of the local source among `sources`: where `fetch` finds what was pinned as {"local": DIGEST}."""
-    paths = [str(source["local"]) for source in sources if "local" in source]
-    return base_dir / Path(paths[0]).expanduser() if paths else None
+    """The folder of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
+    folders = [base_dir / Path(str(source["local"])).expanduser() for source in sources if "local" in source]
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def _pin(

@@ -132,7 +132,7 @@ class Transfer:
                         failure=FailureClass.BUG,
                         hint="name another source; if it persists, tell the owner of the model",
                     )
-            except (httpx.TransportError, _BrokenOffError) as reason:
+            except (httpx.RequestError, _BrokenOffError) as reason:
                 failures = 1 if _size(part) >= furthest + _GAIN_BYTES else failures + 1
                 furthest = max(furthest, _size(part))
                 wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
@@ -184,7 +184,7 @@ class Transfer:
                     sink.write(chunk)
                     self._count(len(chunk))
                     if self._stop.is_set():
-                        return
+                        break
         if offset > file.size:
             self._discard(part)
             raise _BrokenOffError(f"the hub sends more than the {file.size} bytes it lists")
@@ -239,7 +239,7 @@ def full_disk_in_words(folder: Path, model: str) -> Iterator[None]:
 
 
 def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> DownloadError:
-    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB are missing"
+    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB are still to come"
     return DownloadError(
         f"{model} does not fit on the disk: {needs}, {free / 1e9:.2f} GB are free at {folder}",
         failure=FailureClass.USER,

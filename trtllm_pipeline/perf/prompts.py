@@ -22,13 +22,15 @@ class Prompt:
     text: str
     max_tokens: int | None = None
     references: tuple[str, ...] = ()
+    stop_words: tuple[str, ...] = ()
 
 
 def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
     """The prompts in `path`, at least one. A line is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
-    `max_tokens`, `output` (a reference, or a list of them). Other keys are the user's own and are left alone.
+    `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
+    them). Other keys are the user's own and are left alone.
     Raises MatrixError with every faulty line, StageError when the file cannot be read.
     """
     try:
@@ -83,11 +85,16 @@ def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
     max_tokens = row.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise _RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
-    output = row.get("output", [])
-    references = [output] if isinstance(output, str) else output
-    if not isinstance(references, list) or not all(isinstance(item, str) and item.strip() for item in references):
-        raise _RowError("output", "expected a text or a list of texts")
-    return Prompt(str(row.get("id", default_id)), text, max_tokens, tuple(references))
+    return Prompt(str(row.get("id", default_id)), text, max_tokens, _texts(row, "output"), _texts(row, "stop_words"))
+
+
+def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A text or a list of texts, as a tuple; empty when the key is not there."""
+    value = row.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
+        raise _RowError(key, "expected a text or a list of texts")
+    return tuple(texts)
 
 
 def chat_renderer(model: Path) -> Render | None:

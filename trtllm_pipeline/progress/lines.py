@@ -109,7 +109,7 @@ class PlainObserver(QuietObserver):
     def end(self) -> None:
         """Say what came of it."""
         self._say_silent()
-        self._say(f"{self._tracker.summary()}, in {duration(self._tracker.elapsed_s)}")
+        self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
 
     def _place(self) -> str:
         return f"[{self._tracker.ended}/{self._tracker.to_do}]"

@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import GOOD, Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, share, told
-from trtllm_pipeline.report.grid import LOOKS, grid, legend, symbol
+from trtllm_pipeline.report.grid import LOOKS, flow, grid, legend, symbol
 from trtllm_pipeline.report.names import duration, shared_parts, shorten, without
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ _ESTIMATE_S: Final = 1.0
 """How often to estimate the time left; of many stage runs less often, see `Picture`."""
 _MAX_ACTIVE: Final = 8
 _BAR: Final = 20
+_WIDE: Final = 70
+"""Columns from which progress is shown in full."""
 
 
 class LiveObserver:
@@ -149,7 +151,7 @@ class Picture:
 
         cells = self.tracker.plan.feasible
         below = [] if final else list(self._active(width, max(1, min(_MAX_ACTIVE, height // 4))))
-        below += [self._summary(final=final), self._legend()]
+        below += [*self._summary(width, final=final), *self._legend(width)]
         head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
         room = height - len(head) - len(below)
         if len(cells) + 1 <= room:
@@ -162,6 +164,8 @@ class Picture:
         lines = [*head, *middle, *below][-height:]
         for line in lines:
             line.truncate(width, overflow="crop")
+            if self.ascii_only:  # what cannot be encoded would be written out longer, and wrap
+                line.plain = line.plain.replace("…", "~").encode("ascii", "replace").decode()
         return lines
 
     def _grid(self, cells: Sequence[CellId], width: int) -> list[Text]:
@@ -205,7 +209,7 @@ class Picture:
         from rich.text import Text
 
         tracker = self.tracker
-        lines = [(run, _S.RUNNING, self._doing(run, seconds)) for run, seconds in tracker.running()]
+        lines = [(run, _S.RUNNING, self._doing(run, seconds, width)) for run, seconds in tracker.running()]
         lines += [(tracker.plan.stage_runs[run], _S.ELSEWHERE, why) for run, why in tracker.waiting.items()]
         if len(lines) > most:
             yield Text(f"  and {len(lines) - most + 1} more", "dim")
@@ -220,12 +224,14 @@ class Picture:
             text.append(f"  {doing}", "cyan")
             yield text
 
-    def _doing(self, run: StageRun, seconds: float) -> str:
+    def _doing(self, run: StageRun, seconds: float, width: int) -> str:
         progress = self.progress.get(run.id)
-        said = told(progress)
         part = share(progress)
+        if part is not None and width < _WIDE:
+            return f"{part:.0%}, {duration_now(seconds)}"
         bar = "" if part is None else self._bar(part, 10).plain + " "
-        return f"{bar}{said + ', ' if said else ''}{duration(int(seconds)) if seconds >= 10 else f'{int(seconds)} s'}"
+        said = told(progress)
+        return f"{bar}{said + ', ' if said else ''}{duration_now(seconds)}"
 
     def _bar(self, part: float, width: int) -> Text:
         from rich.text import Text
@@ -234,28 +240,31 @@ class Picture:
         on, off = ("#", ".") if self.ascii_only else ("━", "─")
         return Text.assemble((on * full, "green"), (off * (width - full), "dim"))
 
-    def _summary(self, *, final: bool) -> Text:
+    def _summary(self, width: int, *, final: bool) -> list[Text]:
         from rich.text import Text
 
-        tracker = self.tracker
-        text = Text(tracker.summary(), "bold")
-        elapsed = tracker.elapsed_s
-        text.append(f"  {duration(elapsed) if final or elapsed >= 10 else f'{int(elapsed)} s'}")
+        elapsed = self.tracker.elapsed_s
+        parts = [*self.tracker.summary(), duration(elapsed) if final else duration_now(elapsed)]
         if not final:
             now = self._clock()
             # It looks at every stage run, so it may take a twentieth of the time at most.
             if now >= self._estimate_at:
                 self._left = self._estimate()
                 self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
-            text.append(self._left, "dim")
-        return text
+            parts += [self._left] if self._left else []
+        return flow([Text(part, "bold") for part in parts], width, gap="  ")
 
     def _estimate(self) -> str:
         seconds, complete = self.tracker.left_s()
         if seconds < 1.0:
             return ""
-        return f", {'about' if complete else 'more than'} {duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+        return f"{'about' if complete else 'more than'} {duration_now(seconds)} left"
 
-    def _legend(self) -> Text:
+    def _legend(self, width: int) -> list[Text]:
         counts = self.tracker.counts
-        return legend((status for status in StageStatus if counts[status]), ascii_only=self.ascii_only)
+        return legend((status for status in StageStatus if counts[status]), width=width, ascii_only=self.ascii_only)
+
+
+def duration_now(seconds: float) -> str:
+    """A duration that is still growing, without the tenths that would flicker."""
+    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"

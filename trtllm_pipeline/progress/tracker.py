@@ -9,6 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.report.names import count
 
 Clock = Callable[[], float]
 _S = StageStatus
@@ -154,9 +155,9 @@ class Tracker:
         parallel = max(1.0, busy / self.elapsed_s) if self.elapsed_s > 0 else 1.0
         return max(total / parallel, longest), complete
 
-    def summary(self) -> str:
+    def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""
-        parts = [f"{self.done} of {self.to_do} done"]
+        parts = [f"{self.done} of {count(self.to_do, 'stage run')} done"]
         for status, word in (
             (_S.RUNNING, "running"),
             (_S.ELSEWHERE, "elsewhere"),
@@ -166,4 +167,4 @@ class Tracker:
         ):
             if self.counts[status]:
                 parts.append(f"{self.counts[status]} {word}")
-        return ", ".join(parts)
+        return parts

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import tail
 from trtllm_pipeline.plan import Plan, StageRun
-from trtllm_pipeline.report.names import amount, count, duration
+from trtllm_pipeline.report.names import amount, count, duration, path_from_here
 
 _MAX_LISTED: Final = 10
 
@@ -36,17 +35,11 @@ def failure(run: StageRun, error: StageError | None, seconds: float | None, *, l
     after = "" if seconds is None else f" after {duration(seconds)}"
     lines = [f"{run.id}  {who(run)}  failed{after}{kind}{': ' + error.message if error else ''}"]
     if error is not None and error.log is not None:
-        lines.append(f"  log: {_shown(error.log)}")
+        lines.append(f"  log: {path_from_here(error.log)}")
         lines += [f"  | {line}" for line in tail(error.log, log_lines)] if log_lines else []
     if error is not None and error.hint:
         lines.append(f"  try: {error.hint}")
     return lines
-
-
-def _shown(path: Path) -> str:
-    """`path` as short as it can be typed from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def told(progress: Mapping[str, Json] | None) -> str | None:

@@ -1,6 +1,6 @@
 """What a report shows of a cell: one object a column, with its unit, its formula and its value.
 
-To add a column: one line in `columns`. Definitions of the metrics follow the sources named beside them.
+To add a column: one line in `columns`. The formulas are those of the code that computes the numbers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.perf.metrics import DEFINITIONS
+from trtllm_pipeline.perf.scores import NORMALISATION
 from trtllm_pipeline.report.rows import Level, Row
 
 
@@ -22,34 +24,25 @@ class Metric:
 
 
 METRICS: Final = (
-    Metric("ttft_ms", "ms", "time to first token: first streamed message with content - request sent"),
-    Metric(
-        "tpot_ms",
-        "ms",
-        "time per output token: (last content - first content) / (n - n1), n output tokens of a request, n1 of them "
-        "in its first message with content; one value a request, none when n = n1",
+    Metric("ttft_ms", "ms", f"time to first token: {DEFINITIONS['ttft_ms']}"),
+    Metric("tpot_ms", "ms", f"time per output token: {DEFINITIONS['tpot_ms']}"),
+    Metric("itl_ms", "ms", f"inter-token latency: {DEFINITIONS['itl_ms']}"),
+    Metric("icl_ms", "ms", f"inter-chunk latency: {DEFINITIONS['icl_ms']}"),
+    Metric("e2e_ms", "ms", f"end-to-end latency: {DEFINITIONS['e2e_ms']}"),
+    Metric("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
+    Metric("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
+    Metric("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
+    *(
+        Metric(name, "", DEFINITIONS[name])
+        for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
     ),
-    Metric(
-        "itl_ms",
-        "ms",
-        "inter-token latency: gap between messages with content / tokens in the later one, weighted by tokens, "
-        "all requests pooled",
-    ),
-    Metric("e2e_ms", "ms", "end-to-end latency: last content - request sent"),
-    Metric(
-        "output_tokens_per_s", "tokens/s", "output tokens of a level's requests / (last content - first request sent)"
-    ),
-    Metric(
-        "input_tokens_per_s", "tokens/s", "input tokens of a level's requests / (last content - first request sent)"
-    ),
-    Metric("requests_per_s", "requests/s", "a level's successful requests / (last content - first request sent)"),
-    Metric(
-        "accuracy", "0 to 1", "mean score over all questions; exact: answer equals the reference, contains: holds it"
-    ),
+    Metric("exact", "0 to 1", "share of answers that equal a reference, both normalised"),
+    Metric("contains", "0 to 1", "share of answers that hold a reference as whole words, both normalised"),
+    Metric("normalisation", "", NORMALISATION),
     Metric("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     Metric("seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"),
 )
-"""ITL and TPOT as NVIDIA's AIPerf and vLLM's benchmark define them; percentiles over requests, gaps for ITL."""
+"""What is measured, and the terms its formulas use."""
 
 _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 
@@ -66,7 +59,7 @@ class Column:
     @property
     def formula(self) -> str | None:
         """What its numbers mean."""
-        return None if self.metric is None else _FORMULAS[self.metric]
+        return None if self.metric is None else _FORMULAS.get(self.metric)
 
 
 def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -78,12 +71,11 @@ def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     found = [
         Column("status", lambda row: row.status.value.replace("_", " "), 0),
-        Column("build s", lambda row: _number(row.build_s), 4, "seconds"),
+        Column("build s", lambda row: _number(row.build_s), 4),
         Column(
             f"engine {unit}",
             lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",
             3,
-            "engine_size_bytes",
         ),
         Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
         Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 5, "tpot_ms"),
@@ -110,7 +102,7 @@ def _score(name: str, rank: int) -> Column:
         score = row.accuracy.get(name)
         return None if score is None else f"{score:.2f}"
 
-    return Column(name, value, rank, "accuracy")
+    return Column(name, value, rank, name)
 
 
 def _number(value: float | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.report.names import shorten
@@ -25,7 +25,7 @@ LOOKS: Final = {
     _S.CANCELLED: ("!", "!", "yellow", "interrupted"),
 }
 _MIN_NAME: Final = 12
-_HEAD_WIDTHS: Final = (10, 5, 4, 3)
+_HEAD_WIDTHS: Final = (10, 5, 4, 3, 2)
 """Widths to cut stage names to, the widest that fits; below the last, one symbol each and no heads."""
 
 
@@ -71,15 +71,46 @@ def _columns(stages: Sequence[str], cut: int) -> int:
     return sum(1 + max(1, len(stage[:cut])) for stage in stages)
 
 
-def legend(statuses: Iterable[StageStatus], *, ascii_only: bool) -> Text:
+def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> list[Text]:
     """What the symbols of `statuses` mean, in the order of the table."""
     from rich.text import Text
 
     used = set(statuses)
-    text = Text()
-    for status, (_, _, style, word) in LOOKS.items():
-        if status in used:
-            text.append(symbol(status, ascii_only=ascii_only), style)
-            text.append(f" {word}   ", "dim")
-    text.rstrip()
-    return text
+    return flow(
+        [
+            Text.assemble((symbol(status, ascii_only=ascii_only), style), (f" {word}", "dim"))
+            for status, (_, _, style, word) in LOOKS.items()
+            if status in used
+        ],
+        width,
+        gap="   ",
+    )
+
+
+def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:
+    """Parts one after another, in as many lines as it takes."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+            lines[-1].append(gap).append_text(part)
+        else:
+            lines.append(part.copy())
+    return lines
+
+
+def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
+    """Lines as they are to be written to `stream`: in colour on a terminal that has any, plain elsewhere."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    system = Console(file=stream).color_system
+    if system is None:
+        return [line.plain for line in lines]
+    console = Console(file=StringIO(), force_terminal=True, width=10_000, highlight=False)
+    drawn = []
+    for line in lines:
+        with console.capture() as capture:
+            console.print(line, end="")
+        drawn.append(capture.get())
+    return drawn

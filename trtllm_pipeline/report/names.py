@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
@@ -53,3 +54,9 @@ def amount(done: float, total: float | None, unit: str) -> str:
         digits = 0 if scale == 1.0 else 1
         return f"{done / scale:.{digits}f}{'' if total is None else f'/{total / scale:.{digits}f}'} {name}"
     return f"{done:g}{'' if total is None else f'/{total:g}'} {unit}"
+
+
+def path_from_here(path: Path) -> str:
+    """`path` as short as it can be typed in the current folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

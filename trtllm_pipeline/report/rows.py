@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -26,7 +26,7 @@ from trtllm_pipeline.store.store import LOG, Artifact, Store
 if TYPE_CHECKING:
     from trtllm_pipeline.execution import Outcome
 
-LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
 _ENGINE_STAGE: Final = "build"
 _RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 
@@ -61,8 +61,10 @@ class Level:
     input_tokens_per_s: float | None
     output_tokens_per_s: float | None
     requests_per_s: float | None
+    window: str | None
+    """What the rates are over: "steady", or "whole" where there was no steady window long enough."""
     latencies: Mapping[str, Mapping[str, float]]
-    """"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
+    """"ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
 
     def latency(self, name: str, statistic: str) -> float | None:
         """One statistic of one latency, in milliseconds."""
@@ -97,7 +99,7 @@ class Row:
     smoke: Mapping[str, Json] | None = None
     """What the smoke test noted."""
     findings: tuple[str, ...] = ()
-    """What the perf and accuracy stages found doubtful about their own numbers."""
+    """What the perf stage found about its own numbers, each "SEVERITY: MESSAGE"."""
 
     @property
     def build_s(self) -> float | None:
@@ -112,6 +114,7 @@ class Row:
                 "requests": level.requests,
                 "failures": level.failures,
                 **{name: getattr(level, name) for name in _RATES},
+                "headline": {"window": level.window},
                 **{name: dict(values) for name, values in level.latencies.items()},
             }
             for level in self.levels
@@ -186,8 +189,8 @@ def _row(
     failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
     why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
     made = {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
-    levels, perf_findings = _perf(made.get("perf"))
-    scores, total, accuracy_findings = _accuracy(made.get("accuracy"))
+    levels, findings = _perf(made.get("perf"))
+    scores, total = _accuracy(made.get("accuracy"))
     return Row(
         id=cell.id,
         axes=cell.axes,
@@ -207,7 +210,7 @@ def _row(
         accuracy=scores,
         accuracy_total=total,
         smoke=_read(made.get("smoke"), "smoke.json"),
-        findings=(*perf_findings, *accuracy_findings),
+        findings=findings,
     )
 
 
@@ -259,12 +262,12 @@ def _read(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
 
 def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     data = _read(artifact, "perf.json") or {}
-    return _levels(data.get("levels")), _texts(data.get("findings"))
+    return _levels(data.get("levels")), _findings(data.get("findings"))
 
 
-def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None, tuple[str, ...]]:
+def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None]:
     data = _read(artifact, "accuracy.json") or {}
-    return _numbers(data.get("scores")), _count(data.get("total")), _texts(data.get("findings"))
+    return _numbers(data.get("scores")), _count(data.get("total"))
 
 
 def _levels(data: object) -> tuple[Level, ...]:
@@ -278,6 +281,7 @@ def _levels(data: object) -> tuple[Level, ...]:
                     requests=_count(entry.get("requests")),
                     failures=_count(entry.get("failures")),
                     **{name: _number(entry.get(name)) for name in _RATES},
+                    window=_window(entry.get("headline")),
                     latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
                 )
             )
@@ -299,7 +303,17 @@ def _numbers(data: object) -> dict[str, float]:
     return {str(name): number for name, value in entries if (number := _number(value)) is not None}
 
 
-def _texts(data: object) -> tuple[str, ...]:
-    """Findings as lines: each is a text, or an object with a `message`."""
-    entries: Iterable[object] = data if isinstance(data, list) else ()
-    return tuple(str(entry.get("message", entry)) if isinstance(entry, dict) else str(entry) for entry in entries)
+def _window(headline: object) -> str | None:
+    window = headline.get("window") if isinstance(headline, dict) else None
+    return window if isinstance(window, str) else None
+
+
+def _findings(data: object) -> tuple[str, ...]:
+    """Findings as lines: "warning: 1 of 40 requests failed, ... (concurrency 4)"."""
+    lines = []
+    for entry in data if isinstance(data, list) else ():
+        if isinstance(entry, dict) and "message" in entry:
+            level = entry.get("concurrency")
+            place = "" if level is None else f" (concurrency {level})"
+            lines.append(f"{entry.get('severity', 'warning')}: {entry['message']}{place}")
+    return tuple(lines)

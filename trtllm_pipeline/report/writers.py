@@ -1,4 +1,4 @@
-"""Rows to a terminal table, JSON, CSV and Markdown. To add a format: one function, one line in `FORMATS`."""
+"""Rows to a terminal table, JSON, CSV and Markdown. To add a format: one function, one case in `print_report`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.names import count, shared_parts, shorten, without
+from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
                 f"- {what}, {count(len(ids), 'cell')} ({', '.join(_code(cell) for cell in ids[:4])}{', …' if len(ids) > 4 else ''}): "
                 + "; ".join(map(_escape, details))
             )
-    notes = _findings(rows)
+    notes = _notes(rows)
     if notes:
         lines += [
             "",
@@ -181,12 +181,12 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
         said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
-        said += [Padding(Text(detail), (0, 0, 0, 2)) for detail in details]
+        said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(problems) > _MAX_PROBLEMS:
         said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
-    said += [
-        Text(f"\nnote, {count(cells, 'cell')}: {text}", "yellow") for text, cells in _findings(rows)[:_MAX_PROBLEMS]
-    ]
+    notes = _notes(rows)
+    said += [Text()] if notes else []
+    said += [Text(f"note, {count(cells, 'cell')}: {text}", "yellow") for text, cells in notes[:_MAX_PROBLEMS]]
     definitions = _definitions(shown)
     if definitions:
         said.append(Text())
@@ -240,8 +240,9 @@ def _table(
         table.add_column(
             "\n".join(_head(column)), no_wrap=True, justify="left" if status else "right", vertical="bottom"
         )
-    model = None
-    ordered = sorted(rows, key=lambda row: str(row.axes.get("model"))) if by_model else rows
+    place = {model: number for number, model in enumerate(dict.fromkeys(row.axes.get("model") for row in rows))}
+    ordered = sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows
+    model: Json = None
     for row in ordered:
         if by_model and row.axes.get("model") != model:
             model = row.axes.get("model")
@@ -275,15 +276,19 @@ def _problems(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tu
         kind = f" ({row.failure.replace('_', ' ')})" if row.failure not in {None, "bug"} else ""
         details = [row.reason or "no reason was given"]
         if row.log is not None:
-            details.append(f"log: {row.log if workspace is None else workspace / row.log}")
+            details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}")
         if row.hint is not None:
             details.append(f"try: {row.hint}")
         yield f"{what}{kind}", [row.id for row in struck], details
 
 
-def _findings(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Each finding once, with how many cells have it."""
-    return Counter(text for row in rows for text in dict.fromkeys(row.findings)).most_common()
+def _notes(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """What is to be known of the numbers, each once, with how many cells it is said of."""
+    notes = Counter(text for row in rows for text in dict.fromkeys(row.findings) if not text.startswith("info:"))
+    whole = sum(any(level.window == "whole" for level in row.levels) for row in rows)
+    if whole:
+        notes["rates are over the whole measurement, ramp and tail included: no steady window was long enough"] = whole
+    return notes.most_common()
 
 
 def _definitions(shown: Sequence[Column]) -> list[tuple[str, str]]:
@@ -301,13 +306,6 @@ def _statistic(head: str) -> str:
 
 # Printing
 
-FORMATS: Final[Mapping[str, Callable[[Sequence[Row], str, str], str]]] = {
-    "json": lambda rows, run_id, matrix: json.dumps(to_json(rows, run_id, matrix), indent=2, ensure_ascii=False) + "\n",
-    "csv": lambda rows, _run_id, _matrix: to_csv(rows),
-    "markdown": to_markdown,
-}
-"""The formats that are plain text; `table` depends on the terminal as well."""
-
 
 def print_report(
     rows: Sequence[Row],
@@ -315,19 +313,25 @@ def print_report(
     *,
     run_id: str = "",
     matrix: str = "",
+    finished: bool = True,
     stream: TextIO | None = None,
     workspace: Path | None = None,
 ) -> None:
-    """Write a report to `stream` (stdout). `form` is "table" or one of `FORMATS`."""
+    """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown"."""
     stream = sys.stdout if stream is None else stream
+    if form == "json":
+        stream.write(json.dumps(to_json(rows, run_id, matrix, finished=finished), indent=2, ensure_ascii=False) + "\n")
+        return
     if form != "table":
-        stream.write(FORMATS[form](rows, run_id, matrix))
+        stream.write(to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix))
         return
     from rich.console import Console
 
     width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
     console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
-    console.print(to_table(rows, width, workspace=workspace))
+    with console.capture() as capture:
+        console.print(to_table(rows, width, workspace=workspace))
+    stream.write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
 
 
 def _piped_width() -> int:

@@ -389,14 +389,12 @@ _FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (
     ),
     (r"error while loading shared libraries", FailureClass.USER, None),
 )
-_NOISE: Final = re.compile(
-    r"CudaDriverHelper|NVML|DCGM|pinned memory|unable to create stream|CUDA memory pool", re.IGNORECASE
-)
+_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool", re.IGNORECASE)
 
 
 def diagnose(status: int | None, log: Path) -> ServerError:
     """What ended a server, as an error with the log's own words."""
-    text = log.read_text(encoding="utf-8", errors="replace")
+    text = "\n".join(_telling(log))
     if status is not None and status < 0:
         cause = f"was ended by signal {signal.Signals(-status).name}"
     else:
@@ -410,11 +408,16 @@ def diagnose(status: int | None, log: Path) -> ServerError:
     return ServerError(f"Triton {cause}{_quoted(log)}", failure=failure, hint=hint, log=log)
 
 
+def _telling(log: Path) -> list[str]:
+    """The lines of a log without those that every server without a GPU writes."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if line.strip() and not _NOISE.search(line)]
+
+
 def _quoted(log: Path, lines: int = 15) -> str:
-    """The last lines of a log that say something, indented, behind a colon."""
-    text = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    telling = [line for line in text if line.strip() and not _NOISE.search(line)]
-    return "".join([":", *(f"\n    {line[:300]}" for line in telling[-lines:])]) if telling else ""
+    """The end of a log, indented, behind a colon."""
+    tail = _telling(log)[-lines:]
+    return "".join([":", *(f"\n    {line[:300]}" for line in tail)]) if tail else ""
 
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:

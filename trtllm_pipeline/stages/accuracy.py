@@ -15,8 +15,8 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.perf.scores import NORMALISATION, SCORES
-from trtllm_pipeline.serving.client import Answer, Client, Generation, Service
-from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.serving.client import Answer, Client, Service
+from trtllm_pipeline.stages.asking import generation, number
 from trtllm_pipeline.stages.base import Work, write_json
 
 
@@ -51,7 +51,7 @@ def run(work: Work) -> None:
     ]
     with (work.out / "answers.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    asked = [[prompt.id, prompt.text, prompt.references, prompt.max_tokens] for prompt in prompts]
+    asked = [[prompt.id, prompt.text, prompt.references, prompt.max_tokens, prompt.stop_words] for prompt in prompts]
     scores = {
         metric: round(
             fmean(
@@ -88,7 +88,7 @@ async def _ask(work: Work, prompts: Sequence[Prompt]) -> list[Answer]:
         async def slot() -> None:
             lane = client.lane()
             for prompt in waiting:
-                request = Generation(prompt.text, prompt.max_tokens or max_tokens, sampling(0.0, seed=0))
+                request = generation(prompt, max_tokens=max_tokens, temperature=0.0, seed=0)
                 answers[prompt.id] = await lane.generate(request)
                 work.progress(len(answers), len(prompts), "requests")
 

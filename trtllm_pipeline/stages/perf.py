@@ -16,7 +16,7 @@ from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.serving.client import Client, Generation, Service, running_since
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.stages.asking import generation, number
 from trtllm_pipeline.stages.base import Work, write_json
 
 
@@ -76,8 +76,8 @@ async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
         done += 1
         work.progress(done, total, "requests")
 
-    def generation(prompt: Prompt, number: int) -> Generation:
-        return Generation(prompt.text, prompt.max_tokens or max_tokens, sampling(temperature, seed=number))
+    def request(prompt: Prompt, running_number: int) -> Generation:
+        return generation(prompt, max_tokens=max_tokens, temperature=temperature, seed=running_number)
 
     async with Client(service, model, protocol, timeout_s=number(work, "request_timeout_s", 300.0)) as client:
         with (work.out / "events.jsonl").open("w", encoding="utf-8") as file:
@@ -87,7 +87,7 @@ async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
                 events.write("prompt", id=prompt.id, text=prompt.text)
             events.write("server", **await _server(client, "start"))
             for level in plan:
-                await closed_loop(client, level, generation, events, count)
+                await closed_loop(client, level, request, events, count)
             events.write("server", **await _server(client, "end"))
 
 

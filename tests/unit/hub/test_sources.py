@@ -55,7 +55,9 @@ def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path)
         assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, cache=cache) == pinned
     (tmp_path / "elsewhere" / "config.json").write_text('{"a": 1}')
     assert resolve([{"local": "elsewhere"}], base_dir=tmp_path) != pinned
-    assert local_folder([{"generated": "llama"}, {"local": "mine"}], tmp_path) == folder
+    assert local_folder([{"generated": "llama"}, {"local": "mine"}, {"local": "elsewhere"}], tmp_path) == (
+        tmp_path / "elsewhere"
+    )
     assert local_folder([PACKAGE], tmp_path) is None
 
 

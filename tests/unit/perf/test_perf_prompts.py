@@ -15,13 +15,13 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(
         '\ufeff{"input": "a", "mine": 1}\n\n{"text_input": "b", "id": 7, "max_tokens": 3}\n'
-        '{"messages": [{"role": "user", "content": "c"}], "output": ["x", "y"]}\n',
+        '{"messages": [{"role": "user", "content": "c"}], "output": ["x", "y"], "stop_words": "."}\n',
         encoding="utf-8",
     )
     assert read(path, lambda messages: f"<{messages[0]['content']}>") == (
         Prompt("1", "a"),
         Prompt("7", "b", 3),
-        Prompt("4", "<c>", None, ("x", "y")),
+        Prompt("4", "<c>", None, ("x", "y"), (".",)),
     )
 
 
@@ -36,6 +36,7 @@ def test_all_faults_at_once_with_their_lines(tmp_path: Path) -> None:
         '{"messages": [{"role": "user", "content": "c"}]}',
         '{"input": "a", "max_tokens": true}',
         '{"input": "a", "output": [1]}',
+        '{"input": "a", "stop_words": [""]}',
         '{"input": "a", "id": "same"}',
         '{"input": "b", "id": "same"}',
     ]
@@ -43,7 +44,7 @@ def test_all_faults_at_once_with_their_lines(tmp_path: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(MatrixError) as caught:
         read(path)
-    assert [fault.line for fault in caught.value.faults] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11]
+    assert [fault.line for fault in caught.value.faults] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
 
 
 def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:

@@ -126,7 +126,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, float | Llama3Scaling | None]:
     """Base and scaling of the rotary embedding, from the older keys or from transformers 5's `rope_parameters`."""
-    merged = {"rope_theta": raw.get("rope_theta"), **(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    merged = {
+        "rope_theta": raw.get("rope_theta"),
+        **(raw.get("rope_scaling") or {}),
+        **(raw.get("rope_parameters") or {}),
+    }
     theta = float(merged["rope_theta"] or 10000.0)
     if float(merged.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))) != 1.0:
         raise refused(path, "a rotary embedding over a part of each head is not supported")

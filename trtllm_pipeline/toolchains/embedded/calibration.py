@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.errors import Fault, FailureClass, MatrixError, StageError
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError, UsageError
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -37,15 +38,45 @@ def default_set() -> Path:
     return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
 
 
-def read_samples(path: Path, limit: int) -> list[str]:
-    """The first `limit` texts of a JSON Lines file: the field `text`, or `input`, of each row.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which part of a calibration set is used, and how it is presented."""
+
+    samples: int = 128
+    """Rows taken: all of them in a smaller set."""
+    max_length: int = 512
+    """Tokens kept of a row."""
+    seed: int = 0
+    """Chooses the rows of a larger set."""
+    chat_template: bool = False
+    """Each row becomes a user's turn in the model's chat template."""
+
+    @classmethod
+    def parse(cls, value: Json) -> Selection:
+        """The selection a stage was given; null is the default one. Raises UsageError for other keys or types."""
+        given = {} if value is None else value
+        if not isinstance(given, dict) or (unknown := sorted(given.keys() - {field.name for field in fields(cls)})):
+            raise UsageError(
+                f"calibration {json.dumps(value)} is not understood"
+                + (f": {unknown[0]}" if isinstance(given, dict) else ""),
+                hint="its keys are " + ", ".join(field.name for field in fields(cls)),
+            )
+        for name in ("samples", "max_length", "seed"):
+            number = given.get(name, 1)
+            if type(number) is not int or number < (0 if name == "seed" else 1):
+                raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
+        return cls(**given)  # type: ignore[arg-type]
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a JSON Lines file: the field `text`, or `input`, of each row.
 
     Raises MatrixError with every malformed row.
     """
     texts, faults = [], []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip() or len(texts) == limit:
+            if not line.strip():
                 continue
             try:
                 row = json.loads(line)
@@ -62,6 +93,56 @@ def read_samples(path: Path, limit: int) -> list[str]:
     if faults:
         raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
     return texts
+
+
+def tokenize(folder: Path, texts: Sequence[str], selection: Selection) -> list[list[int]]:
+    """The selected texts as token ids of the model in `folder`.
+
+    Raises StageError (infeasible) where a chat template is asked for and the model has none.
+    """
+    from tokenizers import Tokenizer
+
+    if len(texts) > selection.samples:
+        chosen = np.random.default_rng(selection.seed).choice(len(texts), selection.samples, replace=False)
+        texts = [texts[index] for index in sorted(chosen)]
+    if selection.chat_template:
+        texts = _as_chats(folder, texts)
+    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(
+        list(texts), add_special_tokens=not selection.chat_template
+    )
+    return [row.ids[: selection.max_length] for row in encoded]
+
+
+def _as_chats(folder: Path, texts: Sequence[str]) -> list[str]:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+    if not isinstance(source, str):
+        raise StageError(
+            f"{folder} has no chat template",
+            failure=FailureClass.INFEASIBLE,
+            hint="set calibration.chat_template to false for this model",
+        )
+    names = {}
+    for name in ("bos_token", "eos_token"):
+        token = settings.get(name)
+        names[name] = token.get("content") if isinstance(token, dict) else token
+    try:
+        # Templates come with models, from strangers: a sandbox keeps them to text.
+        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+        return [
+            template.render(messages=[{"role": "user", "content": text}], add_generation_prompt=True, **names)
+            for text in texts
+        ]
+    except TemplateError as error:
+        raise StageError(
+            f"the chat template of {folder} fails: {error}",
+            failure=FailureClass.INFEASIBLE,
+            hint="set calibration.chat_template to false for this model",
+        ) from error
 
 
 def calibrate(
@@ -91,13 +172,18 @@ def calibrate(
     count = sum(map(len, samples))
     found: dict[str, Array] = {}
     for index in range(config.num_layers):
-        parts, sums = layer_weights(weights, index), {}
+        parts = layer_weights(weights, index)
+        sums: dict[str, NDArray[np.float64]] = {}
         for number, (tokens, real) in enumerate(batches):
 
-            def observe(name: str, inputs: Array, real: NDArray[np.bool_] = real) -> None:
+            def observe(
+                name: str,
+                inputs: Array,
+                real: NDArray[np.bool_] = real,
+                sums: dict[str, NDArray[np.float64]] = sums,
+            ) -> None:
                 rows = inputs[real]
-                total = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-                sums[name] = sums.get(name, 0.0) + total
+                sums[name] = sums.get(name, np.float64(0)) + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
 
             states[number], _ = layer(config, parts, states[number], rope(config, 0, tokens.shape[1]), observe=observe)
         for name, total in sums.items():

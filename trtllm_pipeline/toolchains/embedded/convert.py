@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -41,9 +41,6 @@ TOKENIZER_FILES: Final = (
     "chat_template.jinja",
     "generation_config.json",
 )
-KV_CACHE_TYPES: Final[Mapping[str, str]] = {"fp32": "f32", "fp16": "f16", "int8": "q8_0"}
-"""Precision of keys and values -> llama.cpp's name of it."""
-CALIBRATION_DEFAULTS: Final[Mapping[str, int]] = {"samples": 64, "max_length": 256}
 
 # Part of a layer's tensor name -> the same in GGUF. Which of them a model has follows from its architecture.
 _LAYER_NAMES: Final[Mapping[str, str]] = {
@@ -79,12 +76,12 @@ def run(work: Work) -> None:
     folder = work.inputs["model"]
     name = str(work.params["precision"])
     precision = _precision(name, work.params.get("group_size"))
-    kv_cache = str(work.params.get("kv_cache_precision") or "fp16")
-    if kv_cache not in KV_CACHE_TYPES:
+    kv_cache = work.params.get("kv_cache_precision") or "fp16"
+    if kv_cache != "fp16":
         raise StageError(
-            f"kv_cache_precision {kv_cache!r} is not supported by the embedded toolchain",
+            f"kv_cache_precision {kv_cache!r}: the embedded runtime keeps keys and values in fp16",
             failure=FailureClass.INFEASIBLE,
-            hint=f"choose one of {', '.join(KV_CACHE_TYPES)}",
+            hint="leave kv_cache_precision out",
         )
     config, weights = read_config(folder), Weights(folder)
     plans = plan_tensors(folder, config, weights, precision)
@@ -94,7 +91,9 @@ def run(work: Work) -> None:
     if precision.calibrated:
         importance = _calibrate(work, folder, config, weights)
         calibrated = {"samples": importance.samples, "tokens": importance.tokens}
-        print(f"calibrated on {importance.tokens} tokens after {time.monotonic() - started:.1f} s", flush=True)
+        print(  # noqa: T201 - the stage's log
+            f"calibrated on {importance.tokens} tokens after {time.monotonic() - started:.1f} s", flush=True
+        )
 
     target = work.out / MODEL_FILE
     writer = gguf.GGUFWriter(str(target), config.architecture)
@@ -140,7 +139,7 @@ def run(work: Work) -> None:
         "source": {"dtypes": list(weights.dtypes()), "config": _read_object(folder / "config.json")},
     }
     write_json(work.out / CONFIG_FILE, facts)
-    print(
+    print(  # noqa: T201 - the stage's log
         f"{config.architecture}, {total / 1e6:.1f} M parameters, {name}: {target.stat().st_size / 1e6:.1f} MB"
         f" in {time.monotonic() - started:.1f} s"
     )
@@ -288,15 +287,10 @@ def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | 
 
 
 def _calibrate(work: Work, folder: Path, config: ModelConfig, weights: Weights) -> calibration.Importance:
-    from tokenizers import Tokenizer
-
-    asked = work.params.get("calibration") or {}
-    settings = {**CALIBRATION_DEFAULTS, **asked} if isinstance(asked, dict) else dict(CALIBRATION_DEFAULTS)
-    length = min(int(str(settings["max_length"])), config.max_position_embeddings)
-    path = work.files.get("calibration_data") or calibration.default_set()
-    texts = calibration.read_samples(path, int(str(settings["samples"])))
-    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(texts)
-    samples = [row.ids[:length] for row in encoded]
+    selection = calibration.Selection.parse(work.params.get("calibration"))
+    selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
+    texts = calibration.read_texts(work.files.get("calibration_data") or calibration.default_set())
+    samples = calibration.tokenize(folder, texts, selection)
     return calibration.calibrate(config, weights, samples, lambda done, total: work.progress(done, total, "layers"))
 
 
@@ -349,7 +343,9 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     entries = [by_id.get(number, (f"[PAD{number}]", unused)) for number in range(config.vocab_size)]
     merges = [rule if isinstance(rule, str) else " ".join(rule) for rule in model.get("merges") or []]
 
-    generation = _read_object(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    generation = (
+        _read_object(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
+    )
     settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     source = _read_object(folder / "config.json")
     number_of = {text: number for number, (text, _) in by_id.items()}
@@ -410,7 +406,9 @@ def _pre_tokenizer(config: ModelConfig, text: str) -> str:
     return "smollm" if "Digits" in text else "default"
 
 
-def _add_metadata(writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: Precision) -> None:
+def _add_metadata(
+    writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: Precision
+) -> None:
     writer.add_file_type(_FILE_TYPES[precision.linear])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_block_count(config.num_layers)
@@ -463,7 +461,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise StageError(f"{path} is damaged: {error}", failure=FailureClass.USER, hint="download the model again") from error
+        raise StageError(
+            f"{path} is damaged: {error}", failure=FailureClass.USER, hint="download the model again"
+        ) from error
     if not isinstance(value, dict):
         raise StageError(f"{path} is not a JSON object", failure=FailureClass.USER, hint="download the model again")
     return value

@@ -123,7 +123,13 @@ class LlamaCpp:
 
     def _complete(self, tokens: Sequence[int], count: int, **settings: Any) -> Any:
         return self._server.handle_completions(
-            {"prompt": [int(token) for token in tokens], "n_predict": count, "temperature": 0, "cache_prompt": True, **settings}
+            {
+                "prompt": [int(token) for token in tokens],
+                "n_predict": count,
+                "temperature": 0,
+                "cache_prompt": True,
+                **settings,
+            }
         )
 
 

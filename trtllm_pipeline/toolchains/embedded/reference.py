@@ -1,7 +1,7 @@
 """A plain numpy forward pass of the converted architectures: what the converter is measured against, and calibrates with.
 
 Single precision matrix products, double precision where sums are long (norms, softmax, log-probabilities). Weights go by
-their Hugging Face names, so the same code runs on a model folder and, through `gguf_weights`, on a converted file.
+their Hugging Face names, so the same code runs on a model folder and, through `fidelity.dequantized`, on a converted file.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Reference:
     def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
         """Logits after each of `tokens`, (tokens, vocab_size). A cache makes them continue what it holds."""
         states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
-        return states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
+        logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
+        return logits
 
     def log_probs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
         """Log-probabilities of the next token after each of `tokens`, (tokens, vocab_size)."""
@@ -104,7 +105,9 @@ def layer(
         if observe is not None:
             observe(name, inputs)
         # One product of two matrices: numpy would loop over a batch of them.
-        output: Array = (inputs.reshape(-1, inputs.shape[-1]) @ weights[f"{name}.weight"].T).reshape(*inputs.shape[:-1], -1)
+        output: Array = (inputs.reshape(-1, inputs.shape[-1]) @ weights[f"{name}.weight"].T).reshape(
+            *inputs.shape[:-1], -1
+        )
         bias = weights.get(f"{name}.bias")
         return output if bias is None else output + bias
 
@@ -148,7 +151,8 @@ def layer(
 def rms_norm(values: Array, weight: Array, eps: float) -> Array:
     """Values over their root mean square along the last axis, times `weight`. Source: arXiv 1910.07467."""
     mean = np.einsum("...i,...i->...", values, values, dtype=np.float64)[..., None] / values.shape[-1]
-    return values * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight
+    normed: Array = values * (1.0 / np.sqrt(mean + eps)).astype(np.float32) * weight
+    return normed
 
 
 def rope(config: ModelConfig, start: int, count: int) -> tuple[Array, Array]:

@@ -60,7 +60,9 @@ class Weights(Mapping[str, NDArray[np.float32]]):
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         entry = self._entries[name]
-        raw = np.memmap(entry.file, dtype=_DTYPES[entry.dtype], mode="r", offset=entry.offset, shape=entry.shape or (1,))
+        raw = np.memmap(
+            entry.file, dtype=_DTYPES[entry.dtype], mode="r", offset=entry.offset, shape=entry.shape or (1,)
+        )
         if entry.dtype == "BF16":
             wide = raw.astype(np.uint32)
             wide <<= 16

@@ -63,7 +63,10 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
     _write_tokenizer(out)
-    safetensors.write(out / "model.safetensors", dict(_tensors(architecture, np.random.default_rng([seed, len(architecture), ord(architecture[-1])]))))
+    safetensors.write(
+        out / "model.safetensors",
+        dict(_tensors(architecture, np.random.default_rng([seed, list(names).index(architecture)]))),
+    )
 
 
 def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[str, Array]]:
@@ -109,7 +112,7 @@ def _write_tokenizer(out: Path) -> None:
     """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_samples
+    from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -120,7 +123,7 @@ def _write_tokenizer(out: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(read_samples(default_set(), 10_000), trainer)
+    tokenizer.train_from_iterator(read_texts(default_set()), trainer)
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

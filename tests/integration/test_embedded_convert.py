@@ -1,0 +1,179 @@
+"""Converted models in llama.cpp against the float reference: tokens, log-probabilities, and the tolerance of each precision."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
+
+from tokenizers import Tokenizer
+
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.embedded import build, convert, fidelity, safetensors, tiny
+from trtllm_pipeline.toolchains.embedded.architecture import read_config
+from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
+from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
+from trtllm_pipeline.toolchains.embedded.reference import Reference
+from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+
+pytestmark = pytest.mark.integration
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+PROMPTS = ("Hello world", "The capital of France is", "Once upon a time, in a village by the sea, there lived a")
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    tiny.write_model(folder, request.param)
+    return folder
+
+
+def run_convert(model: Path, attempt: Path, precision: str, **params: Any) -> Path:
+    out = attempt / "out"
+    out.mkdir(parents=True)
+    convert.run(Work({"precision": precision, **params}, {"model": model}, {}, out, attempt))
+    return out
+
+
+def encode(model: Path, *texts: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, precision: str) -> None:
+    reference = Reference.from_folder(model)
+    path = run_convert(model, tmp_path, precision) / "model.gguf"
+    # Held-out text: the calibration set ends before these words.
+    texts = [tokens[:96] for tokens in encode(model, " ".join(PROMPTS) * 4, Path(fidelity.__file__).read_text())]
+    tolerance = PRECISIONS[precision].tolerance
+    weights_only = fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config))
+    with fidelity.open_llama_cpp(path, context=256, vocab_size=tiny.VOCAB_SIZE) as llama_cpp:
+        served = fidelity.measure(reference, texts, llama_cpp)
+    for found in (weights_only, served):
+        assert tolerance.admits(found.kl, found.perplexity / found.reference_perplexity), (precision, found)
+    # A 4-bit model that is as good as an 8-bit one would mean that nothing was quantized.
+    if precision.startswith("int4"):
+        assert weights_only.kl > PRECISIONS["int8_wo"].tolerance.kl
+
+
+def test_calibration_makes_four_bits_better_at_equal_size(model: Path, tmp_path: Path) -> None:
+    reference = Reference.from_folder(model)
+    texts = [tokens[:128] for tokens in encode(model, Path(fidelity.__file__).read_text())]
+    plain = run_convert(model, tmp_path / "plain", "int4_wo") / "model.gguf"
+    aware = run_convert(model, tmp_path / "aware", "int4_awq") / "model.gguf"
+    assert aware.stat().st_size == plain.stat().st_size
+    kl = {
+        path: fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config)).kl
+        for path in (plain, aware)
+    }
+    assert kl[aware] < 0.9 * kl[plain]
+
+
+@pytest.mark.parametrize(
+    ("precision", "kv_cache", "tie"), [("fp32", "f32", 0.0), ("fp16", "f32", 0.02), ("fp16", "f16", 0.05)]
+)
+def test_greedy_tokens_are_the_references(
+    model: Path, tmp_path: Path, precision: str, kv_cache: Any, tie: float
+) -> None:
+    """Equal, but where the reference itself finds two tokens equally likely: within `tie` of log-probability."""
+    reference = Reference.from_folder(model)
+    path = run_convert(model, tmp_path, precision) / "model.gguf"
+    with fidelity.open_llama_cpp(path, context=256, vocab_size=tiny.VOCAB_SIZE, kv_cache=kv_cache) as llama_cpp:
+        for prompt in encode(model, *PROMPTS):
+            expected, found = reference.generate(prompt, 40, stop=[0, 2]), llama_cpp.generate(prompt, 40)
+            assert len(found) == len(expected)
+            parted = next((at for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1]), None)
+            if parted is not None:
+                row = reference.log_probs([*prompt, *expected[:parted]])[-1]
+                assert row[expected[parted]] - row[found[parted]] < tie
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    ],
+)
+def test_rope_scaling_as_llama_cpp_computes_it(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    folder = tmp_path / "model"
+    tiny.write_model(folder)
+    unscaled = Reference.from_folder(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    reference = Reference.from_folder(folder)
+    path = run_convert(folder, tmp_path / "attempt", "fp32") / "model.gguf"
+    (text,) = encode(folder, " ".join(PROMPTS) * 5)
+    with fidelity.open_llama_cpp(path, context=512, vocab_size=tiny.VOCAB_SIZE) as llama_cpp:
+        found = fidelity.measure(reference, [text[:128]], llama_cpp)
+    assert found.max_error < 1e-3
+    assert np.abs(reference.log_probs(text[:128]) - unscaled.log_probs(text[:128])).max() > 0.1
+
+
+def test_shards_give_the_same_file(tmp_path: Path) -> None:
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    tiny.write_model(whole, "qwen2")
+    tiny.write_model(split, "qwen2")
+    weights = Weights(whole)
+    shards = {name: f"model-{index % 3}.safetensors" for index, name in enumerate(weights)}
+    for shard in set(shards.values()):
+        safetensors.write(split / shard, {name: weights[name] for name in weights if shards[name] == shard})
+    (split / "model.safetensors").unlink()
+    (split / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    one = run_convert(whole, tmp_path / "one", "int8_wo") / "model.gguf"
+    other = run_convert(split, tmp_path / "other", "int8_wo") / "model.gguf"
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_calibration_set_and_selection_reach_the_result(tmp_path: Path) -> None:
+    folder, own = tmp_path / "model", tmp_path / "own.jsonl"
+    tiny.write_model(folder)
+    own.write_text("".join(json.dumps({"input": text[::-1]}) + "\n" for text in read_texts(default_set())))
+
+    def convert_with(name: str, files: dict[str, Path], **selection: int) -> bytes:
+        out = tmp_path / name / "out"
+        out.mkdir(parents=True)
+        params: dict[str, Any] = {"precision": "int4_awq", "calibration": selection}
+        convert.run(Work(params, {"model": folder}, files, out, out.parent))
+        facts = json.loads((out / "config.json").read_text())["quantization"]["calibration"]
+        assert facts["samples"] == selection["samples"]
+        return (out / "model.gguf").read_bytes()
+
+    first = convert_with("first", {}, samples=8)
+    assert first == convert_with("again", {}, samples=8)
+    assert first != convert_with("fewer", {}, samples=3)
+    assert first != convert_with("own", {"calibration_data": own}, samples=8)
+
+
+def test_engine_folder(model: Path, tmp_path: Path) -> None:
+    checkpoint = run_convert(model, tmp_path / "convert", "int8_wo")
+    out = tmp_path / "build" / "out"
+    out.mkdir(parents=True)
+    params = {"max_batch_size": 3, "max_input_len": 48, "max_seq_len": 80}
+    build.run(Work(params, {"checkpoint": checkpoint}, {}, out, out.parent))
+
+    assert (out / "model.gguf").samefile(checkpoint / "model.gguf")
+    assert (out / "tokenizer.json").samefile(model / "tokenizer.json")
+    config = json.loads((out / "config.json").read_text())
+    assert config["build_config"] == {**params, "max_num_tokens": 8192}
+    geometry = read_config(model)
+    per_token = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_dim * 2
+    assert config["kv_cache"] == {"precision": "fp16", "bytes_per_token": per_token, "bytes": per_token * 256 * 3}
+    proof = json.loads((out / "build.json").read_text())
+    assert len(proof["tokens"]) == 8
+    assert proof["load_s"] > 0
+    assert proof["resident_bytes"] > 1_000_000
+    assert str(tmp_path) not in (out / "config.json").read_text() + (out / "build.json").read_text()

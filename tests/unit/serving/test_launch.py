@@ -1,0 +1,120 @@
+"""The launch stage's parameters, and its watch over a server, without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving import launch, triton
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.common import launch as stage
+from trtllm_pipeline.toolchains.embedded.models import tensors
+
+
+class FakeServer:
+    """A server whose Python processes die on the looks given."""
+
+    def __init__(self, dead: list[set[str]], status: int | None = None) -> None:
+        self.dead = dead
+        self.process = SimpleNamespace(poll=lambda: status, returncode=status)
+        self.log = Path("server.log")
+        self.reloads = 0
+        self.ended = threading.Event()
+
+    def dead_models(self) -> set[str]:
+        if not self.dead:
+            self.ended.set()
+            return set()
+        return self.dead.pop(0)
+
+    def reload(self) -> None:
+        self.reloads += 1
+
+    def died(self) -> ServerError:
+        return ServerError("the server died")
+
+
+def watch(server: FakeServer) -> None:
+    launch.watch(cast("triton.Server", cast("Any", server)), server.ended)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "LOOK_EVERY_S", 0.001)
+
+
+def test_dead_models_are_loaded_again() -> None:
+    server = FakeServer([set(), {"tensorrt_llm"}, set(), {"preprocessing"}])
+    watch(server)
+    assert server.reloads == 2
+
+
+def test_repeated_deaths_end_it_with_words() -> None:
+    server = FakeServer([{"tensorrt_llm"}] * 10)
+    with pytest.raises(ServerError, match="process of model tensorrt_llm died, the 4th such death"):
+        watch(server)
+    assert server.reloads == launch.REPAIRS
+
+
+def test_a_dead_server_ends_it() -> None:
+    with pytest.raises(ServerError, match="the server died"):
+        watch(FakeServer([], status=1))
+
+
+def test_it_ends_when_its_parent_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([10, 10, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    server = FakeServer([set()] * 100)
+    watch(server)
+    assert len(server.dead) == 99
+
+
+def test_signals_set_the_event_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with launch.told_to_end() as ended:
+        assert not ended.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.wait(5)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_settings_are_the_options_of_the_stage() -> None:
+    options = {option.name for option in stage(params=("threads",), identity=(), gpus=lambda _cell: 0).options}
+    assert options == set(launch.Settings.__dataclass_fields__)
+    assert launch.Settings.of({"threads": 3, "http_port": 8000, "other": 1}) == launch.Settings(3, 8000)
+
+
+def test_fixed_ports_are_kept_and_the_rest_is_free() -> None:
+    with socket.socket() as probe:
+        probe.bind((triton.LOOPBACK, 0))
+        port = probe.getsockname()[1]
+    ports = launch.Settings(grpc_port=port).ports()
+    assert ports.grpc == port
+    assert len({*ports}) == 3
+
+
+def test_a_taken_port_is_named_and_passing() -> None:
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is taken") as error:
+            launch.Settings(http_port=port).ports()
+    assert error.value.failure is FailureClass.TRANSIENT
+
+
+def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="has no model ensemble"):
+        launch.run(Work({}, {"repository": tmp_path}, {}, tmp_path, tmp_path))
+
+
+def test_the_engine_model_reads_the_variable_that_launch_writes() -> None:
+    assert launch.THREADS_VARIABLE == tensors.THREADS_VARIABLE

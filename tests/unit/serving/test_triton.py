@@ -1,0 +1,190 @@
+"""Finding a server, refusing environments it would fail in, and saying what ended it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving import triton
+
+WHEEL = triton.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
+
+
+@pytest.fixture
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton.Triton:
+    """A wheel's server whose environment has nothing wrong with it."""
+    stub = triton.stub_binary(tmp_path / "stubs")
+    stub.parent.mkdir(parents=True)
+    stub.touch()
+    backend = tmp_path / "backends" / "python"
+    backend.mkdir(parents=True)
+    (backend / "libtriton_python.so").touch()
+    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "1.26.4")
+    monkeypatch.setattr(triton, "python_library", lambda: Path("/lib/libpython3.so"))
+    return triton.Triton(Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path)
+
+
+def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = tmp_path / "home" / "bin" / "tritonserver"
+    binary.parent.mkdir(parents=True)
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", str(binary.parent))
+    monkeypatch.setenv("TRITON_SERVER_VERSION", "2.60.0")
+    found = triton.find()
+    assert (found.binary, found.source, found.stubs) == (binary, "tritonserver 2.60.0", None)
+    assert found.backends == tmp_path / "home" / "backends"
+
+
+def test_no_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    monkeypatch.setattr(triton, "CONTAINER_BINARY", Path("/nowhere/tritonserver"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ServerError, match="no Triton Inference Server found") as error:
+        triton.find()
+    assert error.value.failure is FailureClass.USER
+    assert "pip install" in str(error.value.hint)
+
+
+def test_the_wheel_is_found_without_importing_it() -> None:
+    pytest.importorskip("tritonclient")
+    if importlib.util.find_spec("pytriton") is None:
+        pytest.skip("nvidia-pytriton is not installed")
+    code = "import sys; from trtllm_pipeline.serving import triton; triton.find(); print('pytriton' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": "/usr/bin:/bin"},
+    )
+    assert done.stdout == "False\n"
+
+
+def test_a_healthy_environment_passes(healthy: triton.Triton) -> None:
+    triton.check(healthy, 4)
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.4.1", "3.0.0rc1"])
+def test_numpy_2_is_refused(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
+    with pytest.raises(ServerError, match=f"numpy {version} is installed") as error:
+        triton.check(healthy, 4)
+    assert error.value.hint == "pip install 'numpy<2'"
+
+
+def test_a_python_without_stub_is_refused(healthy: triton.Triton) -> None:
+    assert healthy.stubs is not None
+    folder = triton.stub_binary(healthy.stubs).parent
+    folder.rename(folder.with_name("2.7"))
+    with pytest.raises(ServerError, match=r"no Python stub for Python 3\.\d+; it has them for 2.7"):
+        triton.check(healthy, 4)
+
+
+def test_a_missing_libpython_is_named(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "python_library", lambda: None)
+    with pytest.raises(ServerError, match=r"libpython3\.\d+\.so\.1\.0 is missing"):
+        triton.check(healthy, 4)
+
+
+def test_small_shared_memory_is_named(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
+    triton.check(healthy, 1)
+    with pytest.raises(ServerError, match="has 4 MiB free; 4 Python models need 10") as error:
+        triton.check(healthy, 4)
+    assert "--shm-size" in str(error.value.hint)
+
+
+def test_backends_are_links_that_can_be_made_twice(healthy: triton.Triton, tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = triton.link_backends(healthy, tmp_path / "links")
+    links = {path.name: path.is_symlink() for path in (folder / "python").iterdir()}
+    assert links == {"libtriton_python.so": True, triton.STUB: True}
+
+
+def test_the_server_s_environment_puts_this_python_first(
+    healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/own/lib")
+    variables = triton.environment(healthy)
+    assert variables["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+    assert variables["LD_LIBRARY_PATH"].startswith(f"{healthy.libraries}:")
+    assert variables["LD_LIBRARY_PATH"].endswith(":/own/lib")
+
+
+@pytest.mark.parametrize(
+    ("log", "status", "failure", "words"),
+    [
+        (
+            "E1 model_lifecycle.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: ServerError: no such engine\"",
+            1,
+            FailureClass.BUG,
+            "could not load the model tensorrt_llm: ServerError: no such engine",
+        ),
+        (
+            "E1 main.cc:1] Error binding 127.0.0.1:8000: Address already in use",
+            1,
+            FailureClass.TRANSIENT,
+            "exit status 1",
+        ),
+        (
+            "failed to load 'x' version 1: Internal: std::bad_alloc",
+            1,
+            FailureClass.OUT_OF_MEMORY,
+            "model x: std::bad_alloc",
+        ),
+        ("Unable to create shared memory region 'y': No space left on device", 1, FailureClass.USER, "exit status 1"),
+        ("all is well", -signal.SIGKILL, FailureClass.OUT_OF_MEMORY, "was ended by signal SIGKILL"),
+        ("all is well", -signal.SIGSEGV, FailureClass.BUG, "was ended by signal SIGSEGV"),
+    ],
+)
+def test_a_dead_server_is_explained(tmp_path: Path, log: str, status: int, failure: FailureClass, words: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(f"{log}\nW1 CudaDriverHelper has not been initialized.\nthe last line\n")
+    error = triton.diagnose(status, path)
+    assert error.failure is failure
+    assert words in error.message
+    assert error.message.endswith("    the last line")
+    assert "CudaDriverHelper" not in error.message
+    assert error.log == path
+
+
+def test_memory_noise_of_a_server_without_gpu_is_not_a_cause(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        'W1 pinned_memory_manager.cc:170] "failed to allocate pinned system memory: no pinned memory pool"\n'
+    )
+    assert triton.diagnose(1, path).failure is FailureClass.BUG
+
+
+def test_ports_are_free_different_and_found_busy_once_taken() -> None:
+    ports = triton.free_ports()
+    assert len(set(ports)) == 3
+    assert triton.busy_ports(ports) == []
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, ports.grpc))
+        other.listen()
+        assert triton.busy_ports(ports) == [ports.grpc]
+
+
+def test_only_shared_memory_of_dead_starters_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "SHARED_MEMORY", tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    kept = [f"trtllm-pipeline-{namespace}-{os.getpid()}-ab-1", f"trtllm-pipeline-1-{ended.pid}-ab-1", "other"]
+    for name in (*kept, f"trtllm-pipeline-{namespace}-{ended.pid}-ab-1"):
+        (tmp_path / name).touch()
+    triton.remove_stale_shared_memory()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -1,0 +1,158 @@
+"""The build stage: a checkpoint and limits become an engine folder, which the runtime serves and whose limits it enforces.
+
+The weights stay what they are, so engines of one checkpoint share one file. What is new is the config, and the proof: the
+runtime loads the engine once with these limits and generates a few tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILES, link
+
+SCHEMA: Final = 1
+PROOF_FILE: Final = "build.json"
+DEFAULT_MAX_NUM_TOKENS: Final = 8192
+"""TensorRT-LLM's default, so that one matrix means the same on both."""
+_KV_BYTES: Final[Mapping[str, int]] = {"fp16": 2}
+_CONTEXT_STEP: Final = 256
+"""llama.cpp rounds the context of a slot up to a multiple of this."""
+_PROOF_TOKENS: Final = 8
+
+
+def run(work: Work) -> None:
+    """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`, the tokenizer."""
+    checkpoint = work.inputs["checkpoint"]
+    facts = _read_checkpoint(checkpoint)
+    limits = _limits(work.params, int(facts["geometry"]["max_position_embeddings"]))
+    kv_token_bytes = kv_cache_bytes_per_token(facts)
+    slot_tokens = -(-limits["max_seq_len"] // _CONTEXT_STEP) * _CONTEXT_STEP
+    kv_bytes = kv_token_bytes * slot_tokens * limits["max_batch_size"]
+    weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
+    _check_memory(weight_bytes + kv_bytes, limits)
+
+    for name in (MODEL_FILE, *TOKENIZER_FILES):
+        if (checkpoint / name).is_file():
+            link(checkpoint / name, work.out / name)
+    config = {
+        "schema": SCHEMA,
+        "version": f"xllamacpp {version('xllamacpp')}",
+        "architecture": facts["architecture"],
+        "precision": facts["precision"],
+        "quantization": facts["quantization"],
+        "build_config": limits,
+        "geometry": facts["geometry"],
+        "parameters": facts["parameters"],
+        "bos_token_id": facts["bos_token_id"],
+        "eos_token_ids": facts["eos_token_ids"],
+        "pad_token_id": facts["pad_token_id"],
+        "kv_cache": {"precision": facts["kv_cache_precision"], "bytes_per_token": kv_token_bytes, "bytes": kv_bytes},
+        "weights_bytes": weight_bytes,
+    }
+    write_json(work.out / CONFIG_FILE, config)
+    proof = prove(work.out, limits["max_input_len"], int(facts["geometry"]["vocab_size"]))
+    write_json(work.out / PROOF_FILE, proof)
+    print(  # noqa: T201 - the stage's log
+        f"loads in {proof['load_s']} s, {proof['resident_bytes'] / 1e6:.0f} MB resident, answers in {proof['generate_s']} s"
+    )
+
+
+def prove(engine: Path, max_input_len: int, vocab_size: int) -> dict[str, Any]:
+    """Load an engine, generate from a prompt as long as it allows (but no longer than 64 tokens), and close it.
+
+    Returns what was measured: `load_s`, `generate_s`, `resident_bytes` of this process with the engine loaded, `tokens`.
+    """
+    from trtllm_pipeline.toolchains.embedded.runtime import Runtime
+
+    started = time.perf_counter()
+    with Runtime(engine) as runtime:
+        loaded = time.perf_counter()
+        length = min(max_input_len, 64)
+        room = min(_PROOF_TOKENS, runtime.limits.max_seq_len - length)
+        tokens, _, _ = runtime.generate([(7 + 31 * index) % vocab_size for index in range(length)], room)
+        ended = time.perf_counter()
+        resident = _resident_bytes()
+    if len(tokens) != room or not all(0 <= token < vocab_size for token in tokens):
+        raise StageError(f"the engine loaded, but answered {tokens} where {room} tokens were asked for")
+    return {
+        "load_s": round(loaded - started, 3),
+        "generate_s": round(ended - loaded, 3),
+        "resident_bytes": resident,
+        "tokens": tokens,
+    }
+
+
+def kv_cache_bytes_per_token(facts: Mapping[str, Any]) -> int:
+    """Bytes of keys and values that one token takes, over all layers, of a checkpoint with these facts."""
+    geometry = facts["geometry"]
+    values = 2 * geometry["num_layers"] * geometry["num_kv_heads"] * geometry["head_dim"]
+    return int(values * _KV_BYTES[facts["kv_cache_precision"]])
+
+
+def _read_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    path = checkpoint / CONFIG_FILE
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["schema"] == SCHEMA and (checkpoint / MODEL_FILE).is_file():
+            return dict(facts)
+        reason = f"schema {facts['schema']} or a missing {MODEL_FILE}"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    raise StageError(
+        f"{checkpoint} is not a checkpoint of the embedded toolchain: {reason}",
+        failure=FailureClass.USER,
+        hint="make one with `pipeline convert`",
+    )
+
+
+def _limits(params: Mapping[str, Json], context: int) -> dict[str, int]:
+    limits = {}
+    for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"):
+        value = params.get(name)
+        if value is None and name == "max_num_tokens":
+            value = DEFAULT_MAX_NUM_TOKENS
+        if type(value) is not int or value < 1:
+            raise StageError(
+                f"{name} is {json.dumps(value)}; a whole number of at least 1 was expected",
+                failure=FailureClass.INFEASIBLE,
+            )
+        limits[name] = value
+    if limits["max_seq_len"] <= limits["max_input_len"]:
+        raise StageError(
+            f"max_seq_len {limits['max_seq_len']} leaves no room for an answer after max_input_len {limits['max_input_len']}",
+            failure=FailureClass.INFEASIBLE,
+            hint="max_seq_len counts prompt and answer together",
+        )
+    if limits["max_seq_len"] > context:
+        raise StageError(
+            f"max_seq_len {limits['max_seq_len']} exceeds the {context} positions the model was made for",
+            failure=FailureClass.INFEASIBLE,
+            hint="choose lengths whose sum is at most that",
+        )
+    return limits
+
+
+def _check_memory(needed: int, limits: Mapping[str, int]) -> None:
+    """Refuse what cannot fit, before llama.cpp takes memory the whole machine then lacks."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > total:
+        raise StageError(
+            f"weights and KV cache for {limits['max_batch_size']} requests of {limits['max_seq_len']} tokens need "
+            f"{needed / 1e9:.1f} GB; this machine has {total / 1e9:.1f} GB",
+            failure=FailureClass.OUT_OF_MEMORY,
+            hint="a smaller max_batch_size or shorter lengths need less",
+        )
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
