@@ -65,14 +65,14 @@ class Process:
 
 
 def look_up(pid: int) -> Process | None:
-    """This process, or None if there is none."""
+    """This process, or None if there is none, or none that we may see."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
             return Process(os.read(fd, 4096))
         finally:
             os.close(fd)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
 
 
@@ -263,8 +263,9 @@ class Guardian:
                 setsigmask=(),
                 setsigdef=_RESTORED,
             )
-        except OSError as error:
-            self.send("refused", id=run_id, message=f"cannot {doing}: {error.strerror}")
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in an argument
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.send("refused", id=run_id, message=f"cannot {doing}: {reason}")
         else:
             self.runs[run_id] = self.mains[pid] = StageRun(run_id, pid, mark)
             process = look_up(pid)

@@ -247,16 +247,6 @@ def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: P
     assert error.value.failure is FailureClass.TRANSIENT
 
 
-def test_an_engine_larger_than_memory_is_reported_as_such(tmp_path: Path) -> None:
-    engine = script_engine(tmp_path / "engine", max_batch_size=128, max_seq_len=1 << 23)
-    (tmp_path / "repository").mkdir()
-    repository.write(tmp_path / "repository", engine, {})
-    with launched(tmp_path / "repository", tmp_path / "attempt") as service:
-        status, log = service.end(40)
-    assert status == 1
-    assert "FailureClass.OUT_OF_MEMORY: Triton could not load the model tensorrt_llm" in log
-
-
 def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Path) -> None:
     engine = script_engine(tmp_path / "engine")
     (tmp_path / "repository").mkdir()

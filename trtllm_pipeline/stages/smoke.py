@@ -166,8 +166,6 @@ class _Smoke:
             raise _CheckError(f"the answer to {self.prompt!r} is empty")
         if text.lstrip().startswith(self.prompt.strip()):
             raise _CheckError(f"the answer begins with the prompt itself: {text!r}; expected new text only")
-        if "\ufffd" in text:
-            raise _CheckError(f"the answer has characters that were cut in two: {text!r}")
         expected = self.work.params.get("expected")
         if isinstance(expected, str) and expected not in text:
             raise _CheckError(f"the greedy answer to {self.prompt!r} should contain {expected!r}, got {text!r}")

@@ -198,8 +198,9 @@ class Store:
         sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance)
         for entry in files:
             path = attempt.out / entry.path
-            if entry.link is None:
-                path.chmod(path.stat().st_mode & ~0o222)
+            # A file with other names may be the user's own: a local model is linked where it cannot be cloned.
+            if entry.link is None and (stat := path.stat()).st_nlink == 1:
+                path.chmod(stat.st_mode & ~0o222)
         write_json(attempt.folder / manifest.NAME, sealed.to_json())
         if _duration(sealed) >= _DURABLE_AFTER_S:
             _sync(attempt.folder)

@@ -62,14 +62,12 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
     }
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
-    _write_tokenizer(out)
-    safetensors.write(
-        out / "model.safetensors",
-        dict(_tensors(architecture, np.random.default_rng([seed, list(names).index(architecture)]))),
-    )
+    quiet = _write_tokenizer(out)
+    random = np.random.default_rng([seed, list(names).index(architecture)])
+    safetensors.write(out / "model.safetensors", dict(_tensors(architecture, random, quiet)))
 
 
-def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[str, Array]]:
+def _tensors(architecture: str, random: np.random.Generator, quiet: list[int]) -> Iterator[tuple[str, Array]]:
     def normal(*shape: int, gain: float) -> Array:
         return (random.standard_normal(shape, dtype=np.float32) * np.float32(gain)).astype(np.float32)
 
@@ -82,9 +80,9 @@ def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[s
 
     query, kv = _HEADS * _HEAD_DIM[architecture], _KV_HEADS * _HEAD_DIM[architecture]
     # Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
-    # Special tokens get no row in the head to speak of, so that a test decides when a text ends.
+    # Quiet tokens get no row in the head to speak of.
     embedding = normal(VOCAB_SIZE, _HIDDEN, gain=0.1)
-    embedding[: len(SPECIAL_TOKENS)] *= 0.01
+    embedding[quiet] *= 0.01
     yield "model.embed_tokens.weight", embedding
     for index in range(_LAYERS):
         prefix = f"model.layers.{index}."
@@ -104,12 +102,16 @@ def _tensors(architecture: str, random: np.random.Generator) -> Iterator[tuple[s
     yield "model.norm.weight", norm(_HIDDEN)
     if architecture != "qwen3":
         head = matrix(VOCAB_SIZE, _HIDDEN, 1.5)
-        head[: len(SPECIAL_TOKENS)] *= 0.01
+        head[quiet] *= 0.01
         yield "lm_head.weight", head
 
 
-def _write_tokenizer(out: Path) -> None:
-    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
+def _write_tokenizer(out: Path) -> list[int]:
+    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes.
+
+    Returns the tokens the model had better not say: special ones, so that a test decides when a text ends, and parts of
+    characters, so that its texts are texts and can be encoded again.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
@@ -133,6 +135,7 @@ def _write_tokenizer(out: Path) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     _write_json(out / "tokenizer_config.json", settings)
+    return [number for number in range(tokenizer.get_vocab_size()) if tokenizer.decode([number]) in {"", "\ufffd"}]
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

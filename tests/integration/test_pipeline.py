@@ -1,0 +1,246 @@
+"""The whole way, as a user goes it: `pipeline` in a process of its own, a tiny model, a real Triton."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.matrix.recipes import matrices_folder
+
+pytestmark = pytest.mark.integration
+
+TINY = str(matrices_folder() / "tiny.yaml")
+BUILDS_ONLY = ("--until", "repository")
+
+
+def start(*words: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        cwd=cwd,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(cwd), "COLUMNS": "140"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def pipeline(*words: str, cwd: Path, code: int = 0) -> str:
+    process = start(*words, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
+    assert "Traceback" not in err, err
+    return out
+
+
+def plan(*words: str, cwd: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(pipeline("plan", *words, "--format", "json", cwd=cwd))
+    return found
+
+
+def to_run(planned: dict[str, Any]) -> list[str]:
+    return [run["stage"] for run in planned["stage_runs"] if run["action"] == "run"]
+
+
+def artifacts(workspace: Path) -> dict[str, dict[str, str]]:
+    """Digests of every file of every artifact, as the manifests have them."""
+    found = {}
+    for path in sorted((workspace / "store").glob("*/*/manifest.json")):
+        manifest = json.loads(path.read_text())
+        files = {file["path"]: file.get("blake3", file.get("link")) for file in manifest["files"]}
+        found[f"{path.parent.parent.name}/{path.parent.name}"] = files
+    return found
+
+
+def left_over(folder: Path) -> list[str]:
+    """Command lines of processes that work below `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(folder) in words and int(entry.name) != os.getpid():
+                found.append(words)
+    return found
+
+
+def wait_until_gone(folder: Path, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := left_over(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in which the tiny matrix ran from end to end."""
+    folder = tmp_path_factory.mktemp("done")
+    out = pipeline("run", "--matrix", TINY, cwd=folder)
+    assert "2 cells: 2 done" in out
+    yield folder
+    wait_until_gone(folder)
+
+
+def test_every_cell_ends_with_numbers(done: Path) -> None:
+    report = json.loads(pipeline("report", "--format", "json", cwd=done))
+    assert len(report["cells"]) == 2
+    for cell in report["cells"]:
+        assert cell["status"] == "done"
+        assert cell["engine_size_bytes"] > 1_000_000
+        assert [level["concurrency"] for level in cell["perf"]] == [1, 2]
+        assert all(level["ttft_ms"]["p50"] > 0 and level["output_tokens_per_s"] > 0 for level in cell["perf"])
+        assert cell["accuracy"].keys() >= {"exact", "contains"}
+
+
+def test_the_second_time_nothing_runs(done: Path) -> None:
+    assert to_run(plan("--matrix", TINY, cwd=done)) == []
+    before = artifacts(done / ".pipeline")
+    assert "2 up to date" in pipeline("run", "--matrix", TINY, cwd=done)
+    assert artifacts(done / ".pipeline") == before
+
+
+def test_a_new_batch_size_reuses_the_checkpoint_and_says_why(done: Path) -> None:
+    changed = ("--set", "axes.max_batch_size=[2]", "--cells", "tiny/fp16")
+    planned = plan("--matrix", TINY, *changed, cwd=done)
+    assert to_run(planned) == ["build", "repository", "launch", "smoke", "perf", "accuracy"]
+    pipeline("run", "--matrix", TINY, *changed, *BUILDS_ONLY, cwd=done)
+    out = pipeline("explain", "tiny/fp16", "build", "--matrix", TINY, "--set", "axes.max_batch_size=[3]", cwd=done)
+    assert "not made yet" in out  # another batch size is another cell
+    setting = ("--matrix", TINY, "--set", "settings.perf.requests=5")
+    out = pipeline("explain", "tiny/fp16", *setting, cwd=done)
+    assert "params.requests 4 -> 5" in out
+    assert "smoke       up to date" in out
+
+
+def test_going_back_costs_nothing(done: Path) -> None:
+    assert to_run(plan("--matrix", TINY, "--set", "settings.perf.requests=5", cwd=done)) == ["launch", "perf"] * 2
+    assert to_run(plan("--matrix", TINY, cwd=done)) == []
+
+
+def test_the_lock_plans_the_same(done: Path) -> None:
+    (lock,) = list((done / ".pipeline" / "runs").glob("*/lock"))[:1]
+    runs = json.loads((lock.parent / "plan.json").read_text())["stage_runs"]
+    again = plan("--matrix", str(lock / "matrix.yaml"), cwd=done)["stage_runs"]
+    assert [run["fingerprint"] for run in again] == [run["fingerprint"] for run in runs]
+
+
+def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
+    (artifact,) = [path for path in (done / ".pipeline/store/convert").iterdir()][:1]
+    out = pipeline("exec", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
+    assert Path(out.split()[-1]) == done / "replay" / "out"
+    for file in (artifact / "out").iterdir():
+        assert (done / "replay" / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_logs_status_and_store(done: Path) -> None:
+    assert "int8_wo" in pipeline("logs", "tiny/int8_wo", "convert", cwd=done)
+    assert "accuracy" in pipeline("status", cwd=done)
+    assert "0 damaged" in pipeline("store", "verify", cwd=done)
+    (done / ".pipeline" / "state.db").unlink()
+    assert to_run(plan("--matrix", TINY, cwd=done)) == []
+
+
+def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path) -> None:
+    """kill -9 of the pipeline, again and again; nothing torn, nothing left behind, finished work never redone."""
+    chance = random.Random(5)  # noqa: S311
+    workspace = tmp_path / ".pipeline"
+    finished: dict[str, int] = {}
+    kills = 0
+    for _ in range(60):
+        process = start("run", "--matrix", TINY, *BUILDS_ONLY, "--set", "axes.max_batch_size=[1,2,3]", cwd=tmp_path)
+        try:
+            process.communicate(timeout=chance.uniform(0.2, 1.6))
+            break
+        except subprocess.TimeoutExpired:
+            kills += 1
+            process.kill()
+            process.communicate()
+        now = {name: (workspace / "store" / name).stat().st_ino for name in artifacts(workspace)}
+        assert now.items() >= finished.items(), "what was finished was made again"
+        finished = now
+    assert kills > 3
+    wait_until_gone(tmp_path)
+    pipeline("run", "--matrix", TINY, *BUILDS_ONLY, "--set", "axes.max_batch_size=[1,2,3]", cwd=tmp_path)
+    assert "0 damaged" in pipeline("store", "verify", cwd=tmp_path)
+    straight = tmp_path / "straight"
+    straight.mkdir()
+    pipeline("run", "--matrix", TINY, *BUILDS_ONLY, "--set", "axes.max_batch_size=[1,2,3]", cwd=straight)
+    torn_or_missing = artifacts(workspace).keys() ^ artifacts(straight / ".pipeline").keys()
+    assert torn_or_missing == set()
+    for name, files in artifacts(workspace).items():
+        if not name.startswith(("build/", "repository/")):  # these record how long loading took, and paths
+            assert files == artifacts(straight / ".pipeline")[name]
+    left = [path.name for path in (workspace / "work").iterdir() if path.name != "partial"]
+    assert left == []
+
+
+def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
+    process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / ".pipeline" / "work").glob("*/service.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    wait_until_gone(tmp_path)
+    pipeline("resume", cwd=tmp_path)
+    wait_until_gone(tmp_path)
+
+
+def test_two_runs_at_once_do_everything_once(tmp_path: Path) -> None:
+    runs = [start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path) for _ in range(2)]
+    outputs = [process.communicate(timeout=300) for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], outputs
+    made = []
+    for path in (tmp_path / ".pipeline" / "store").glob("*/*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        assert manifest["provenance"]["attempt"] == 1
+        made.append(manifest["stage"])
+    assert sorted(made) == sorted(["download", *["convert", "build", "repository", "smoke", "perf", "accuracy"] * 2])
+    assert to_run(plan("--matrix", TINY, cwd=tmp_path)) == []
+
+
+def test_an_interrupt_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
+    process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
+    while not list((tmp_path / ".pipeline" / "work").glob("*/service.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "pipeline resume" in err
+    assert "Traceback" not in err
+    wait_until_gone(tmp_path, 2.0)
+    assert "1 done" in pipeline("resume", cwd=tmp_path)
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", str(small)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        process = start("run", "--matrix", TINY, *BUILDS_ONLY, cwd=small)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 1, out + err
+        assert "disk" in err.lower() or "disk" in out.lower()
+        assert "Traceback" not in err
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        assert "2 done" in pipeline("resume", cwd=small)
+    finally:
+        wait_until_gone(small)
+        subprocess.run(["umount", str(small)], check=True)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit import fabricated
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.report.planfile import plan_to_json
+from trtllm_pipeline.report.rows import rows
+from trtllm_pipeline.report.writers import to_json
+from trtllm_pipeline.store.store import Store
+
+DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
+NEVER = fabricated.cell("fp8", reason="precision fp8: not here")
+PLAN = fabricated.plan(DONE, FAILED, LATER, NEVER)
+Pipeline = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "ws")
+    fabricated.publish_all(store, PLAN, DONE)
+    fabricated.fail(
+        store,
+        fabricated.stage_run(PLAN, FAILED, "convert"),
+        StageError("convert: no such tensor", hint="another model"),
+    )
+    for run in ("20260101-000000-aa", "20260102-000000-bb"):
+        store.index.begin_run(run, "/m/quick.yaml", ("pipeline", "run"))
+        folder = store.runs_dir / run
+        folder.mkdir()
+        data = plan_to_json(
+            PLAN, present=(), to_run=(), reasons={}, expected_s={}, commands=lambda _run: [], run_id=run
+        )
+        (folder / "plan.json").write_text(json.dumps(data))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def pipeline(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = main([argv[0], "--workspace", str(store.workspace), *argv[1:]])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_report_of_a_run_that_was_killed(pipeline: Pipeline) -> None:
+    code, out, err = pipeline("report")
+    assert code == 0
+    assert "20260102-000000-bb has not ended by itself" in err
+    assert "4 cells: 1 up to date, 1 failed, 1 infeasible, 1 not run; all: smollm2 tp1pp1 bs4 isl128-osl64" in out
+    assert "convert: no such tensor" in out
+    data = json.loads(pipeline("report", "--format", "json")[1])
+    assert data["run"] == {
+        "id": "20260102-000000-bb",
+        "matrix": "/m/quick.yaml",
+        "finished": False,
+        "counts": {"failed": 1, "infeasible": 1, "not_run": 1, "up_to_date": 1},
+    }
+
+
+def test_report_of_a_run_that_ended_is_the_one_it_left(pipeline: Pipeline, store: Store, tmp_path: Path) -> None:
+    report = to_json(rows(PLAN, store), "20260101-000000-aa", "quick.yaml")
+    (store.runs_dir / "20260101-000000-aa" / "report.json").write_text(json.dumps(report))
+    code, out, err = pipeline("report", "20260101", "--format", "json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == report
+    for form in ("table", "csv", "markdown"):
+        file = tmp_path / form
+        code, out, _ = pipeline("report", "20260101", "--format", form, "--output", str(file))
+        assert (code, out) == (0, "")
+        assert "fp16" in file.read_text()
+
+
+def test_report_says_which_runs_there_are(
+    pipeline: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = pipeline("report", "20260103-000000-bb")
+    assert (code, out) == (2, "")
+    assert "there is no run '20260103-000000-bb'" in err
+    assert "near are 2026010" in err
+    code, _, err = pipeline("report", "2026010")
+    assert code == 2
+    assert "begins the ids of 2 runs" in err
+    assert main(["report", "--workspace", str(tmp_path / "typo")]) == 2
+    assert "there is no workspace" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+    Store(tmp_path / "new").close()
+    assert main(["report", "--workspace", str(tmp_path / "new")]) == 2
+    assert "there was no run yet" in capsys.readouterr().err
+
+
+def test_status_shows_symbols_and_reasons(pipeline: Pipeline) -> None:
+    code, out, _ = pipeline("status")
+    assert code == 0
+    assert out.splitlines() == [
+        "run 20260102-000000-bb, all cells: smollm2 tp1pp1 bs4 isl128-osl64",
+        "        download convert build repository launch smoke perf accuracy",
+        "fp16       =        =      =       =        -      =    =      =",
+        "int8_wo    =        ✗      #       #        #      #    #      #",
+        "int4_wo    =        ·      ·       ·        ·      ·    ·      ·",
+        "· to do   = was up to date   - not needed   ✗ failed   # blocked",
+        "",
+        f"failed: convert, {FAILED.id}",
+        "  convert: no such tensor",
+        out.splitlines()[9],
+        "  try: another model",
+        "",
+        "1 cell can never work:",
+        f"  {NEVER.id}: precision fp8: not here",
+    ]
+    assert out.splitlines()[9].startswith("  log: ")
+    _, out, _ = pipeline("status", "--cells", "smollm2/int8_wo")
+    assert "int4_wo" not in out
+    code, _, err = pipeline("status", "--cells", "qwen*")
+    assert code == 2
+    assert "matches none of the 4 cells" in err
+
+
+def test_status_shows_what_runs_now(pipeline: Pipeline, store: Store) -> None:
+    run = fabricated.stage_run(PLAN, LATER, "convert")
+    claim = store.claim(run.fingerprint)
+    assert claim is not None
+    attempt = fabricated.begin(store, run)
+    (attempt.folder / "progress.json").write_text('{"done": 1000000, "total": 4000000, "unit": "bytes"}')
+    _, out, _ = pipeline("status")
+    assert f"running: convert, {LATER.id}: 0." in out
+    assert "1.0/4.0 MB (25%)" in out
+    data = json.loads(pipeline("status", "--format", "json")[1])
+    cell = next(cell for cell in data["cells"] if cell["id"] == LATER.id)
+    stage = next(stage for stage in cell["stages"] if stage["stage"] == "convert")
+    assert (stage["status"], stage["progress"]["done"]) == ("running", 1000000)
+    again = store.claim(run.fingerprint)
+    assert again is None, "looking leaves the claim alone"
+    claim.release()
+    assert "running:" not in pipeline("status")[1]
+
+
+def test_logs_of_a_stage(pipeline: Pipeline, store: Store) -> None:
+    assert pipeline("logs", "fp16", "build") == (0, "hello\n", "")
+    assert pipeline("logs", "smollm2/int8*", "convert", "--lines", "1")[1] == "no such tensor\n"
+    assert pipeline("logs", fabricated.stage_run(PLAN, DONE, "build").id)[1] == "hello\n"
+    code, out, err = pipeline("logs", "int8_wo")
+    assert (code, out) == (0, "loading\nno such tensor\n")
+    assert "convert failed" in err
+    code, out, err = pipeline("logs", "fp16")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        *("download", "convert", "build", "repository", "smoke", "perf", "accuracy")
+    ]
+    assert all(Path(line.split()[1]).is_file() for line in out.splitlines())
+
+
+def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
+    attempt = fabricated.begin(store, fabricated.stage_run(PLAN, DONE, "launch"))
+    (attempt.folder / "server.log").write_text("I1121 started")
+    store.fail(attempt, "stopped", None)
+    assert pipeline("logs", "fp16", "--server") == (0, "I1121 started\n", "")
+    assert pipeline("logs", "fp16", "launch", "--server")[1] == "I1121 started\n"
+    assert pipeline("logs", "fp16", "launch")[1] == "hello\n"
+    code, _, err = pipeline("logs", "fp16", "build", "--server")
+    assert code == 2
+    assert "build starts no server" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("tp1pp1", "build"), "fits 4 cells"),
+        (("qwen", "build"), "fits none of the 4 cells"),
+        (("fp16", "biuld"), "near are build"),
+        (("fp8",), "can never work: precision fp8"),
+        (("fp8", "build"), "can never work: precision fp8"),
+        (("int4_wo", "build"), "has not run in this workspace"),
+        (("fp16", "build", "--lines", "0"), "must be 1 or more"),
+        (("fp16", "build", "--run", "x"), "there is no run 'x'"),
+    ],
+)
+def test_logs_says_what_is_wrong(pipeline: Pipeline, argv: tuple[str, ...], words: str) -> None:
+    code, out, err = pipeline("logs", *argv)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_following_ends_with_the_attempt(store: Store) -> None:
+    run = fabricated.stage_run(PLAN, LATER, "convert")
+    claim = store.claim(run.fingerprint)
+    assert claim is not None
+    attempt = fabricated.begin(store, run, log="first\n")
+    command = [sys.executable, "-m", "trtllm_pipeline", "logs", "int4_wo", "convert", "--follow"]
+    with subprocess.Popen(
+        [*command, "--workspace", str(store.workspace)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "first\n"
+        with attempt.log.open("a") as file:
+            file.write("second\n")
+        assert process.stdout.readline() == "second\n"
+        assert process.poll() is None
+        # The attempt becomes the artifact while somebody reads its log.
+        (attempt.out / "weights").write_bytes(b"x")
+        store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": 1.0}))
+        with (store.folder("convert", run.fingerprint) / "log").open("a") as file:
+            file.write("last\n")
+        claim.release()
+        assert process.communicate(timeout=20)[0] == "last\n"
+    assert process.returncode == 0
+
+
+def test_nothing_heavy_is_imported_to_print_a_log(store: Store) -> None:
+    program = (
+        "import sys; from trtllm_pipeline.cli.app import main\n"
+        f"code = main(['logs', 'fp16', 'build', '--workspace', {str(store.workspace)!r}])\n"
+        "heavy = {'rich', 'pydantic', 'numpy', 'yaml', 'huggingface_hub', 'tritonclient', 'asyncio'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit import fabricated
+from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.report.grid import LOOKS, grid
+from trtllm_pipeline.report.names import amount, duration, shared_parts, shorten, without
+from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
+
+
+def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> Level:
+    latencies = {"ttft_ms": {"n": 40.0, "p50": ttft_ms}}
+    return Level(concurrency, 40, 0, 12.5, 1000.0, output_tokens_per_s, 2.0, "whole", latencies)
+
+
+def row(precision: str, batch: int = 4, *, model: str = "smollm2-135m-instruct", **changes: object) -> Row:
+    axes = {"model": model, "precision": precision, "max_batch_size": batch}
+    values: dict[str, object] = {
+        "id": CellId(f"{model}/{precision}/tp1pp1/bs{batch}/isl128-osl64"),
+        "axes": axes,
+        "status": CellStatus.DONE,
+        "seconds": {"download": 3.0, "build": 1.25},
+        "engine_size_bytes": 270_000_000,
+        "levels": (level(1, 30.4, 80.0), level(4, 91.0, 251.3)),
+        "accuracy": {"exact": 0.5, "contains": 0.75},
+        "accuracy_total": 50,
+        "findings": ("warning: the client was busy (concurrency 4)", "info: prompts repeat"),
+    }
+    return Row(**{**values, **changes})
+
+
+def failed(precision: str, batch: int = 4) -> Row:
+    return row(
+        precision,
+        batch,
+        status=CellStatus.FAILED,
+        failed_stage="build",
+        failure="out_of_memory",
+        reason="build: was killed | by <somebody>",
+        hint="free some memory",
+        log="work/ab.1/log",
+        seconds={"download": 3.0},
+        engine_size_bytes=None,
+        levels=(),
+        accuracy={},
+        accuracy_total=None,
+        findings=(),
+    )
+
+
+ROWS = (row("fp16"), row("int8_wo"), failed("int4_wo"), failed("int4_wo", 8))
+
+
+def table(rows: tuple[Row, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    print_report(rows, "table", stream=stream, workspace=Path("/ws"))
+    return stream.getvalue()
+
+
+def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table(ROWS, 80, monkeypatch).splitlines() == [
+        "4 cells: 2 done, 2 failed; all: smollm2-135m-instruct tp1pp1 isl128-osl64",
+        "",
+        "                     build  engine  TTFT ms  out tok/s",
+        "cell         status      s      MB       @1         @4  exact  contains",
+        "fp16/bs4     done     1.25   270.0     30.4        251   0.50      0.75",
+        "int8_wo/bs4  done     1.25   270.0     30.4        251   0.50      0.75",
+        "int4_wo/bs4  failed",
+        "int4_wo/bs8  failed",
+        "",
+        "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8",
+        "  build: was killed | by <somebody>",
+        "  log: /ws/work/ab.1/log",
+        "  try: free some memory",
+        "",
+        "note, 2 cells: warning: the client was busy (concurrency 4)",
+        "note, 2 cells: rates are over the whole measurement, ramp and tail included: no",
+        "steady window was long enough",
+        "",
+        "TTFT ms @1: time to first token: first content - sent; the median (p50) is shown",
+        "out tok/s @4: output tokens / seconds of the headline window; median of the",
+        "repeats",
+        "exact: share of answers that equal a reference, both normalised",
+        "contains: share of answers that hold a reference as whole words, both normalised",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+@pytest.mark.parametrize("models", [("smollm2",), ("smollm2-135m-instruct", "qwen2-72b-instruct-with-a-long-name")])
+def test_the_table_is_never_wider_than_the_terminal(
+    width: int, models: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tuple(
+        row(precision, batch, model=model)
+        for model in models
+        for precision in ("fp16", "int4_wo")
+        for batch in (1, 256)
+    )
+    lines = table(rows, width, monkeypatch).splitlines()
+    assert max(map(len, lines)) <= width
+    heads = next(number for number, line in enumerate(lines) if line.startswith("cell"))
+    body = lines[heads + 1 : lines.index("", heads)]
+    assert sum("done" in line for line in body) == len(rows)
+    assert len(body) in {len(rows), len(rows) + len(models)}, "one line a cell, and one a model where they are grouped"
+
+
+def test_heads_say_when_concurrencies_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (row("fp16"), row("int8_wo", levels=(level(2, 1.0, 2.0),)))
+    text = table(rows, 120, monkeypatch)
+    assert "@lowest" in text
+    assert "@highest" in text
+
+
+def test_no_colours_and_no_wrapping_in_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b" not in table(ROWS, 120, monkeypatch)
+
+
+def test_json_is_stable_and_reads_back(tmp_path: Path) -> None:
+    data = to_json(ROWS, "r1", "m.yaml")
+    assert list(data) == ["schema", "run", "metrics", "cells"]
+    assert data["run"] == {"id": "r1", "matrix": "m.yaml", "finished": True, "counts": {"done": 2, "failed": 2}}
+    (cell, *_) = data["cells"]
+    assert cell["perf"][0]["ttft_ms"]["p50"] == 30.4
+    assert {"name": "e2e_ms", "unit": "ms", "formula": "end-to-end latency: last content - sent"} in data["metrics"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(data))
+    assert read_report(path) == (ROWS, data["run"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 9}', '{"schema": 1, "run": {}, "cells": [{}]}'])
+def test_what_is_no_report_is_said_so(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(StateError, match="report"):
+        read_report(path)
+
+
+def test_csv_has_a_line_for_each_cell_and_concurrency() -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(ROWS))))
+    assert [(line["cell"], line["concurrency"]) for line in lines] == [
+        (ROWS[0].id, "1"),
+        (ROWS[0].id, "4"),
+        (ROWS[1].id, "1"),
+        (ROWS[1].id, "4"),
+        (ROWS[2].id, ""),
+        (ROWS[3].id, ""),
+    ]
+    assert lines[1]["ttft_p50_ms"] == "91.0"
+    assert lines[1]["ttft_n"] == "40.0"
+    assert lines[1]["build_s"] == "1.25"
+    assert lines[1]["accuracy_contains"] == "0.75"
+    assert lines[4]["output_tokens_per_s"] == ""
+    assert lines[4]["reason"] == "build: was killed | by <somebody>"
+    assert to_csv(()) == "cell\n"
+
+
+def test_markdown_escapes_and_defines() -> None:
+    text = to_markdown(ROWS, "r1", "/home/me/m.yaml")
+    assert "| `fp16/bs4` | done | 1.25 | 270.0 | 30.4 | 251 |" in text
+    assert r"build: was killed \| by &lt;somebody>" in text
+    assert "/home/me" not in text
+    assert "- TTFT ms @1: time to first token: first content - sent; the median (p50) is shown" in text
+    columns = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(columns) == 1
+
+
+def test_a_thousand_rows_take_less_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tuple(row("fp16", batch) for batch in range(1000))
+    start = time.perf_counter()
+    assert table(rows, 80, monkeypatch).count("done") >= 1000
+    assert time.perf_counter() - start < 2.0, "well under one second; the rest is for a busy machine"
+
+
+def test_short_names() -> None:
+    assert shared_parts(["m/fp16/tp1/bs4", "m/int8/tp1/bs8"]) == ("m", "tp1")
+    assert shared_parts(["m/fp16"]) == ()
+    assert without("m/fp16/tp1", ("m", "tp1")) == "fp16"
+    assert without("m", ("m",)) == "m"
+    assert shorten("abcdefghij", 7) == "abc…hij"
+    assert shorten("abc", 3) == "abc"
+    assert [len(shorten("x" * 50, width)) for width in range(8)] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.99, "10.0 s"), (12.4, "12 s"), (59.6, "1:00"), (125, "2:05"), (3725, "1:02:05")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_amounts() -> None:
+    assert amount(12_300_000, 270_100_000, "bytes") == "12.3/270.1 MB"
+    assert amount(5, None, "bytes") == "5 B"
+    assert amount(12, 40, "requests") == "12/40 requests"
+
+
+def test_symbols_tell_statuses_apart_without_colour() -> None:
+    for place in (0, 1):
+        assert len({look[place] for look in LOOKS.values()}) == len(LOOKS)
+    assert all(look[1].isascii() for look in LOOKS.values())
+
+
+@pytest.mark.parametrize("width", range(20, 160, 7))
+def test_a_grid_fits_its_width(width: int) -> None:
+    plan = fabricated.plan(fabricated.cell(model="a-model-with-quite-a-long-name"))
+    stages = tuple(dict.fromkeys(run.stage.name for run in plan.stage_runs.values()))
+    statuses = dict(zip(stages, LOOKS, strict=False))
+    lines = grid([(plan.cells[0].id, statuses)], stages, width=width, ascii_only=True)
+    assert max(line.cell_len for line in lines) <= width
+    assert lines[-1].plain.split()[1:] == [LOOKS[status][1] for status in statuses.values()]
