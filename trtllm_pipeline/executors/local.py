@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from trtllm_pipeline.store.store import LOG
 
 _READY_POLL_S = 0.02
 _TIMEOUT_GRACE_S = 10.0
+_FORCED_GRACE_S = 2.0
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class _Active:
     command: int = 0
     ready: bool = False
     timed_out: bool = False
+    force_at: float = math.inf
+    """When a service that was asked to stop is made to."""
     stopping: bool = False
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
@@ -65,10 +70,15 @@ class LocalExecutor:
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Interrupt, terminate, kill; step by step within `grace_s`."""
+        """Interrupt, terminate, kill; a service is asked first to stop its server itself, and has `grace_s` for it."""
         active = self._active.get(job)
-        if active is not None:
-            active.stopping = True
+        if active is None:
+            return
+        active.stopping = True
+        if active.job.scope is Scope.SERVICE and grace_s > 0:
+            self._guardian.signal(job, signal.SIGTERM)
+            active.force_at = time.monotonic() + grace_s
+        else:
             self._guardian.end(job, grace_s)
 
     def wait(self, timeout_s: float) -> list[ExecutorEvent]:
@@ -124,6 +134,9 @@ class LocalExecutor:
             if now > active.deadline and not active.timed_out:
                 active.timed_out = True
                 self._guardian.end(active.job.id, _TIMEOUT_GRACE_S)
+            if now > active.force_at:
+                active.force_at = math.inf
+                self._guardian.end(active.job.id, _FORCED_GRACE_S)
 
     def close(self) -> None:
         """End everything that still runs, and wait for it."""

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections import Counter
@@ -37,6 +38,7 @@ _STYLES: Final = {
 _MIN_NAME: Final = 16
 _MAX_PROBLEMS: Final = 20
 _PIPED_WIDTH: Final = 120
+_SIMILAR: Final = ", or similar"
 
 
 # JSON
@@ -236,9 +238,12 @@ def _table(
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("cell", no_wrap=True, vertical="bottom", width=name_width)
     for column in shown:
-        status = column.head == "status"
         table.add_column(
-            "\n".join(_head(column)), no_wrap=True, justify="left" if status else "right", vertical="bottom"
+            "\n".join(_head(column)),
+            no_wrap=True,
+            justify="left" if column.head == "status" else "right",
+            vertical="bottom",
+            width=_width(column, rows),
         )
     place = {model: number for number, model in enumerate(dict.fromkeys(row.axes.get("model") for row in rows))}
     ordered = sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows
@@ -283,12 +288,24 @@ def _problems(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tu
 
 
 def _notes(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """What is to be known of the numbers, each once, with how many cells it is said of."""
-    notes = Counter(text for row in rows for text in dict.fromkeys(row.findings) if not text.startswith("info:"))
-    whole = sum(any(level.window == "whole" for level in row.levels) for row in rows)
-    if whole:
-        notes["rates are over the whole measurement, ramp and tail included: no steady window was long enough"] = whole
-    return notes.most_common()
+    """What is to be known of the numbers and of how many cells, the most frequent first.
+
+    Findings that differ in their figures alone are one note, in the words of the first.
+    """
+    first: dict[str, str] = {}
+    cells: Counter[str] = Counter()
+    for row in rows:
+        found = [text for text in row.findings if not text.startswith("info:")]
+        if any(level.window == "whole" for level in row.levels):
+            found.append(
+                "rates are over the whole measurement, ramp and tail included: no steady window was long enough"
+            )
+        kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
+        cells.update(dict.fromkeys(kinds, 1))
+        for kind, text in zip(kinds, found, strict=True):
+            if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
+                first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
+    return [(first[kind], number) for kind, number in cells.most_common()]
 
 
 def _definitions(shown: Sequence[Column]) -> list[tuple[str, str]]:

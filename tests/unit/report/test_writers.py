@@ -121,6 +121,16 @@ def test_heads_say_when_concurrencies_differ(monkeypatch: pytest.MonkeyPatch) ->
     assert "@highest" in text
 
 
+def test_findings_that_differ_in_figures_are_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = "warning: the client was {} ms late (concurrency {})"
+    rows = tuple(
+        row(precision, levels=(), findings=(late.format(lag, 1), late.format(lag + 1, 4)))
+        for precision, lag in (("fp16", 9.1), ("int8_wo", 8.3))
+    )
+    notes = [line for line in table(rows, 120, monkeypatch).splitlines() if line.startswith("note")]
+    assert notes == ["note, 2 cells: warning: the client was 9.1 ms late (concurrency 1), or similar"]
+
+
 def test_no_colours_and_no_wrapping_in_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in table(ROWS, 120, monkeypatch)
 
