@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
 CHUNK_TOKENS: Final = 64
-"""Most tokens computed in one step: what a long prompt can delay the others by. More brings no speed on a CPU: a
-prompt of 900 tokens (SmolLM2-135M, 2 cores) delayed the others by 0.26 s a step with 64, 0.48 s with 128, 2.5 s with
-256, and came fastest itself with 64."""
+"""Most tokens computed in one step: what a long prompt can delay the others by. A prompt of 900 tokens made the
+others wait 0.26 s a token with 64 and 0.48 s with 128 (SmolLM2-135M, 2 cores), and came no later itself."""
 ONE_THREAD_BYTES: Final = 32 << 20
 """Below this file size a second thread costs more in barriers than it brings."""
 
@@ -228,6 +227,8 @@ class Runtime:
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.threads = threads or (1 if model.stat().st_size < ONE_THREAD_BYTES else physical_cores())
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
+        # Threads that spin while they wait for each other come to a stop when anything else needs a core.
+        params.cpuparams.poll = params.cpuparams_batch.poll = 0
         # Nothing may survive from one request to the next unless asked for: it would flatter repeated prompts.
         params.cache_prompt = enable_kv_cache_reuse
         params.cache_ram_mib = 0
