@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-gguf = pytest.importorskip("gguf")
+pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
+
+import gguf
 
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, encode

@@ -321,8 +321,8 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     raw = _read_object(path)
     model = raw.get("model") or {}
     kind = model.get("type")
-    if kind != "BPE":
-        raise refused(path, f"a {kind} tokenizer is not supported, BPE is")
+    if kind != "BPE" or not isinstance(model.get("vocab"), dict):
+        raise refused(path, f"a {kind} tokenizer is not supported, BPE with a vocabulary is")
     fallback = bool(model.get("byte_fallback"))
     normal = gguf.TokenType.NORMAL
     by_id = {number: (text, normal) for text, number in model["vocab"].items()}

@@ -31,7 +31,8 @@ BLOCK: Final = 32
 class Tolerance:
     """How far from the float reference a precision may be, mean over the tokens of a text, measured through llama.cpp.
 
-    They hold for SmolLM2-135M-Instruct and for the generated models, and leave about a factor of two above what was measured.
+    They hold for SmolLM2-135M-Instruct and for the generated models, about a factor of two above what was measured: random weights suffer more from rounding than
+    trained ones.
     """
 
     kl: float
@@ -68,11 +69,11 @@ PRECISIONS: Final[Mapping[str, Precision]] = {
     "bf16": Precision(_T.BF16, _T.BF16, Tolerance(kl=0.002, perplexity=1.01)),
     "int8_wo": Precision(_T.Q8_0, _T.Q8_0, Tolerance(kl=0.02, perplexity=1.03)),
     # Both 4-bit ones take 4.5 bits a value. Round to nearest on an even grid, the embedded namesake of weight-only int4:
-    "int4_wo": Precision(_T.Q4_0, _T.Q8_0, Tolerance(kl=0.7, perplexity=1.3)),
+    "int4_wo": Precision(_T.Q4_0, _T.Q8_0, Tolerance(kl=1.0, perplexity=1.3)),
     # Activation-aware: a grid that is denser near zero, and rounding weighted by the mean square of each input channel over a
     # calibration set. It answers the observation of AWQ (arXiv 2306.00978) that a few channels matter most with weighting,
     # as llama.cpp's importance matrices do, instead of with rescaled channels.
-    "int4_awq": Precision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.4, perplexity=1.2), calibrated=True),
+    "int4_awq": Precision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.7, perplexity=1.2), calibrated=True),
 }
 
 
