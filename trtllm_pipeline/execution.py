@@ -25,7 +25,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.machine import cpu_count
 from trtllm_pipeline.plan import Plan, StageRun, wanted
-from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE
+from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv
 from trtllm_pipeline.store.claims import Claim, lease_machine
 from trtllm_pipeline.store.manifest import Manifest
@@ -451,10 +451,16 @@ class _Execution:
 
 def command_lines(run: StageRun, inputs: Mapping[str, str], attempt: str) -> tuple[tuple[str, ...], ...]:
     """The commands of one attempt at a stage run, in the order they run in."""
+    params = {**run.params, **run.stage.advice(run.first_cell)}
+    if run.stage.commands is not None:
+        paths = {name: Path(path) for name, path in inputs.items()}
+        files = {name: Path(path) for name, path in run.files.items()}
+        work = Work(params, paths, files, Path(attempt) / OUT, Path(attempt))
+        return tuple(tuple(command) for command in run.stage.commands(work))
     words = to_argv(
         run.stage,
         run.toolchain,
-        params={**run.params, **run.stage.advice(run.first_cell)},
+        params=params,
         inputs=inputs,
         files=run.files,
         out=f"{attempt}/{OUT}",

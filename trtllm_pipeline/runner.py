@@ -211,7 +211,8 @@ def data_file(name: str, base_dir: Path) -> Path:
     known = {f"builtin:{file.stem}": file for file in (Path(__file__).parent / "data").glob("*/*.jsonl")}
     if name not in known:
         raise UsageError(
-            f"there is no data set {name}", hint=f"built in are {', '.join(sorted(known))}; or name a JSONL file of yours"
+            f"there is no data set {name}",
+            hint=f"built in are {', '.join(sorted(known))}; or name a JSONL file of yours",
         )
     return known[name]
 

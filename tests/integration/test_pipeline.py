@@ -138,7 +138,7 @@ def test_the_lock_plans_the_same(done: Path) -> None:
 
 
 def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
-    (artifact,) = [path for path in (done / ".pipeline/store/convert").iterdir()][:1]
+    (artifact,) = list((done / ".pipeline/store/convert").iterdir())[:1]
     out = pipeline("exec", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
     assert Path(out.split()[-1]) == done / "replay" / "out"
     for file in (artifact / "out").iterdir():
@@ -155,7 +155,7 @@ def test_logs_status_and_store(done: Path) -> None:
 
 def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path) -> None:
     """kill -9 of the pipeline, again and again; nothing torn, nothing left behind, finished work never redone."""
-    chance = random.Random(5)  # noqa: S311
+    chance = random.Random(5)
     workspace = tmp_path / ".pipeline"
     finished: dict[str, int] = {}
     kills = 0

@@ -6,17 +6,19 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.conftest import make_cell, make_toolchain
-from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import Outcome, execute, simulate
 from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.scheduler import Machine
+from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import Store
 
@@ -75,9 +77,7 @@ class Silent:
         self.waits: list[str] = []
         self.errors: list[StageError] = []
 
-    def begin(
-        self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]
-    ) -> None: ...
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None: ...
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         if error is not None:
@@ -255,3 +255,33 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     # One download, both builds side by side, then two services one after the other.
     assert simulate(plan, durations, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
     assert simulate(plan, durations, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
+
+
+def test_other_programs_get_their_own_command_lines(store: Store) -> None:
+    toolchain = make_toolchain()
+
+    def commands(work: Work) -> list[list[str]]:
+        return [["build", "--checkpoint", str(work.inputs["model"]), "--out", str(work.out)], ["check", str(work.out)]]
+
+    stages = tuple(replace(stage, commands=commands) if stage.name == "make" else stage for stage in toolchain.stages)
+    plan = make_plan(
+        [make_cell()], {"toy": replace(toolchain, stages=stages)}, digest=lambda name, _cell: (name, "d"), until="make"
+    )
+    executor = PretendExecutor()
+    assert run(plan, store, executor).exit_code == 0
+    get, make = executor.jobs
+    out = f"{make.attempt}/out"
+    checkpoint = str(store.folder("get", Fingerprint(get.fingerprint)) / "out")
+    assert make.commands == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
+
+
+def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> None:
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell: Resources(gpus=8)) if stage.name == "make" else stage
+        for stage in toolchain.stages
+    )
+    plan = make_plan([make_cell()], {"toy": replace(toolchain, stages=stages)}, digest=lambda name, _cell: (name, "d"))
+    outcome = run(plan, store, PretendExecutor())
+    assert outcome.exit_code == 1
+    assert "needs 8 GPUs" in next(iter(outcome.errors.values())).message

@@ -10,8 +10,12 @@ what it measured):
     {"type": "prompt", "id", "text"}
     {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
     {"type": "request", "concurrency", "repeat", "phase": "warmup" | "measured", "slot", "prompt", "max_tokens",
-     "scheduled_ns", "sent_ns", "first_byte_ns", "events": [[time, new text], ...], "end_ns", "error"}
+     "scheduled_ns", "sent_ns", "first_byte_ns", "events": [[time, new text, tokens so far], ...], "output_tokens",
+     "end_ns", "error"}
     {"type": "client", "concurrency", "repeat", "wall_ns", "cpu_ns", "lag_ns": [...]}
+
+Tokens are the server's own count, null where it sends none; `output_tokens` is the whole answer's. Files written before
+there were counts have neither; they are read all the same.
 """
 
 from __future__ import annotations
@@ -150,6 +154,7 @@ async def _slot(
             sent_ns=answer.sent_ns,
             first_byte_ns=answer.first_byte_ns,
             events=answer.events,
+            output_tokens=answer.output_tokens,
             end_ns=answer.end_ns,
             error=answer.error,
         )

@@ -17,11 +17,12 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -43,12 +44,15 @@ class Script:
     """HTTP: every server-sent event arrives in two reads, cut in the middle of a character where there is one."""
     merge: int = 1
     """HTTP: this many server-sent events arrive in one read."""
+    counts: tuple[int, ...] | None = None
+    """`num_output_tokens` of each event, true or not, for clients that ask; None for a server that does not count."""
 
     @classmethod
     def of(cls, text: str, *, first_s: float = 0.0, gap_s: float = 0.0) -> Script:
-        """`text` word by word, evenly spaced."""
+        """`text` word by word, evenly spaced; every word is counted as one token."""
         words = [word if index == 0 else f" {word}" for index, word in enumerate(text.split(" "))]
-        return cls(tuple((first_s + index * gap_s, word) for index, word in enumerate(words)))
+        events = tuple((first_s + index * gap_s, word) for index, word in enumerate(words))
+        return cls(events, counts=(1,) * len(events))
 
 
 @dataclass(slots=True)
@@ -64,8 +68,10 @@ Respond = Callable[[str, Mapping[str, Any]], Script]
 """(model, input values by tensor name) -> script."""
 
 
-def config(name: str, *, decoupled: bool = True, accumulate_tokens: bool = False) -> model_config_pb2.ModelConfig:
-    """A configuration shaped like TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`."""
+def config(
+    name: str, *, decoupled: bool = True, accumulate_tokens: bool = False, counts: bool = False
+) -> model_config_pb2.ModelConfig:
+    """A configuration shaped like TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`, with `counts` like 0.20's."""
     inputs = {
         "text_input": "TYPE_STRING",
         "max_tokens": "TYPE_INT32",
@@ -75,11 +81,14 @@ def config(name: str, *, decoupled: bool = True, accumulate_tokens: bool = False
         "temperature": "TYPE_FP32",
         "random_seed": "TYPE_UINT64",
         "stream": "TYPE_BOOL",
+        **({"return_num_output_tokens": "TYPE_BOOL"} if counts else {}),
     }
     message = model_config_pb2.ModelConfig(name=name, backend="python", max_batch_size=64)
     for tensor, kind in inputs.items():
         message.input.add(name=tensor, data_type=kind, dims=[1], optional=tensor not in {"text_input", "max_tokens"})
     message.output.add(name="text_output", data_type="TYPE_STRING", dims=[-1])
+    if counts:
+        message.output.add(name="num_output_tokens", data_type="TYPE_INT32", dims=[1])
     message.model_transaction_policy.decoupled = decoupled
     message.parameters["accumulate_tokens"].string_value = str(accumulate_tokens).lower()
     return message
@@ -125,17 +134,18 @@ class ScriptedServer:
         await self._grpc.stop(None)
         self._http.close()
 
-    async def _play(self, model: str, values: Mapping[str, Any]) -> AsyncIterator[tuple[Served, Script, str]]:
-        """Each text of the script at its time. The caller notes the moment it sends."""
+    async def _play(self, model: str, values: Mapping[str, Any]) -> AsyncIterator[tuple[Served, Script, _Part]]:
+        """Each event of the script at its time. The caller notes the moment it sends."""
         served = Served(str(values["text_input"]), time.monotonic_ns())
         self.served.append(served)
         script = self.respond(model, values)
         start = served.received_ns / 1e9
-        for at_s, text in script.events:
+        counts = (script.counts or ()) if values.get("return_num_output_tokens") else ()
+        for (at_s, text), tokens in zip_longest(script.events, counts):
             wait_s = start + at_s - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            yield served, script, text
+            yield served, script, _Part(text, tokens)
         if script.hang:
             await asyncio.sleep(3600)
         if script.error is not None:
@@ -149,8 +159,8 @@ class ScriptedServer:
             reply = service_pb2.ModelStreamInferResponse()
             try:
                 self._known(request.model_name)
-                async for served, _script, text in self._play(request.model_name, _values(request)):
-                    message = service_pb2.ModelStreamInferResponse(infer_response=_response(request, text))
+                async for served, _script, part in self._play(request.model_name, _values(request)):
+                    message = service_pb2.ModelStreamInferResponse(infer_response=_response(request, part))
                     data = message.SerializeToString()
                     served.sent_ns.append(time.monotonic_ns())
                     await context.write(data)
@@ -163,10 +173,10 @@ class ScriptedServer:
     async def _infer(self, request: service_pb2.ModelInferRequest, context: Any) -> bytes:
         try:
             self._known(request.model_name, decoupled=False)
-            text = "".join([text async for _, _, text in self._play(request.model_name, _values(request))])
+            whole = _joined([part async for _, _, part in self._play(request.model_name, _values(request))])
         except _ScriptedError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        data: bytes = _response(request, text).SerializeToString()
+        data: bytes = _response(request, whole).SerializeToString()
         return data
 
     async def _config(self, request: service_pb2.ModelConfigRequest, context: Any) -> bytes:
@@ -223,8 +233,7 @@ class ScriptedServer:
             values = json.loads(body)
             if verb == "generate_stream":
                 return await self._events(model, values, writer)
-            text = "".join([text async for _, _, text in self._play(model, values)])
-            return _whole(writer, 200, {"model_name": model, "text_output": text})
+            return _whole(writer, 200, _json(model, _joined([part async for _, _, part in self._play(model, values)])))
         except _ScriptedError as error:
             return _whole(writer, 400, {"error": str(error)})
 
@@ -235,8 +244,8 @@ class ScriptedServer:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         waiting: list[bytes] = []
         try:
-            async for served, script, text in self._play(model, values):
-                body = json.dumps({"model_name": model, "text_output": text}, ensure_ascii=False)
+            async for served, script, part in self._play(model, values):
+                body = json.dumps(_json(model, part), ensure_ascii=False)
                 waiting.append(f"data: {body}\n\n".encode())
                 if len(waiting) < script.merge and len(served.sent_ns) + len(waiting) < len(script.events):
                     continue
@@ -252,6 +261,13 @@ class ScriptedServer:
         except _ScriptedError as error:
             chunk(f"data: {json.dumps({'error': str(error)})}\n\n".encode())
         chunk(b"")
+
+
+class _Part(NamedTuple):
+    """One response."""
+
+    text: str
+    tokens: int | None
 
 
 class _ScriptedError(Exception):
@@ -279,11 +295,25 @@ def _values(request: service_pb2.ModelInferRequest) -> dict[str, Any]:
     return values
 
 
-def _response(request: service_pb2.ModelInferRequest, text: str) -> service_pb2.ModelInferResponse:
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """The one response of a request that is not streamed."""
+    counts = [part.tokens for part in parts if part.tokens is not None]
+    return _Part("".join(part.text for part in parts), sum(counts) if counts else None)
+
+
+def _json(model: str, part: _Part) -> dict[str, Any]:
+    counts = {} if part.tokens is None else {"num_output_tokens": part.tokens}
+    return {"model_name": model, "text_output": part.text, **counts}
+
+
+def _response(request: service_pb2.ModelInferRequest, part: _Part) -> service_pb2.ModelInferResponse:
     response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
     response.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
-    data = text.encode()
+    data = part.text.encode()
     response.raw_output_contents.append(struct.pack("<I", len(data)) + data)
+    if part.tokens is not None:
+        response.outputs.add(name="num_output_tokens", datatype="INT32", shape=[1, 1])
+        response.raw_output_contents.append(struct.pack("<i", part.tokens))
     return response
 
 

@@ -4,9 +4,9 @@
         lane = client.lane()                       # one request at a time; as many lanes as requests in flight
         answer = await lane.generate(Generation("The capital of France is", max_tokens=8))
 
-Measured against a scripted server (`perf/scripted_server.py`), asyncio gRPC is closer to the true arrival than threads
-at every concurrency, and tritonclient's own stream adds a queue and two threads; so its protobuf messages go over
-`grpc.aio` here, as raw bytes, and every response is stamped with CLOCK_MONOTONIC before it is parsed.
+tritonclient's protobuf messages go over `grpc.aio` here, as raw bytes, and every response is stamped with CLOCK_MONOTONIC
+before it is parsed. Measured against a scripted server (`perf/scripted_server.py`), reading in threads was slower than
+that in some settings; tritonclient's own stream, which has a queue and two threads on the way, was not timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving.http import Connection, HttpError
@@ -84,31 +84,45 @@ class Generation:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+class Event(NamedTuple):
+    """A response that carried text."""
+
+    time_ns: int
+    text: str
+    """What it added."""
+    tokens: int | None
+    """Output tokens of the request up to and with it, as the server counts them; None where it does not."""
+
+
 @dataclass(slots=True)
 class Answer:
     """Everything observed about one request; times are CLOCK_MONOTONIC nanoseconds, None means it did not happen.
 
-    `events` are the responses that carried text, as (arrival, new text); joined they are the answer. A failed request
-    has `error` and keeps what arrived before it.
+    The texts of `events` joined are the answer. `output_tokens` is the server's count for the whole of it; tokens that
+    brought no text are in it, and may come after the last event. A failed request has `error` and keeps what arrived
+    before it.
     """
 
     sent_ns: int = 0
     first_byte_ns: int | None = None
-    events: list[tuple[int, str]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    output_tokens: int | None = None
     end_ns: int = 0
     error: str | None = None
 
     @property
     def text(self) -> str:
         """The generated text."""
-        return "".join(text for _, text in self.events)
+        return "".join(event.text for event in self.events)
 
-    def received(self, now_ns: int, text: str) -> None:
-        """Note one response, with or without text."""
+    def received(self, now_ns: int, text: str, tokens: int | None) -> None:
+        """Note one response, with or without text, and the server's count of the tokens it brought."""
         if self.first_byte_ns is None:
             self.first_byte_ns = now_ns
+        if tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + tokens
         if text:
-            self.events.append((now_ns, text))
+            self.events.append(Event(now_ns, text, None if tokens is None else self.output_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,8 @@ class Model:
     """Input name -> data type as config.pbtxt writes it."""
     accumulates: bool
     """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
+    counts: bool
+    """Responses say how many tokens they brought: TensorRT-LLM's output `num_output_tokens`, from 0.20 on."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> Model:
@@ -138,6 +154,7 @@ class Model:
             accumulates=config.parameters["accumulate_tokens"].string_value.lower() == "true"
             if "accumulate_tokens" in config.parameters
             else False,
+            counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
         )
 
     def tensors(self, request: Generation, *, stream: bool) -> dict[str, Option]:
@@ -145,6 +162,8 @@ class Model:
         values: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
         if stream and "stream" in self.inputs:
             values["stream"] = True
+        if self.counts and "return_num_output_tokens" in self.inputs:
+            values.setdefault("return_num_output_tokens", True)
         unknown = sorted(values.keys() - self.inputs.keys())
         if unknown:
             raise ServerError(
@@ -325,7 +344,8 @@ class _GrpcUnary(_Lane):
         answer.sent_ns = time.monotonic_ns()
         raw = await call(message)
         now_ns = time.monotonic_ns()
-        answer.received(now_ns, text_output(service_pb2.ModelInferResponse.FromString(raw)))
+        response = service_pb2.ModelInferResponse.FromString(raw)
+        answer.received(now_ns, text_output(response), num_output_tokens(response))
 
 
 class _GrpcStream(_Lane):
@@ -366,7 +386,7 @@ class _GrpcStream(_Lane):
             if message_in.error_message:
                 answer.error = message_in.error_message
                 return
-            answer.received(now_ns, text_output(response))
+            answer.received(now_ns, text_output(response), num_output_tokens(response))
             if response.parameters["triton_final_response"].bool_param:
                 return
 
@@ -420,7 +440,9 @@ class _HttpUnary(_Lane):
         if error is not None:
             answer.error = str(error)
         else:
-            answer.received(now_ns, text if isinstance(text, str) else "".join(text))
+            tokens = body.get("num_output_tokens")
+            whole = text if isinstance(text, str) else "".join(text)
+            answer.received(now_ns, whole, tokens if isinstance(tokens, int) else None)
 
 
 class _HttpStream(_HttpUnary):
@@ -462,19 +484,19 @@ class ServerSentEvents:
                 yield data
 
 
-def deltas(events: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def deltas(events: Sequence[Event]) -> Iterator[Event]:
     """Turn responses that each repeat the whole text so far into the text each one added.
 
     Only characters that agree with the final text count, so a character that was incomplete at first is counted when
     it is whole, and the parts join to the final text.
     """
-    final = events[-1][1] if events else ""
+    final = events[-1].text if events else ""
     seen = 0
-    for now_ns, text in events:
-        pairs = enumerate(zip(text, final, strict=False))
-        agreed = next((index for index, (one, other) in pairs if one != other), min(len(text), len(final)))
+    for event in events:
+        pairs = enumerate(zip(event.text, final, strict=False))
+        agreed = next((index for index, (one, other) in pairs if one != other), min(len(event.text), len(final)))
         if agreed > seen:
-            yield now_ns, final[seen:agreed]
+            yield event._replace(text=final[seen:agreed])
             seen = agreed
 
 
@@ -528,6 +550,16 @@ def text_output(response: service_pb2.ModelInferResponse) -> str:
                 return bytes(raw[4 : 4 + int.from_bytes(raw[:4], "little")]).decode(errors="replace")
             return bytes(tensor.contents.bytes_contents[0]).decode(errors="replace")
     return ""
+
+
+def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
+    """First element of the tensor `num_output_tokens` of a response, None when there is none."""
+    for index, tensor in enumerate(response.outputs):
+        if tensor.name == "num_output_tokens":
+            if index < len(response.raw_output_contents):
+                return int.from_bytes(response.raw_output_contents[index][:4], "little", signed=True)
+            return int(tensor.contents.int_contents[0])
+    return None
 
 
 def running_since(pid: int) -> int | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -113,6 +113,8 @@ class Stage:
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
     resources: Callable[[Cell], Resources] = _one_cpu
+    commands: Callable[[Work], Sequence[Sequence[str]]] | None = None
+    """Command lines of other programs that do the work instead of ours, run one after another."""
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0

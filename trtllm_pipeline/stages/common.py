@@ -91,7 +91,12 @@ def _smoke_params(cell: Cell) -> Mapping[str, Json]:
     recipe: Mapping[str, Json] = known if isinstance(known, dict) else {}
     answers = recipe.get("expected")
     expected = settings["expected"]
-    if expected is None and cell.precision in _FULL_PRECISIONS and settings["prompt"] in {None, recipe.get("prompt")} and isinstance(answers, dict):
+    if (
+        expected is None
+        and cell.precision in _FULL_PRECISIONS
+        and settings["prompt"] in {None, recipe.get("prompt")}
+        and isinstance(answers, dict)
+    ):
         expected = answers.get(cell.toolchain)
     return {
         "prompt": settings["prompt"] or recipe.get("prompt") or _GENERAL_PROMPT,

@@ -17,7 +17,7 @@ from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SMOKE, launch, pick
 from trtllm_pipeline.toolchains.base import Toolchain
 
-PRECISIONS: Final = ("fp32", "fp16", "int8_wo", "int4_wo", "int4_awq")
+PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _CALIBRATED: Final = ("int4_awq",)
 
@@ -54,6 +54,11 @@ def _infeasible(cell: Cell) -> str | None:
         return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
     if cell.precision not in PRECISIONS:
         return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
+    if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
+        return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
+    foreign = sorted(cell.settings["build"].keys() - {"max_num_tokens", "timeout_s", "retries"})
+    if foreign:
+        return f"settings.build.{foreign[0]}: the embedded toolchain's build has no such option"
     return None
 
 
@@ -88,7 +93,7 @@ CONVERT = Stage(
     file_names=("calibration_data",),
     files=_convert_files,
     section="quantize",
-    identity=("gguf",),
+    identity=("gguf", "xllamacpp"),
 )
 
 BUILD = Stage(
@@ -101,11 +106,13 @@ BUILD = Stage(
         Option("max_batch_size", "int", "requests in flight", required=True),
         Option("max_input_len", "int", "tokens of a prompt", required=True),
         Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
+        Option("max_num_tokens", "json", "tokens of one forward pass over all requests, or null"),
     ),
     params=lambda cell: {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
+        **pick(cell, "build", "max_num_tokens"),
     },
     identity=("xllamacpp",),
 )

@@ -29,6 +29,7 @@ from trtllm_pipeline.toolchains.embedded.models.messages import (
     tensor,
 )
 from trtllm_pipeline.toolchains.embedded.models.tensors import (
+    COUNTS,
     THREADS_VARIABLE,
     UNSUPPORTED,
     UNSUPPORTED_ENGINE_ONLY,
@@ -103,6 +104,7 @@ class TritonPythonModel:
             raise RequestError(f"a streamed request has 1 row, this one has {batch}; send {batch} requests")
         exclude = rows(request, "exclude_input_in_output", batch)[0]
         pads = rows(request, "pad_id", batch)
+        counts = [each.name for each in COUNTS if any(rows(request, f"return_{each.name}", batch))]
         answer = Answer(
             name,
             sender,
@@ -112,10 +114,12 @@ class TritonPythonModel:
                     Characters(self._text),
                     sampling.return_log_probs,
                     0 if pad is None else pad,
+                    len(prompt),
                 )
                 for prompt, sampling, pad in zip(prompts, samplings, pads, strict=True)
             ],
             streaming,
+            counts,
             self._forget,
         )
         with self._lock:
@@ -150,6 +154,9 @@ class Row:
     characters: Characters
     log_probs_wanted: bool
     pad_id: int
+    input_tokens: int
+    output_tokens: int = 0
+    """Generated ones among `tokens`, which may begin with the prompt."""
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
     finished: bool = False
@@ -163,6 +170,8 @@ class Answer:
     sender: Any
     rows: list[Row]
     streaming: bool
+    counts: Sequence[str]
+    """Names of the token counts that were asked for."""
     forget: Callable[[Answer], None]
     """Called once, when the last response has gone out."""
     generations: list[Generation] = field(default_factory=list)
@@ -187,6 +196,7 @@ class Answer:
         whole = True
         if event.token is not None:
             row.tokens.append(event.token)
+            row.output_tokens += 1
             whole = row.characters.whole(event.token)
             if event.log_prob is not None:
                 row.log_probs.append(event.log_prob)
@@ -200,12 +210,12 @@ class Answer:
         if done and self.error is not None:
             self.sender.send(failed(RuntimeError(self.error)), flags=FINAL)
         elif done:
-            self.sender.send(_response(self.rows), flags=FINAL)
+            self.sender.send(_response(self.rows, self.counts), flags=FINAL)
         elif self.sender.is_cancelled():
             self.cancel()
         elif self.streaming and whole:
-            self.sender.send(_response(self.rows))
-            row.tokens, row.log_probs = [], []
+            self.sender.send(_response(self.rows, self.counts))
+            row.tokens, row.output_tokens, row.log_probs = [], 0, []
         if done:
             self.forget(self)
 
@@ -251,7 +261,7 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
     return result
 
 
-def _response(rows: Sequence[Row]) -> Any:
+def _response(rows: Sequence[Row], counts: Sequence[str]) -> Any:
     """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
     width = max(len(row.tokens) for row in rows)
     tensors = [
@@ -265,6 +275,11 @@ def _response(rows: Sequence[Row]) -> Any:
         log_probs = [[row.log_probs + [0.0] * (made - len(row.log_probs))] for row in rows]
         tensors.append(tensor("output_log_probs", log_probs, np.float32))
         tensors.append(tensor("cum_log_probs", [[row.cum_log_prob] for row in rows], np.float32))
+    numbers = {
+        "num_input_tokens": [[row.input_tokens] for row in rows],
+        "num_output_tokens": [[row.output_tokens] for row in rows],
+    }
+    tensors += [tensor(name, numbers[name], np.int32) for name in counts]
     return response(tensors)
 
 

@@ -1,6 +1,7 @@
 """Triton model `tensorrt_llm_bls`: the ensemble's interface, running the other models by business logic scripting.
 
-With `accumulate_tokens` each streamed response carries the text of all tokens so far, else only of the new ones.
+With `accumulate_tokens` each streamed response carries the text of all tokens so far, else only of the new ones;
+`num_output_tokens` counts the new ones in both cases.
 """
 
 from __future__ import annotations

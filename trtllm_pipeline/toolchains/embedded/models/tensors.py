@@ -1,7 +1,9 @@
 """Names, types and shapes of the tensors of the five models: those of TensorRT-LLM's own Triton repositories.
 
 The tables follow the templates of tensorrtllm_backend v0.16 to v0.19. Later versions call two inputs `seed` and
-`min_tokens`; both names are taken. Inputs this toolchain cannot honour are declared all the same, so that a request
+`min_tokens`; both names are taken. From 0.20 on the token counts can be asked for: `num_output_tokens` is how many
+tokens were generated for this response, so that over a streamed answer the responses' numbers add up to the whole
+count, also where a response has no text or, with `accumulate_tokens`, repeats what came before. Inputs this toolchain cannot honour are declared all the same, so that a request
 that uses one is refused with words instead of being answered as if it had not been there.
 """
 
@@ -60,6 +62,8 @@ SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
     "random_seed": ("random_seed", "UINT64"),
     "seed": ("seed", "UINT64"),
     "return_log_probs": ("return_log_probs", "BOOL"),
+    "return_num_input_tokens": ("return_num_input_tokens", "BOOL"),
+    "return_num_output_tokens": ("return_num_output_tokens", "BOOL"),
     "exclude_input_in_output": ("exclude_input_in_output", "BOOL"),
     "stream": ("streaming", "BOOL"),
     "stop": ("stop", "BOOL"),
@@ -126,6 +130,8 @@ ENGINE_INPUTS: Final = (
     *(_scalar(name, kind) for name, kind in SAMPLING.values()),
     *(unsupported.tensor for unsupported in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)),
 )
+COUNTS: Final = (Tensor("num_input_tokens", "INT32"), Tensor("num_output_tokens", "INT32"))
+"""Sent when the input `return_` and their name asks for them."""
 ENGINE_OUTPUTS: Final = (
     Tensor("output_ids", "INT32", (-1, -1)),
     Tensor("sequence_length", "INT32", (-1,)),
@@ -133,6 +139,7 @@ ENGINE_OUTPUTS: Final = (
     Tensor("output_log_probs", "FP32", (-1, -1)),
     Tensor("batch_index", "INT32"),
     Tensor("sequence_index", "INT32"),
+    *COUNTS,
 )
 POSTPROCESSING_INPUTS: Final = (
     Tensor("TOKENS_BATCH", "INT32", (-1, -1), optional=False),
@@ -155,6 +162,7 @@ TEXT_OUTPUTS: Final = (
     Tensor("output_log_probs", "FP32", (-1, -1)),
     Tensor("batch_index", "INT32"),
     Tensor("sequence_index", "INT32"),
+    *COUNTS,
 )
 
 PREPROCESSING_STEP: Final = {
