@@ -7,8 +7,11 @@ import importlib
 import json
 import signal
 import sys
+import tempfile
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
@@ -147,26 +150,27 @@ def _in_attempt(work: Work, stage: Stage) -> int:
 
 
 def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
-    """Run for a person: say where the results are, or keep a service until Ctrl-C."""
-    if stage.scope is Scope.SERVICE and args.output_dir is None:
-        import tempfile
-
-        args.output_dir = tempfile.mkdtemp(prefix=f"pipeline-{stage.name}-out-")
-    work = verbs.to_work(stage, args)
-    if stage.scope is not Scope.SERVICE:
-        _program(stage, work)
-        if args.format == "json":
-            emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})
-        else:
-            emit(str(work.out))
-        return 0
-    _announce_when_ready(work, as_json=args.format == "json")
-    _program(stage, work)
+    """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
+    with tempfile.TemporaryDirectory(prefix=f"pipeline-{stage.name}-") as scratch:
+        if stage.scope is Scope.SERVICE:
+            args.output_dir = args.output_dir or f"{scratch}/out"
+        args.attempt_dir = scratch
+        work = verbs.to_work(stage, args)
+        if stage.scope is Scope.SERVICE:
+            _announce_when_ready(work, sys.stdout, as_json=args.format == "json")
+        with redirect_stdout(sys.stderr):
+            _program(stage, work)
+        if stage.scope is Scope.SERVICE:
+            return 0
+    if args.format == "json":
+        emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})
+    else:
+        emit(str(work.out))
     return 0
 
 
-def _announce_when_ready(work: Work, *, as_json: bool) -> None:
-    """Print the endpoints as soon as the service has written them."""
+def _announce_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> None:
+    """Print the endpoints to `stream` as soon as the service has written them."""
 
     def look(_signal: int, _frame: FrameType | None) -> None:
         path = work.attempt / SERVICE_FILE
@@ -174,16 +178,18 @@ def _announce_when_ready(work: Work, *, as_json: bool) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             return
         service = json.loads(path.read_text(encoding="utf-8"))
-        if as_json:
-            emit_json(service)
-        else:
-            emit(f"http     {service['http']}\ngrpc     {service['grpc']}\nmetrics  {service['metrics']}")
+        with redirect_stdout(stream):
+            if as_json:
+                emit_json(service)
+            else:
+                emit(f"http     {service['http']}\ngrpc     {service['grpc']}\nmetrics  {service['metrics']}")
+            stream.flush()
+        if not as_json:
             note("ready; Ctrl-C stops it. For instance:")
             note(
                 f"  curl -s http://{service['http']}/v2/models/{service['model']}/generate "
                 """-d '{"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}'"""
             )
-        sys.stdout.flush()
 
     signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, 0.1)

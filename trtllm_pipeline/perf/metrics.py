@@ -22,13 +22,15 @@ from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, percentile, summary
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",
-    "tpot_ms": "(last content - first content) / (n - tokens in the first content event), one value a request; "
-    "left out when all tokens came in one event",
+    "tpot_ms": "(last content - first content) / (tokens up to the last content event - tokens up to the first), one "
+    "value a request: the usual divisor n - 1 when every event brings one token; left out when all came in one event",
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
-    "n": "output tokens of a request: its whole text encoded again without special tokens; "
-    "a token belongs to the event that brought its last character",
+    "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
+    "without text belong to the next content event, and those after the last one count in n alone. encoded_again: the "
+    "whole text encoded again without special tokens; a token belongs to the event that brought its last character",
+    "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
     "input_tokens": "prompt encoded with the special tokens the tokenizer adds",
     "whole": "first send -> last content of the measured requests; tokens of the successful ones",
     "steady": "longest time with at least 95 % of the wanted requests in flight; tokens by their own time of arrival, "
@@ -46,6 +48,11 @@ STEADY_SHARE: Final = 0.95
 HEADLINE_S: Final = 30.0
 MAX_FAILURES: Final = 0.01
 MAX_MISMATCH: Final = 0.02
+"""More than this share between two counts, or above what was asked for, is told."""
+MAX_EXCESS: Final = 0.05
+"""More than this share above what was asked for, after encoding again, is not the tokenizer's ambiguity any more."""
+MAX_BYTES_PER_TOKEN: Final = 3
+"""Encoding again gives at most this many tokens for one: a byte that is no text comes back as U+FFFD, three bytes."""
 MAX_CLIENT_CPU: Final = 0.80
 MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
@@ -75,7 +82,11 @@ class Request:
     prompt: str
     input_tokens: int
     tokens: tuple[int, ...]
-    """Tokens of each content event."""
+    """New tokens with each content event."""
+    output_tokens: int
+    """N. More than the sum of `tokens` when some came after the last content event."""
+    encoded_again: int
+    """Tokens of the whole text, encoded without special tokens."""
 
     @property
     def sent_ns(self) -> int:
@@ -85,22 +96,22 @@ class Request:
     @property
     def times_ns(self) -> list[int]:
         """Arrival of each content event."""
-        return [time_ns for time_ns, _ in self.record["events"]]
+        return [event[0] for event in self.record["events"]]
 
     @property
     def text(self) -> str:
         """The answer."""
-        return "".join(text for _, text in self.record["events"])
-
-    @property
-    def output_tokens(self) -> int:
-        """N."""
-        return sum(self.tokens)
+        return "".join(event[1] for event in self.record["events"])
 
     @property
     def ok(self) -> bool:
         """The server answered without an error."""
         return self.record["error"] is None
+
+    @property
+    def answered(self) -> bool:
+        """There is text, and there are tokens."""
+        return self.ok and bool(self.tokens) and self.output_tokens > 0
 
     @property
     def measured(self) -> bool:
@@ -119,8 +130,8 @@ class Request:
 
     @property
     def tpot_ms(self) -> float | None:
-        """(Last content - first content) / tokens after the first event; None when there are none."""
-        later = self.output_tokens - self.tokens[0]
+        """(Last content - first content) / tokens that came in between; None when there are none."""
+        later = sum(self.tokens[1:])
         return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
 
     def gaps_ms(self) -> list[float]:
@@ -159,6 +170,7 @@ class Run:
     clients: tuple[Mapping[str, Any], ...]
     server: Mapping[str, Mapping[str, Any]]
     """Record of the server's process by "start" and "end"."""
+    counted_by_server: bool
 
     def levels(self) -> dict[int, dict[int, list[Request]]]:
         """Concurrency -> repeat -> requests, in the order measured."""
@@ -170,7 +182,9 @@ class Run:
 
 
 def read(events: Path, tokenizer: Tokenizer) -> Run:
-    """Read an event file and count its tokens. A last line cut off by a crash is left out.
+    """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
+
+    A last line cut off by a crash is left out.
 
     Raises StageError when it is not an event file of ours.
     """
@@ -188,14 +202,28 @@ def read(events: Path, tokenizer: Tokenizer) -> Run:
         raise StageError(f"{events} is not an event file of a load run: it has no header")
     prompts = {record["id"]: record["text"] for record in records.get("prompt", [])}
     input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
+    asked = records.get("request", [])
+    answers = [record for record in asked if record["error"] is None]
+    by_server = bool(answers) and all(server_tokens(record) is not None for record in answers)
     requests = []
-    for record in records.get("request", []):
-        texts = [text for _, text in record["events"]]
+    for record in asked:
+        texts = [event[1] for event in record["events"]]
         offsets = tokenizer.encode("".join(texts), add_special_tokens=False).offsets
+        tokens, total = tokens_by_event(texts, offsets), len(offsets)
+        if by_server and (counted := server_tokens(record)) is not None:
+            tokens, total = counted, record["output_tokens"]
         id_ = record["prompt"]
-        requests.append(Request(record, prompts[id_], input_tokens[id_], tokens_by_event(texts, offsets)))
+        requests.append(Request(record, prompts[id_], input_tokens[id_], tokens, total, len(offsets)))
     server = {record["at"]: record for record in records.get("server", [])}
-    return Run(records["header"][0], tuple(requests), tuple(records.get("client", [])), server)
+    return Run(records["header"][0], tuple(requests), tuple(records.get("client", [])), server, by_server)
+
+
+def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
+    totals = [event[2] if len(event) > 2 else None for event in record["events"]]
+    if record.get("output_tokens") is None or None in totals:
+        return None
+    return tuple(later - earlier for earlier, later in pairwise([0, *totals]))
 
 
 def analyze(events: Path, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -205,7 +233,9 @@ def analyze(events: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     levels = []
     for concurrency, repeats in run.levels().items():
         levels.append(_level(concurrency, repeats))
-        findings += _level_findings(concurrency, [request for one in repeats.values() for request in one])
+        requests = [request for one in repeats.values() for request in one]
+        findings += _level_findings(concurrency, requests)
+        findings += _count_findings(concurrency, requests, by_server=run.counted_by_server)
     return {
         "schema": 1,
         "valid": not any(finding["severity"] == "invalid" for finding in findings),
@@ -214,10 +244,26 @@ def analyze(events: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         "settings": run.header["settings"],
         "levels": levels,
         "findings": findings,
-        "token_count": "answer encoded again with the engine's tokenizer.json; this server reports no token counts",
+        "token_count": _token_count(run),
         "client": {"transport": "one asyncio process", "levels": [_client(record) for record in run.clients]},
         "definitions": dict(DEFINITIONS),
     }
+
+
+def _token_count(run: Run) -> dict[str, Any]:
+    """Who counted the output tokens of the measured answers, and what the other count says."""
+    answers = [request for request in run.requests if request.measured and request.ok]
+    server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
+    return {
+        "source": "server" if run.counted_by_server else "encoded_again",
+        "server": server,
+        "encoded_again": sum(request.encoded_again for request in answers),
+        "mismatch": None if not server else round(_mismatch(answers) / server, 6),
+    }
+
+
+def _mismatch(requests: Iterable[Request]) -> int:
+    return sum(abs(request.output_tokens - request.encoded_again) for request in requests)
 
 
 def _level(concurrency: int, repeats: Mapping[int, Sequence[Request]]) -> dict[str, Any]:
@@ -228,7 +274,7 @@ def _level(concurrency: int, repeats: Mapping[int, Sequence[Request]]) -> dict[s
     name, reason = _headline(windows)
     chosen = [window[name] for window in windows]
     measured = [request for requests in repeats.values() for request in requests if request.measured]
-    good = [request for request in measured if request.ok and request.output_tokens]
+    good = [request for request in measured if request.answered]
     at_limit = sum(request.output_tokens >= request.record["max_tokens"] for request in good)
     return {
         "concurrency": concurrency,
@@ -252,7 +298,7 @@ def _level(concurrency: int, repeats: Mapping[int, Sequence[Request]]) -> dict[s
         "output_tokens_per_request": summary(request.output_tokens for request in good),
         "answers_at_limit": at_limit,
         "tokens_per_event": round(
-            sum(request.output_tokens for request in good) / max(1, sum(len(request.tokens) for request in good)), 3
+            sum(sum(request.tokens) for request in good) / max(1, sum(len(request.tokens) for request in good)), 3
         ),
         "repeats": windows,
     }
@@ -275,7 +321,7 @@ def _window(start_ns: int, end_ns: int, *, input_tokens: int, output_tokens: int
 def _whole(requests: Sequence[Request]) -> dict[str, Any]:
     """First send to last content of the measured requests."""
     measured = [request for request in requests if request.measured]
-    good = [request for request in measured if request.ok and request.output_tokens]
+    good = [request for request in measured if request.answered]
     start_ns = min((request.sent_ns for request in measured), default=0)
     return _window(
         start_ns,
@@ -325,7 +371,7 @@ def _steady(requests: Sequence[Request], concurrency: int) -> dict[str, Any] | N
     if window is None:
         return None
     start_ns, end_ns = window
-    good = [request for request in requests if request.ok and request.output_tokens]
+    good = [request for request in requests if request.answered]
     return _window(
         start_ns,
         end_ns,
@@ -368,7 +414,7 @@ def _level_findings(concurrency: int, requests: Sequence[Request]) -> Iterable[d
         severity = "invalid" if failed > MAX_FAILURES * len(measured) else "warning"
         message = f"{failed} of {len(measured)} requests failed, {times} of them with: {cause}"
         yield _finding(severity, "failures", message, concurrency)
-    empty = [request for request in good if not request.output_tokens]
+    empty = [request for request in good if not request.answered]
     if empty:
         message = f"{len(empty)} of {len(good)} answers are empty, the first to prompt {empty[0].record['prompt']!r}"
         yield _finding("invalid", "empty_answers", message, concurrency)
@@ -376,11 +422,6 @@ def _level_findings(concurrency: int, requests: Sequence[Request]) -> Iterable[d
     if echoed:
         message = f"{len(echoed)} of {len(good)} answers begin with their prompt, which would count as output"
         yield _finding("invalid", "prompt_echo", message, concurrency)
-    excess = sum(max(0, request.output_tokens - request.record["max_tokens"]) for request in good)
-    total = sum(request.output_tokens for request in good)
-    if excess > MAX_MISMATCH * total:
-        message = f"{excess} of {total} counted output tokens are more than was asked for: is this the right tokenizer?"
-        yield _finding("invalid", "token_count", message, concurrency)
     warmup = {request.record["prompt"] for request in requests if not request.measured}
     shared = warmup & {request.record["prompt"] for request in measured}
     if shared:
@@ -390,6 +431,49 @@ def _level_findings(concurrency: int, requests: Sequence[Request]) -> Iterable[d
     if most and most[0][1] > 1:
         message = f"prompts were sent up to {most[0][1]} times; a server that keeps their KV cache is flattered"
         yield _finding("info", "repeated_prompts", message, concurrency)
+
+
+def _count_findings(concurrency: int, requests: Sequence[Request], *, by_server: bool) -> Iterable[dict[str, Any]]:
+    """Can the token counts be right? What tokenizers do is a warning, what nothing explains is invalid."""
+    good = [request for request in requests if request.measured and request.answered]
+    total = sum(request.output_tokens for request in good)
+    over = [request for request in good if request.output_tokens > request.record["max_tokens"]]
+    if not by_server:
+        uncounted = [request for request in requests if request.ok and server_tokens(request.record) is None]
+        if len(uncounted) < sum(request.ok for request in requests):
+            message = f"the server counted the tokens of some answers, not of {len(uncounted)}; all are encoded again"
+            yield _finding("warning", "token_count", message, concurrency)
+        excess = sum(request.output_tokens - request.record["max_tokens"] for request in over)
+        if excess > MAX_MISMATCH * total:
+            message = (
+                f"{excess} of {total} output tokens, counted by encoding the answers again, are more than asked for"
+            )
+            if excess <= MAX_EXCESS * total:
+                yield _finding("warning", "token_count", message, concurrency)
+            else:
+                yield _finding("invalid", "token_count", f"{message}: is this the right tokenizer?", concurrency)
+        return
+    if over:
+        worst = max(over, key=lambda request: request.output_tokens - request.record["max_tokens"])
+        message = (
+            f"the server counts more tokens than were asked for in {len(over)} of {len(good)} answers, for prompt "
+            f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
+        )
+        yield _finding("invalid", "token_count", message, concurrency)
+    backwards = [request for request in good if min(*request.tokens, request.output_tokens - sum(request.tokens)) < 0]
+    if backwards:
+        message = f"the server's token count goes back within {len(backwards)} of {len(good)} answers"
+        yield _finding("invalid", "token_count", message, concurrency)
+    encoded, mismatch = sum(request.encoded_again for request in good), _mismatch(good)
+    if encoded > MAX_BYTES_PER_TOKEN * total:
+        message = f"the server counts {total} output tokens where encoding the answers again gives {encoded}"
+        yield _finding("invalid", "token_count", message, concurrency)
+    elif mismatch > MAX_MISMATCH * total:
+        message = (
+            f"the server counts {total} output tokens, encoding the answers again gives {encoded}; answer by answer "
+            f"they differ by {mismatch / total:.1%}. The server's count is used"
+        )
+        yield _finding("warning", "token_count", message, concurrency)
 
 
 def _server_findings(run: Run) -> Iterable[dict[str, Any]]:

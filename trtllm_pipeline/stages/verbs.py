@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -108,13 +107,12 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--output-dir {out}: is not an empty folder", hint="name a new one; nothing is overwritten")
     out.mkdir(parents=True, exist_ok=True)
-    attempt = Path(args.attempt_dir) if args.attempt_dir else Path(tempfile.mkdtemp(prefix=f"pipeline-{stage.name}-"))
     return Work(
         params=params,
         inputs={name: Path(path).absolute() for name, path in inputs.items() if path},
         files={name: Path(path).absolute() for name, path in files.items() if path},
         out=out,
-        attempt=attempt.absolute(),
+        attempt=Path(args.attempt_dir).absolute(),
     )
 
 
