@@ -25,6 +25,8 @@ _TYPES: dict[str, tuple[str, Any]] = {
     "streaming": ("BOOL", np.bool_),
     "stop": ("BOOL", np.bool_),
     "return_log_probs": ("BOOL", np.bool_),
+    "return_num_input_tokens": ("BOOL", np.bool_),
+    "return_num_output_tokens": ("BOOL", np.bool_),
     "return_context_logits": ("BOOL", np.bool_),
     "exclude_input_in_output": ("BOOL", np.bool_),
     "top_p": ("FP32", np.float32),

@@ -30,12 +30,15 @@ SCRIPTS = {
     "merged": Script(tuple((0, part) for part in "abcde"), merge=2),
     "error": Script(((0, "x"),), error="the reason"),
     "hang": Script(((0, "x"),), hang=True),
-    "grows": Script(((0, "a"), (0.001, "ab\ufffd"), (0.002, "ab😀c"))),
+    "grows": Script(((0, "a"), (0.001, "ab\ufffd"), (0.002, "ab😀c")), counts=(1, 2, 4)),
+    "held": Script(((0, ""), (0.001, "a"), (0.002, "b"), (0.003, "")), counts=(2, 1, 3, 1)),
 }
 MODELS = {
     "ensemble": config("ensemble"),
     "plain": config("plain", decoupled=False),
-    "accumulating": config("accumulating", accumulate_tokens=True),
+    "accumulating": config("accumulating", accumulate_tokens=True, counts=True),
+    "counting": config("counting", counts=True),
+    "plain counting": config("plain counting", decoupled=False, counts=True),
 }
 
 
@@ -65,7 +68,8 @@ def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service],
         assert answer.error is None
         assert answer.text == TEXT
         assert len(answer.events) == (5 if protocol in STREAMING else 1)
-        times = [time_ns for time_ns, _ in answer.events]
+        times = [event.time_ns for event in answer.events]
+        assert answer.output_tokens is None
         assert answer.first_byte_ns is not None
         assert [answer.sent_ns, answer.first_byte_ns, *times, answer.end_ns] == sorted(
             [answer.sent_ns, answer.first_byte_ns, *times, answer.end_ns]
@@ -75,14 +79,14 @@ def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service],
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "empty parts")
-    assert [text for _, text in answer.events] == ["a", "b"]
+    assert [event.text for event in answer.events] == ["a", "b"]
     assert answer.first_byte_ns is not None
     assert answer.events[0][0] - answer.first_byte_ns > 5_000_000
 
 
 def test_cut_and_merged_server_sent_events(server: tuple[ScriptedServer, Service]) -> None:
     cut, merged = ask(server[1], "http", "cut", "merged")
-    assert [text for _, text in cut.events] == ["é", " ü", "😀 x"]
+    assert [event.text for event in cut.events] == ["é", " ü", "😀 x"]
     assert merged.text == "abcde"
 
 
@@ -101,7 +105,20 @@ def test_failures_are_answers_and_the_next_request_is_fine(
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_accumulated_text_becomes_new_text(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "grows", model="accumulating")
-    assert [text for _, text in answer.events] == ["a", "b", "😀c"]
+    assert [(event.text, event.tokens) for event in answer.events] == [("a", 1), ("b", 3), ("😀c", 7)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_counts_is_asked_to(server: tuple[ScriptedServer, Service], protocol: str) -> None:
+    model = "plain counting" if protocol == "grpc_unary" else "counting"
+    held, again, uncounted = ask(server[1], protocol, "held", "held", "merged", model=model)
+    for answer in (held, again):
+        assert answer.error is None
+        assert answer.output_tokens == 7
+        got = [(event.text, event.tokens) for event in answer.events]
+        assert got == ([("a", 3), ("b", 6)] if protocol in STREAMING else [("ab", 7)])
+    assert (uncounted.text, uncounted.output_tokens) == ("abcde", None)
+    assert all(event.tokens is None for event in uncounted.events)
 
 
 def test_unary_requests_to_a_decoupled_model_are_refused_in_words(server: tuple[ScriptedServer, Service]) -> None:
@@ -148,7 +165,7 @@ def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     assert len(requests) == len(truth) == 2 * lanes
     for record in requests:
         sent_ns = truth[record["prompt"]]["sent_ns"]
-        times_ns = [time_ns for time_ns, _ in record["events"]]
+        times_ns = [event[0] for event in record["events"]]
         assert len(times_ns) == len(sent_ns) == 6
         late_ms += [(got - sent) / 1e6 for got, sent in zip(times_ns, sent_ns, strict=True)]
         assert record["sent_ns"] < truth[record["prompt"]]["received_ns"]

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.integration
 ANSWER = " one two three four five six seven eight"
 MAX_INPUT_LEN = 24
 BOTH = {"ensemble": config("ensemble"), "tensorrt_llm_bls": config("tensorrt_llm_bls", decoupled=False)}
+COUNTING = {"ensemble": config("ensemble", counts=True)}
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +57,10 @@ def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
 
     with ExitStack() as stack:
 
-        def start(respond: Respond = behave, files: Mapping[str, str] | None = None, **params: Json) -> Work:
-            _server, service = stack.enter_context(running(respond, BOTH))
+        def start(
+            respond: Respond = behave, files: Mapping[str, str] | None = None, *, counts: bool = False, **params: Json
+        ) -> Work:
+            _server, service = stack.enter_context(running(respond, COUNTING if counts else BOTH))
             engine, repository, out = tmp_path / "engine", tmp_path / "repository", tmp_path / "out"
             for folder in (engine, out, *(repository / name for name in BOTH)):
                 folder.mkdir(parents=True)
@@ -178,12 +181,19 @@ PERF: dict[str, Json] = {
 PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))
 
 
+@pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str) -> None:
-    work = start(files={"input_data": PROMPTS}, **{**PERF, "protocol": protocol})
+def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str, counts: bool) -> None:
+    work = start(files={"input_data": PROMPTS}, counts=counts, **{**PERF, "protocol": protocol})
     perf.run(work)
     written = result(work, "perf.json")
     assert written["valid"]
+    assert written["token_count"] == {
+        "source": "server" if counts else "encoded_again",
+        "server": 160 if counts else None,
+        "encoded_again": 160,
+        "mismatch": 0.0 if counts else None,
+    }
     assert [(level["concurrency"], level["requests"], level["failures"]) for level in written["levels"]] == [
         (1, 8, 0),
         (3, 12, 0),
@@ -220,6 +230,37 @@ def test_perf_refuses_numbers_that_lie(start: Start, respond: Respond, message: 
     with pytest.raises(StageError, match=message):
         perf.run(work)
     assert not result(work, "perf.json")["valid"]
+
+
+def counting(*counts: int) -> Respond:
+    """A good server but for its token counts, given for each of the eight responses."""
+    return lambda model, values: dataclasses.replace(behave(model, values), counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("respond", "message"),
+    [
+        (counting(1, 1, 1, 1, 1, 1, 1, 2), "more tokens than were asked for in 4 of 4 answers, for prompt 'p0' 9 of 8"),
+        (counting(2, 1, 1, 1, -1, 1, 1, 1), "goes back within 4 of 4 answers"),
+        (counting(0, 0, 0, 0, 0, 0, 0, 0), "4 of 4 answers have text but no tokens"),
+        (counting(1, 0, 0, 0, 1, 0, 0, 0), "counts 8 output tokens where encoding the answers again gives 32"),
+    ],
+)
+def test_perf_refuses_counts_that_lie(start: Start, respond: Respond, message: str) -> None:
+    work = start(respond, files={"input_data": PROMPTS}, counts=True, **{**PERF, "concurrency": [1], "repeats": 1})
+    with pytest.raises(StageError, match=message):
+        perf.run(work)
+
+
+def test_perf_goes_by_counts_that_differ_from_encoding_again(start: Start) -> None:
+    """A character held back, special tokens without text: the tokenizer cannot know, the server does."""
+    work = start(counting(2, 1, 1, 1, 0, 0, 1, 1), files={"input_data": PROMPTS}, counts=True, **PERF)
+    perf.run(work)
+    written = result(work, "perf.json")
+    assert written["token_count"]["mismatch"] == pytest.approx(1 / 7, abs=1e-6)
+    assert {finding["severity"] for finding in written["findings"] if finding["check"] == "token_count"} == {"warning"}
+    assert [level["output_tokens"] for level in written["levels"]] == [56, 84]
+    assert [level["itl_ms"]["n"] for level in written["levels"]] == [40, 60]
 
 
 def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:

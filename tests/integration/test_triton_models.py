@@ -53,6 +53,8 @@ def test_all_models_are_ready_and_describe_themselves_as_tensorrt_llm_does(clien
     assert outputs["cum_log_probs"] == outputs["output_log_probs"] == "FP32"
     assert engine["input_ids"] == engine["stop_words_list"] == "INT32"
     assert engine["runtime_top_p"] == "FP32"
+    assert inputs["return_num_output_tokens"] == engine["return_num_input_tokens"] == "BOOL"
+    assert outputs["num_input_tokens"] == outputs["num_output_tokens"] == "INT32"
 
 
 @pytest.mark.parametrize("model", BOTH)
@@ -135,6 +137,50 @@ def test_log_probs(client: Client, model: str) -> None:
     assert [float(r.as_numpy("output_log_probs").item()) for r in streamed.results] == answer["output_log_probs"]
     assert float(streamed.results[-1].as_numpy("cum_log_probs").item()) == pytest.approx(answer["cum_log_probs"])
     assert "cum_log_probs" not in client.generate(model, text_input="A", max_tokens=5)[1]
+
+
+COUNTS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_token_counts(client: Client, model: str) -> None:
+    _, answer = client.generate(model, text_input="AB", max_tokens=5, **COUNTS)
+    assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (2, 5)
+    _, answer = client.generate(model, text_input="AB", max_tokens=5, exclude_input_in_output=False, **COUNTS)
+    assert (answer["text_output"], answer["num_output_tokens"]) == ("ABCDEFG", 5)
+    assert not answer.keys() & COUNTS.keys()
+    bare = client.generate(model, text_input="AB", max_tokens=5)[1]
+    assert not {"num_input_tokens", "num_output_tokens"} & bare.keys()
+    one = client.generate(model, text_input="AB", max_tokens=5, return_num_output_tokens=True)[1]
+    assert one["num_output_tokens"] == 5
+    assert "num_input_tokens" not in one
+
+
+@pytest.mark.parametrize("model", BOTH)
+def test_token_counts_of_a_stream_add_up(client: Client, model: str) -> None:
+    """Each token here is a byte, so a response counts the bytes of its text: several where a character was held."""
+    answer = client.ask(model, text_input="s", max_tokens=40, **COUNTS)
+    counts = [int(result.as_numpy("num_output_tokens").item()) for result in answer.results]
+    assert counts == [len(text.encode()) for text in answer.texts]
+    assert {1, 2, 3, 4} <= set(counts)
+    assert sum(counts) == len(REST.encode())
+    assert {int(result.as_numpy("num_input_tokens").item()) for result in answer.results} == {1}
+    events = client.events(model, text_input="s", max_tokens=len("top-世".encode()) + 1, **COUNTS)
+    assert [event["num_output_tokens"] for event in events] == [1, 1, 1, 1, 3, 1], "the last ends within a character"
+
+
+def test_token_counts_of_a_batch_and_of_the_engine_alone(client: Client) -> None:
+    both = {name: np.array([[True], [True]]) for name in COUNTS}
+    with client.stream() as stream:
+        prompts = {"text_input": np.array([["ABC"], ["s"]]), "max_tokens": np.array([[3], [40]])}
+        stream.send("ensemble", "1", **prompts, **both)
+        ids: dict[str, object] = {"input_ids": list(b"ZA"), "input_lengths": 2, "request_output_len": 20}
+        stream.send("tensorrt_llm", "2", streaming=True, end_id=ord("D"), **ids, **COUNTS)
+        answers = stream.finish()
+    (result,) = answers["1"].results
+    assert result.as_numpy("num_input_tokens").tolist() == [[3], [1]]
+    assert result.as_numpy("num_output_tokens").tolist() == [[3], [len(REST.encode())]]
+    assert sum(int(each.as_numpy("num_output_tokens").item()) for each in answers["2"].results) == len("BC")
 
 
 @pytest.mark.parametrize("model", BOTH)
@@ -322,8 +368,10 @@ def test_streaming_needs_decoupled_models(unary: Client) -> None:
 
 def test_accumulate_tokens_carries_the_text_so_far(tmp_path: Path) -> None:
     with serve(tmp_path, script_engine(tmp_path / "engine"), accumulate_tokens=True) as client:
-        answer = client.ask("tensorrt_llm_bls", text_input="s", max_tokens=40, return_log_probs=True)
+        answer = client.ask("tensorrt_llm_bls", text_input="s", max_tokens=40, return_log_probs=True, **COUNTS)
         assert answer.texts[: len(REST)] == [REST[: i + 1] for i in range(len(REST))]
         assert answer.results[3].as_numpy("output_log_probs").shape == (1, 1, 4)
+        counts = [int(result.as_numpy("num_output_tokens").item()) for result in answer.results]
+        assert sum(counts) == len(REST.encode()), "tokens are counted once, though their text comes again"
         assert client.ask("ensemble", text_input="A", max_tokens=3).texts == ["B", "C", "D"]
         assert client.text("tensorrt_llm_bls", text_input="s", max_tokens=40) == REST

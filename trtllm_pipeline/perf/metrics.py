@@ -22,8 +22,8 @@ from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, percentile, summary
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",
-    "tpot_ms": "(last content - first content) / (tokens up to the last content event - tokens up to the first), one "
-    "value a request: the usual divisor n - 1 when every event brings one token; left out when all came in one event",
+    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value a request; "
+    "left out when all tokens came in one event",
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
@@ -220,8 +220,8 @@ def read(events: Path, tokenizer: Tokenizer) -> Run:
 
 def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
     """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
-    totals = [event[2] if len(event) > 2 else None for event in record["events"]]
-    if record.get("output_tokens") is None or None in totals:
+    totals = [event[2] for event in record["events"] if len(event) > 2 and event[2] is not None]
+    if record.get("output_tokens") is None or len(totals) < len(record["events"]):
         return None
     return tuple(later - earlier for earlier, later in pairwise([0, *totals]))
 
@@ -416,7 +416,8 @@ def _level_findings(concurrency: int, requests: Sequence[Request]) -> Iterable[d
         yield _finding(severity, "failures", message, concurrency)
     empty = [request for request in good if not request.answered]
     if empty:
-        message = f"{len(empty)} of {len(good)} answers are empty, the first to prompt {empty[0].record['prompt']!r}"
+        what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
+        message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
         yield _finding("invalid", "empty_answers", message, concurrency)
     echoed = [request for request in good if request.text.lstrip().startswith(request.prompt.strip())]
     if echoed:
@@ -445,9 +446,7 @@ def _count_findings(concurrency: int, requests: Sequence[Request], *, by_server:
             yield _finding("warning", "token_count", message, concurrency)
         excess = sum(request.output_tokens - request.record["max_tokens"] for request in over)
         if excess > MAX_MISMATCH * total:
-            message = (
-                f"{excess} of {total} output tokens, counted by encoding the answers again, are more than asked for"
-            )
+            message = f"{excess} of {total} output tokens, by encoding the answers again, are more than was asked for"
             if excess <= MAX_EXCESS * total:
                 yield _finding("warning", "token_count", message, concurrency)
             else:

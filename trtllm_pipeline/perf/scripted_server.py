@@ -52,7 +52,7 @@ class Script:
         """`text` word by word, evenly spaced; every word is counted as one token."""
         words = [word if index == 0 else f" {word}" for index, word in enumerate(text.split(" "))]
         events = tuple((first_s + index * gap_s, word) for index, word in enumerate(words))
-        return cls(events, counts=(1,) * len(events))
+        return cls(events, counts=tuple(int(bool(word)) for word in words))
 
 
 @dataclass(slots=True)

@@ -41,6 +41,13 @@ def request(sent_ms: float, events: list[tuple[float, str]], **changes: Any) -> 
     }
 
 
+def counted(sent_ms: float, events: list[tuple[float, str, int | None]], **changes: Any) -> dict[str, Any]:
+    """A request to a server that counts: events with the tokens so far."""
+    record = request(sent_ms, [(at, text) for at, text, _ in events])
+    record["events"] = [[int(at * MS), text, tokens] for at, text, tokens in events]
+    return {**record, "output_tokens": events[-1][2] if events else 0, **changes}
+
+
 def write(path: Path, *records: dict[str, Any], server: tuple[dict[str, Any], ...] | None = None) -> Path:
     alive = {"type": "server", "pid": 5, "since": 9, "ready": True}
     everything = [
@@ -137,12 +144,69 @@ def test_steady_window_bridges_the_handover_and_nothing_longer() -> None:
         (request(0, []), "empty_answers"),
         (request(0, [(10, " three word prompt and more")]), "prompt_echo"),
         (request(0, [(10, " a b c")], max_tokens=2), "token_count"),
+        # The server's own counts: more than asked for, going back (in an answer or at its end), none for a text, one
+        # for a text that cannot be one token.
+        (counted(0, [(10, " a b", 11)]), "token_count"),
+        (counted(0, [(10, " a", 2), (20, " b", 1)]), "token_count"),
+        (counted(0, [(10, " a", 1), (20, " b", 2)], output_tokens=1), "token_count"),
+        (counted(0, [(10, " a", 0)]), "empty_answers"),
+        (counted(0, [], output_tokens=5), "empty_answers"),
+        (counted(0, [(10, " a b c d", 1)]), "token_count"),
     ],
 )
 def test_the_gate_catches(tmp_path: Path, record: dict[str, Any], check: str) -> None:
     result = analyze(write(tmp_path / "e", record), Words())
     assert not result["valid"]
     assert found(result)[check] == "invalid"
+
+
+def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
+    # Three tokens by the first content event (a character was held back), one without text after the last.
+    record = counted(0, [(100, " a", 3), (150, " b c", 4), (210, " d", 6)], output_tokens=7)
+    result = analyze(write(tmp_path / "e", record), Words())
+    (level,) = result["levels"]
+    assert result["valid"]
+    assert level["output_tokens"] == 7
+    assert (level["tpot_ms"]["n"], level["tpot_ms"]["mean"]) == (1, round(110 / 3, 3))
+    assert (level["itl_ms"]["n"], level["itl_ms"]["min"], level["itl_ms"]["max"]) == (3, 30, 50)
+    assert level["tokens_per_event"] == 2
+    assert result["token_count"] == {"source": "server", "server": 7, "encoded_again": 4, "mismatch": round(3 / 7, 6)}
+    assert found(result) == {"token_count": "warning"}
+    assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0, {}), (1, {}), (2, {"token_count": "warning"})])
+def test_counts_may_differ_by_two_percent(tmp_path: Path, off: int, expected: dict[str, str]) -> None:
+    text, tokens = " a" * 5, [6] * off + [5] * (10 - off)  # 50 words
+    records = [counted(i * 10, [(i * 10 + 5, text, count)]) for i, count in enumerate(tokens)]
+    result = analyze(write(tmp_path / "e", *records), Words())
+    assert result["valid"]
+    assert found(result) == expected
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"), [(2, {}), (4, {"token_count": "warning"}), (6, {"token_count": "invalid"})]
+)
+def test_encoding_again_may_give_a_few_tokens_too_many(tmp_path: Path, over: int, expected: dict[str, str]) -> None:
+    records = [request(i * 10, [(i * 10 + 5, " a" * (11 if i < over else 10))]) for i in range(10)]
+    result = analyze(write(tmp_path / "e", *records), Words())
+    assert found(result) == expected
+    assert result["token_count"] == {
+        "source": "encoded_again",
+        "server": None,
+        "encoded_again": 100 + over,
+        "mismatch": None,
+    }
+
+
+def test_one_answer_without_the_servers_count_has_all_encoded_again(tmp_path: Path) -> None:
+    silent = counted(300, [(400, " a", None)], output_tokens=None)
+    result = analyze(write(tmp_path / "e", counted(0, [(10, " a b", 5)]), silent), Words())
+    assert result["token_count"]["source"] == "encoded_again"
+    assert result["levels"][0]["output_tokens"] == 3
+    assert found(result) == {"token_count": "warning"}
+    failed = counted(300, [], output_tokens=None, error="boom", phase="warmup", prompt="w")
+    assert analyze(write(tmp_path / "f", counted(0, [(10, " a b", 2)]), failed), Words())["token_count"]["server"] == 2
 
 
 def test_one_failure_in_a_hundred_is_told_but_allowed(tmp_path: Path) -> None:

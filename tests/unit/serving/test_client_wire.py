@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,12 +12,15 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.serving.client import (
+    Answer,
+    Event,
     Generation,
     Model,
     ServerSentEvents,
     Service,
     deltas,
     infer_request,
+    num_output_tokens,
     parse_config,
     running_since,
     text_output,
@@ -27,9 +31,8 @@ STREAM = "".join(
     "".join(f"data: {line}{end}" for line in event.split("\n")) + f": comment{end}id:1{end}{end}"
     for event, end in zip(EVENTS, ("\n", "\r\n", "\n", "\r\n"), strict=True)
 ).encode()
-MODEL = Model(
-    "ensemble", True, True, {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32", "top_k": "TYPE_INT32"}, False
-)
+INPUTS = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32", "top_k": "TYPE_INT32"}
+MODEL = Model("ensemble", batched=True, decoupled=True, inputs=INPUTS, accumulates=False, counts=False)
 
 
 @pytest.mark.parametrize("first", range(len(STREAM) + 1))
@@ -44,13 +47,44 @@ def test_events_survive_every_cut(first: int) -> None:
 @given(st.lists(st.text(max_size=5), max_size=8))
 def test_deltas_join_to_the_final_text(parts: list[str]) -> None:
     whole = ["".join(parts[: count + 1]) for count in range(len(parts))]
-    got = list(deltas(list(enumerate(whole))))
-    assert "".join(text for _, text in got) == "".join(parts)
-    assert got == [(index, part) for index, part in enumerate(parts) if part]
+    got = list(deltas([Event(index, text, index + 1) for index, text in enumerate(whole)]))
+    assert "".join(event.text for event in got) == "".join(parts)
+    assert got == [(index, part, index + 1) for index, part in enumerate(parts) if part]
 
 
 def test_a_character_that_was_incomplete_counts_when_it_is_whole() -> None:
-    assert list(deltas([(1, "a\ufffd"), (2, "a\ufffd"), (3, "a😀b")])) == [(1, "a"), (3, "😀b")]
+    events = [Event(1, "a\ufffd", 2), Event(2, "a\ufffd", 3), Event(3, "a😀b", 5)]
+    assert list(deltas(events)) == [(1, "a", 2), (3, "😀b", 5)]
+
+
+def test_an_answer_adds_up_what_the_server_counts() -> None:
+    answer = Answer()
+    for now_ns, text, tokens in ((1, "", 2), (2, "a", 1), (3, "b", 1), (4, "", 1), (5, "", None)):
+        answer.received(now_ns, text, tokens)
+    assert (answer.first_byte_ns, answer.text, answer.output_tokens) == (1, "ab", 5)
+    assert answer.events == [(2, "a", 3), (3, "b", 4)]
+    uncounted = Answer()
+    uncounted.received(1, "a", None)
+    assert (uncounted.events, uncounted.output_tokens) == ([(1, "a", None)], None)
+
+
+def test_counts_are_asked_for_where_they_can_be() -> None:
+    asking = {**INPUTS, "return_num_output_tokens": "TYPE_BOOL"}
+    request = Generation("x", 1)
+    assert "return_num_output_tokens" not in MODEL.tensors(request, stream=True)
+    told = dataclasses.replace(MODEL, counts=True)
+    assert "return_num_output_tokens" not in told.tensors(request, stream=True), "sent unasked"
+    assert dataclasses.replace(told, inputs=asking).tensors(request, stream=True)["return_num_output_tokens"] is True
+
+
+def test_counts_are_found_by_name_raw_or_typed() -> None:
+    response = service_pb2.ModelInferResponse()
+    assert num_output_tokens(response) is None
+    response.outputs.add(name="text_output")
+    response.outputs.add(name="num_output_tokens").contents.int_contents.append(3)
+    assert num_output_tokens(response) == 3
+    response.raw_output_contents.extend([b"", b"\x02\x01\0\0"])
+    assert num_output_tokens(response) == 258
 
 
 def test_tensors_are_packed_as_kserve_says() -> None:
@@ -87,8 +121,13 @@ def test_model_facts_come_from_the_configuration(tmp_path: Path) -> None:
         "model_transaction_policy { decoupled: true } field_of_tomorrow: 3\n"
         'parameters { key: "accumulate_tokens" value { string_value: "True" } }\n'
     )
-    assert Model.of(parse_config(path)) == Model("m", True, True, {"text_input": "TYPE_STRING"}, True)
+    facts = Model(
+        "m", batched=True, decoupled=True, inputs={"text_input": "TYPE_STRING"}, accumulates=True, counts=False
+    )
+    assert Model.of(parse_config(path)) == facts
     assert not Model.of(model_config_pb2.ModelConfig()).accumulates
+    path.write_text('output { name: "num_output_tokens" data_type: TYPE_INT32 dims: [1] }')
+    assert Model.of(parse_config(path)).counts
     path.write_text("name: }")
     with pytest.raises(ServerError, match=r"config\.pbtxt"):
         parse_config(path)
