@@ -146,7 +146,7 @@ def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
 
 
 def test_logs_status_and_store(done: Path) -> None:
-    assert "int8_wo" in pipeline("logs", "tiny/int8_wo", "convert", cwd=done)
+    assert "fp16" in pipeline("logs", "tiny/fp16", "convert", cwd=done)
     assert "accuracy" in pipeline("status", cwd=done)
     assert "0 damaged" in pipeline("store", "verify", cwd=done)
     (done / ".pipeline" / "state.db").unlink()
@@ -162,7 +162,7 @@ def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path)
     for _ in range(60):
         process = start("run", "--matrix", TINY, *BUILDS_ONLY, "--set", "axes.max_batch_size=[1,2,3]", cwd=tmp_path)
         try:
-            process.communicate(timeout=chance.uniform(0.2, 1.6))
+            process.communicate(timeout=chance.uniform(0.3, 0.9))
             break
         except subprocess.TimeoutExpired:
             kills += 1

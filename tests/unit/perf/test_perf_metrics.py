@@ -62,7 +62,9 @@ def write(path: Path, *records: dict[str, Any], server: tuple[dict[str, Any], ..
 
 
 def found(result: dict[str, Any]) -> dict[str, str]:
-    return {finding["check"]: finding["severity"] for finding in result["findings"]}
+    """Check -> the worst that was found."""
+    findings = sorted(result["findings"], key=lambda finding: ("info", "warning", "invalid").index(finding["severity"]))
+    return {finding["check"]: finding["severity"] for finding in findings}
 
 
 def test_a_token_belongs_to_the_event_with_its_last_character() -> None:
@@ -175,22 +177,20 @@ def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
     assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
 
 
-@pytest.mark.parametrize(("off", "expected"), [(0, {}), (1, {}), (2, {"token_count": "warning"})])
-def test_counts_may_differ_by_two_percent(tmp_path: Path, off: int, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(("off", "expected"), [(0, None), (1, None), (2, "warning")])
+def test_counts_may_differ_by_two_percent(tmp_path: Path, off: int, expected: str | None) -> None:
     text, tokens = " a" * 5, [6] * off + [5] * (10 - off)  # 50 words
     records = [counted(i * 10, [(i * 10 + 5, text, count)]) for i, count in enumerate(tokens)]
     result = analyze(write(tmp_path / "e", *records), Words())
     assert result["valid"]
-    assert found(result) == expected
+    assert found(result).get("token_count") == expected
 
 
-@pytest.mark.parametrize(
-    ("over", "expected"), [(2, {}), (4, {"token_count": "warning"}), (6, {"token_count": "invalid"})]
-)
-def test_encoding_again_may_give_a_few_tokens_too_many(tmp_path: Path, over: int, expected: dict[str, str]) -> None:
+@pytest.mark.parametrize(("over", "expected"), [(2, None), (4, "warning"), (6, "invalid")])
+def test_encoding_again_may_give_a_few_tokens_too_many(tmp_path: Path, over: int, expected: str | None) -> None:
     records = [request(i * 10, [(i * 10 + 5, " a" * (11 if i < over else 10))]) for i in range(10)]
     result = analyze(write(tmp_path / "e", *records), Words())
-    assert found(result) == expected
+    assert found(result).get("token_count") == expected
     assert result["token_count"] == {
         "source": "encoded_again",
         "server": None,
@@ -204,7 +204,7 @@ def test_one_answer_without_the_servers_count_has_all_encoded_again(tmp_path: Pa
     result = analyze(write(tmp_path / "e", counted(0, [(10, " a b", 5)]), silent), Words())
     assert result["token_count"]["source"] == "encoded_again"
     assert result["levels"][0]["output_tokens"] == 3
-    assert found(result) == {"token_count": "warning"}
+    assert found(result)["token_count"] == "warning"
     failed = counted(300, [], output_tokens=None, error="boom", phase="warmup", prompt="w")
     assert analyze(write(tmp_path / "f", counted(0, [(10, " a b", 2)]), failed), Words())["token_count"]["server"] == 2
 

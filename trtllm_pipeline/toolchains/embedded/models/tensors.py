@@ -3,8 +3,10 @@
 The tables follow the templates of tensorrtllm_backend v0.16 to v0.19. Later versions call two inputs `seed` and
 `min_tokens`; both names are taken. From 0.20 on the token counts can be asked for: `num_output_tokens` is how many
 tokens were generated for this response, so that over a streamed answer the responses' numbers add up to the whole
-count, also where a response has no text or, with `accumulate_tokens`, repeats what came before. Inputs this toolchain cannot honour are declared all the same, so that a request
-that uses one is refused with words instead of being answered as if it had not been there.
+count, also where a response has no text or, with `accumulate_tokens`, repeats what came before.
+
+Inputs this toolchain cannot honour are declared all the same, so that a request that uses one is refused with words
+instead of being answered as if it had not been there.
 """
 
 from __future__ import annotations
