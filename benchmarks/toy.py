@@ -58,8 +58,10 @@ TOOLCHAIN: Final = Toolchain(
 
 _RECIPE: Final = """\
 name: {name}
+summary: nothing
 sources: [{{generated: llama}}]
 family: llama
+license: Apache-2.0
 num_hidden_layers: 2
 num_attention_heads: 8
 num_key_value_heads: 8
@@ -72,9 +74,8 @@ max_position_embeddings: 2048
 
 
 def write_matrix(cells: int, folder: Path) -> Path:
-    """A matrix of this many cells with its recipes, in `folder`. Takes multiples of 4, so that whole models are left."""
-    models = max(1, cells // 64)
-    rest = cells - 64 * models
+    """A matrix of this many cells, 64 or more, with its recipes, in `folder`."""
+    models, rest = divmod(cells, 64)
     names = [f"m{number:04}" for number in range(models)]
     (folder / "recipes").mkdir(parents=True)
     for name in [*names, "rest"]:
