@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
+from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
 pytestmark = pytest.mark.integration
@@ -93,6 +97,36 @@ def test_greedy_tokens_are_the_references(
             if parted is not None:
                 row = reference.log_probs([*prompt, *expected[:parted]])[-1]
                 assert row[expected[parted]] - row[found[parted]] < tie
+
+
+def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(model: Path, tmp_path: Path) -> None:
+    """At full precision, through the served runtime: converted, built, batched in flight."""
+    reference = Reference.from_folder(model)
+    checkpoint = run_convert(model, tmp_path / "checkpoint", "fp32")
+    engine = tmp_path / "engine" / "out"
+    engine.mkdir(parents=True)
+    limits: dict[str, Any] = {"max_batch_size": 3, "max_input_len": 64, "max_seq_len": 128}
+    build.run(Work(limits, {"checkpoint": checkpoint}, {}, engine, engine.parent))
+    prompts = encode(model, *PROMPTS)
+    expected = [reference.generate(prompt, 40, stop=[0, 2]) for prompt in prompts]
+    answers: list[list[int]] = [[] for _ in prompts]
+    ended = [threading.Event() for _ in prompts]
+
+    def listener(number: int) -> Callable[[Event], None]:
+        def on_event(event: Event) -> None:
+            if event.token is not None:
+                answers[number].append(event.token)
+            if event.finish is not None:
+                ended[number].set()
+
+        return on_event
+
+    with Runtime(engine, threads=1, kv_cache_type="f32") as runtime:
+        for number, prompt in enumerate(prompts):
+            runtime.submit(prompt, 40, Sampling(), listener(number))
+            time.sleep(0.01)  # the next one joins while this one is being answered
+        assert all(each.wait(30) for each in ended)
+    assert answers == expected
 
 
 @pytest.mark.parametrize(

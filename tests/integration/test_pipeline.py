@@ -147,6 +147,9 @@ def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
 
 def test_logs_status_and_store(done: Path) -> None:
     assert "fp16" in pipeline("logs", "tiny/fp16", "convert", cwd=done)
+    told = json.loads(pipeline("logs", "tiny/fp16", "convert", "--format", "json", cwd=done))
+    assert "fp16" in told["lines"][-1]
+    assert Path(told["path"]).is_file()
     assert "accuracy" in pipeline("status", cwd=done)
     assert "0 damaged" in pipeline("store", "verify", cwd=done)
     (done / ".pipeline" / "state.db").unlink()

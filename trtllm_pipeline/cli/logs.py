@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, note
-from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
+from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.store.store import LOG, Store
@@ -36,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on printing until the attempt ends")
     parser.add_argument("-n", "--lines", metavar="N", type=int, help="only the last N lines")
     parser.add_argument("--server", action="store_true", help="the log of the server that the launch stage started")
+    options.add_format(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,10 +47,17 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--lines {args.lines}: must be 1 or more")
     store = options.existing_store(args)
     outline = read_run(find_run(store, args.run))
+    if args.follow and args.format == "json":
+        raise UsageError("--follow prints text as it comes", hint="leave out --format json")
     planned = _stage_run(outline, store, args)
     if planned is None:
         return 0
     log = _log(store, planned, SERVER_LOG if args.server else LOG)
+    if args.format == "json":
+        text = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines: list[Json] = list(text if args.lines is None else text[-args.lines :])
+        emit_json({"schema": 1, "id": planned.id, "stage": planned.stage, "path": str(log), "lines": lines})
+        return 0
     _print(log, args.lines, follow=args.follow, store=store, planned=planned)
     return 0
 
@@ -69,10 +77,10 @@ def _stage_run(outline: Outline, store: Store, args: argparse.Namespace) -> Outl
         if service is None:
             raise UsageError(f"{cell.id} has no server in this plan")
         return service
-    return _telling(outline, store, cell)
+    return _telling(outline, store, cell, as_json=args.format == "json")
 
 
-def _telling(outline: Outline, store: Store, cell: OutlineCell) -> OutlineRun | None:
+def _telling(outline: Outline, store: Store, cell: OutlineCell, *, as_json: bool) -> OutlineRun | None:
     """The stage of a cell that runs or failed, or None after the cell's logs have been listed."""
     from trtllm_pipeline.report.standing import standings
 
@@ -91,6 +99,10 @@ def _telling(outline: Outline, store: Store, cell: OutlineCell) -> OutlineRun | 
     if not there:
         raise UsageError(f"{cell.id} has no logs yet", hint="pipeline status shows how far it is")
     width = max(len(stage) for stage, _ in there)
+    if as_json:
+        logs: dict[str, Json] = {stage: str(path) for stage, path in there}
+        emit_json({"schema": 1, "cell": cell.id, "logs": logs})
+        return None
     for stage, path in there:
         emit(f"{stage:<{width}}  {path}")
     note(f"one of them: pipeline logs {cell.id} STAGE")

@@ -57,7 +57,7 @@ def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
 
 
 def test_chat_template(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
+
     assert chat_renderer(tmp_path) is None
     template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('role') }}{% endif %}"
@@ -75,7 +75,7 @@ def test_chat_template(tmp_path: Path) -> None:
 
 
 def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
+
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
