@@ -227,7 +227,10 @@ class _Execution:
         def interrupt(_signal: int, _frame: FrameType | None) -> None:
             self._interrupts += 1
 
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & leave it
+                before[number] = signal.signal(number, interrupt)
         try:
             yield
         finally:

@@ -241,6 +241,16 @@ def test_an_interrupt_ends_the_run_and_keeps_what_is_done(store: Store) -> None:
     assert executor.stages() == ["make", "serve", "look"]
 
 
+def test_a_signal_that_is_ignored_stays_ignored(store: Store) -> None:
+    executor = PretendExecutor()
+    executor.on_submit = lambda _job: os.kill(os.getpid(), signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run(plan_of(), store, executor).exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_an_empty_result_is_a_failure(store: Store) -> None:
     executor = PretendExecutor()
     executor.on_submit = lambda job: (Path(job.attempt) / "out" / "result").unlink()
