@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage, 3 nothing to do, 130 interrupted."""
+    """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage or matrix, 3 nothing feasible, 130 interrupted."""
     top = parser()
     args = top.parse_args(argv)
     if args.command is None:

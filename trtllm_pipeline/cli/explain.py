@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Final
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.report.names import count
+
+_ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
+"""What becomes of a stage run, as in a plan's JSON, in words."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  pipeline explain 'smollm2*/fp16/*' --set axes.max_batch_size=[16]"
     )
     parser.add_argument("cell", help="id of a cell, or a pattern that matches it")
-    parser.add_argument("stage", nargs="?", help="only this stage")
+    parser.add_argument("stage", nargs="?", help="only this stage, with everything its fingerprint is made of")
     options.add_matrix(parser)
     options.add_workspace(parser)
     options.add_format(parser, "text", "json")
@@ -47,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
                     "stage": found.stage.name,
                     "id": run_id,
                     "fingerprint": found.fingerprint,
-                    "action": "run" if needed else "up to date" if run_id in seen.present else "not needed",
+                    "action": "run" if needed else "up_to_date" if run_id in seen.present else "skip",
                     "reason": seen.reasons.get(run_id),
                     "shared_with": len(found.cells) - 1,
                     "key": json.loads(found.key),
@@ -79,8 +84,9 @@ def _text(cell: Json, *, full: bool) -> list[str]:
     if cell["reason"]:
         lines.append(f"  infeasible: {cell['reason']}")
     for stage in _stages(cell):
-        shared = f", shared with {stage['shared_with']} other cells" if stage["shared_with"] else ""
-        lines.append(f"  {stage['stage']:<11} {stage['action']:<11} {stage['fingerprint']}{shared}")
+        others = stage["shared_with"]
+        shared = f", shared with {count(others, 'other cell')}" if isinstance(others, int) and others else ""
+        lines.append(f"  {stage['stage']:<11} {_ACTIONS[str(stage['action'])]:<11} {stage['fingerprint']}{shared}")
         if stage["reason"]:
             lines.append(f"{'':<14}{stage['reason']}")
         if full:

@@ -30,18 +30,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="list a matrix's cells, and why some cannot work")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument(
-        "--cells", action="append", default=[], metavar="PATTERN", help="such as 'qwen2*/fp8'; '!…' drops"
+        "--cells",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves out",
     )
-    show.add_argument("--toolchain", default="auto", metavar="NAME", help="what auto stands for; default: not decided")
+    show.add_argument(
+        "--toolchain",
+        default="auto",
+        metavar="NAME",
+        help="what auto, or no toolchain axis, stands for (default auto: left open)",
+    )
     _shared(show)
 
     schema = verbs.add_parser("schema", help="print the JSON Schema of matrix or recipe files, for editors")
-    schema.add_argument("--kind", choices=("matrix", "recipe"), default="matrix")
+    schema.add_argument("--kind", choices=("matrix", "recipe"), default="matrix", help="default matrix")
 
 
 def _shared(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="change a value")
-    verb.add_argument("--format", choices=("text", "json"), default="text")
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="KEY=VALUE",
+        help="change a value, e.g. axes.precision=[fp16]",
+    )
+    verb.add_argument("--format", choices=("text", "json"), default="text", help="default text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,7 +116,7 @@ def _validate(args: argparse.Namespace) -> int:
                 emit(f"{path}: {cells} {'cell' if cells == 1 else 'cells'}")
         results.append({"file": str(path), "valid": not faults, "cells": cells, "faults": faults})
     if args.format == "json":
-        emit_json({"files": results})
+        emit_json({"schema": 1, "files": results})
     return 0 if all(result["valid"] for result in results) else 2
 
 
@@ -113,6 +129,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.format == "json":
         emit_json(
             {
+                "schema": 1,
                 "cells": [
                     {
                         "id": cell.id,
@@ -128,7 +145,7 @@ def _show(args: argparse.Namespace) -> int:
                         "reason": cell.reason,
                     }
                     for cell in cells
-                ]
+                ],
             }
         )
     else:

@@ -28,7 +28,11 @@ def add_matrix(parser: argparse.ArgumentParser) -> None:
     """What selects cells of a matrix."""
     parser.add_argument("-m", "--matrix", metavar="FILE", help="matrix file")
     parser.add_argument(
-        "--cells", metavar="PATTERN", action="append", default=[], help="only cells like this, e.g. 'qwen2*/fp8/*'"
+        "--cells",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
     )
     parser.add_argument(
         "--set",
@@ -36,9 +40,13 @@ def add_matrix(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="sets",
-        help="change a setting, axis or recipe, e.g. settings.perf.concurrency=[1,8]",
+        help="change a setting, an axis or a recipe, e.g. settings.perf.concurrency=[1,8]",
     )
-    parser.add_argument("--toolchain", metavar="NAME", help="instead of the one this machine suggests")
+    parser.add_argument(
+        "--toolchain",
+        metavar="NAME",
+        help="toolchain of cells whose matrix names none (default: the first that this machine has)",
+    )
 
 
 def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request:
@@ -62,7 +70,7 @@ def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
         request.matrix,
         (*request.sets, *args.sets),
         tuple(args.cells) or request.cells,
-        request.until,
+        getattr(args, "until", None) or request.until,
         args.toolchain or request.toolchain,
     )
 

@@ -9,7 +9,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.plan import Plan
-from trtllm_pipeline.report.names import duration
+from trtllm_pipeline.report.names import count, duration
 from trtllm_pipeline.runner import Forecast, Request
 from trtllm_pipeline.store.store import Store
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     options.add_matrix(parser)
     options.add_workspace(parser)
-    parser.add_argument("--until", metavar="STAGE", help="plan up to this stage")
+    parser.add_argument("--until", metavar="STAGE", help="plan up to this stage, e.g. build")
     parser.add_argument("-v", "--verbose", action="store_true", help="list every stage run and cell")
     options.add_format(parser, "text", "json")
 
@@ -56,9 +56,9 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     feasible = len(plan.feasible)
     unshared = sum(len(run.cells) for run in plan.stage_runs.values())
     lines = [
-        f"{len(plan.cells)} cells"
+        count(len(plan.cells), "cell")
         + (f", {feasible} of them feasible" if feasible < len(plan.cells) else "")
-        + f"; {len(plan.stage_runs)} stage runs, {unshared} if nothing were shared",
+        + f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared",
         "",
         f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}",
     ]
@@ -81,7 +81,7 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
     infeasible = [cell for cell in plan.cells if cell.reason is not None]
     if infeasible:
-        lines += ["", f"{len(infeasible)} infeasible cells, kept out:"]
+        lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]
         shown = infeasible if verbose else infeasible[:10]
         lines += [f"  {cell.id}: {cell.reason}" for cell in shown]
         if len(shown) < len(infeasible):

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="all that is known of one model")
     show.add_argument("name", metavar="NAME")
     for verb in (listing, show):
-        verb.add_argument("--format", choices=("text", "json"), default="text")
+        verb.add_argument("--format", choices=("text", "json"), default="text", help="default text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             rows = [
                 recipe.model_dump(mode="json", include={"name", "summary", "family", "license"}) for recipe in recipes
             ]
-            emit_json({"recipes": rows})
+            emit_json({"schema": 1, "recipes": rows})
         else:
             width = max((len(recipe.name) for recipe in recipes), default=0)
             for recipe in recipes:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     path = find_recipe(args.name, Path())
     recipe = load_recipe(path)
     if args.format == "json":
-        emit_json({"file": str(path), **recipe.model_dump(mode="json")})
+        emit_json({"schema": 1, "file": str(path), **recipe.model_dump(mode="json")})
     else:
         emit(f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")
     return 0

@@ -29,13 +29,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     options.add_matrix(parser)
     options.add_workspace(parser)
-    parser.add_argument("--until", metavar="STAGE", help="stop after this stage")
-    parser.add_argument("--dry-run", action="store_true", help="only show the plan, as `pipeline plan` does")
+    parser.add_argument("--until", metavar="STAGE", help="stop after this stage, e.g. build")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done, as `pipeline plan` does")
     parser.add_argument("--fail-fast", action="store_true", help="start nothing new after the first failure")
     parser.add_argument("--retry-infeasible", action="store_true", help="try again what was found never to work")
     parser.add_argument("--refresh", action="store_true", help="ask the hubs again which revision a branch is at")
     parser.add_argument(
-        "--progress", choices=("auto", "live", "plain", "json", "quiet"), default="auto", help="default auto"
+        "--progress",
+        choices=("auto", "live", "plain", "json", "quiet"),
+        default="auto",
+        help="on stderr: a live picture, plain lines, JSON lines, or failures only (default auto: live in a terminal, "
+        "else plain)",
     )
     options.add_format(parser, "table", "json", "csv", "markdown")
 
@@ -46,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
+    # Looking at a workspace never makes one: that is left to a request that can be understood.
+    found = options.existing_store(args) if args.command == "resume" else options.open_store(args)
+    request = _request(args, found)
     if args.dry_run:
         from trtllm_pipeline.cli.plan import show
 
-        store = options.open_store(args)
-        request = _request(args, store)
-        return show(request, store, as_json=args.format == "json", verbose=False)
-    store = Store(Path(args.workspace))
-    request = _request(args, store)
+        return show(request, found, as_json=args.format == "json", verbose=False)
+    store = found or Store(Path(args.workspace))
     if args.retry_infeasible:
         store.index.forget_infeasible()
     if args.refresh:

@@ -31,11 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"With --matrix: for the cells it selects, with all that comes before, in the workspace.\n"
         f"Without: on the files you name, nothing else is read or written."
     )
-    words = " ".join(f"{verbs.flag(name)} PATH" for name in stage.inputs)
-    needed = " ".join(f"{verbs.flag(option.name)} {option.type.upper()}" for option in stage.options if option.required)
+    words = [f"{verbs.flag(each)} PATH" for each in stage.inputs]
+    words += [f"{verbs.flag(option.name)} {option.type.upper()}" for option in stage.options if option.required]
+    if stage.scope is not Scope.SERVICE:
+        words.append("--output-dir DIR")
     parser.epilog = (
-        f"examples:\n  pipeline {name} --matrix matrices/quickstart.yaml --cells 'smollm2*/fp16/*'\n"
-        f"  pipeline {name} {words} {needed} --output-dir DIR".replace("  --", " --")
+        f"examples:\n  pipeline {name} --matrix matrices/quickstart.yaml --cells 'smollm2*/int8_wo/*/bs4'\n"
+        f"  pipeline {name} {' '.join(words)}"
     )
     options.add_matrix(parser)
     options.add_workspace(parser)
@@ -81,8 +83,15 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
 
     service = stage.scope is Scope.SERVICE
     until = stage.inputs["repository"] if service else stage.name
-    store = Store(Path(args.workspace))
     request = options.request_of(args, until=until)
+    if service:
+        cells = [cell.id for cell in runner.select_cells(request, runner.load(request)) if cell.reason is None]
+        if len(cells) > 1:
+            raise UsageError(
+                f"{len(cells)} cells are selected, a server is launched for one",
+                hint="--cells ID; one of " + ", ".join(cells[:8]) + (", ..." if len(cells) > 8 else ""),
+            )
+    store = Store(Path(args.workspace))
     result = runner.run(request, store, observer(sys.stderr, mode="auto"), command=tuple(sys.argv))
     if result.outcome.exit_code:
         return result.outcome.exit_code
@@ -93,11 +102,6 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
         if found.stage.name == until
     }
     if service:
-        if len(folders) > 1:
-            raise UsageError(
-                f"{len(folders)} cells are selected, a server is launched for one",
-                hint="--cells ID; one of " + ", ".join(folders),
-            )
         args.in_repository = next(iter(folders.values()))
         return _by_hand(_with_settings(args, result.plan.feasible[0].settings["serve"], stage), stage)
     if args.format == "json":
@@ -151,6 +155,7 @@ def _in_attempt(work: Work, stage: Stage) -> int:
 
 def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
     """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
+    _find_files(args, stage)
     with tempfile.TemporaryDirectory(prefix=f"pipeline-{stage.name}-") as scratch:
         if stage.scope is Scope.SERVICE:
             args.output_dir = args.output_dir or f"{scratch}/out"
@@ -167,6 +172,18 @@ def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
     else:
         emit(str(work.out))
     return 0
+
+
+def _find_files(args: argparse.Namespace, stage: Stage) -> None:
+    """Put paths for `builtin:NAME`, and where nothing was typed, the file that a matrix would take."""
+    from trtllm_pipeline.matrix.models import Settings
+    from trtllm_pipeline.runner import data_file
+
+    defaults = getattr(Settings(), stage.section or stage.name, None)
+    for name in stage.file_names:
+        given = getattr(args, f"file_{name}") or getattr(defaults, name, None)
+        if given is not None:
+            setattr(args, f"file_{name}", str(data_file(str(given), Path())))
 
 
 def _announce_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `store`."""
     parser.description = "Look after a workspace's store."
     parser.epilog = (
-        "  list      what is published, with sizes\n"
+        "  list      the artifacts: stage, fingerprint, size, seconds it took, label\n"
         "  verify    read every file again and compare digests; damaged artifacts are removed and made again by `run`\n"
         "  repair    rebuild the index from the manifests\n"
         "  sweep     remove what killed runs left behind\n\n"

@@ -29,10 +29,12 @@ DOWNLOAD = Stage(
     program="trtllm_pipeline.stages.download:run",
     shared=True,
     options=(
-        Option("source", "json", "where from, pinned: {hugging_face: NAME, revision: COMMIT}, ...", required=True),
+        Option(
+            "source", "json", 'a source as in a recipe: {"hugging_face": NAME, "revision": COMMIT}, ...', required=True
+        ),
         Option("max_workers", "int", "files fetched at once", default=4),
         Option("offline", "bool", "use only what is on this machine", default=False),
-        Option("folder", "json", "where a local source lies, as a path in quotes, or null"),
+        Option("folder", "json", "where a local source lies: a path in double quotes, or null"),
     ),
     params=_download_params,
     advice=lambda cell: {

@@ -58,10 +58,20 @@ def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
     """Give `parser` the stage's inputs, files and options. None is required here; `to_work` says what is missing."""
     paths = parser.add_argument_group("work by hand, on explicit files")
     for name, upstream in stage.inputs.items():
-        paths.add_argument(flag(name), dest=f"in_{name}", metavar="PATH", help=f"what the stage {upstream} left")
+        left = (
+            f"folder that {upstream} left"
+            if name != "service"
+            else f"file with what `pipeline {upstream} --format json` says"
+        )
+        paths.add_argument(flag(name), dest=f"in_{name}", metavar="PATH", help=f"{left} (required)")
     for name in stage.file_names:
-        paths.add_argument(flag(name), dest=f"file_{name}", metavar="FILE", help="a file of yours, or builtin:NAME")
-    paths.add_argument("--output-dir", metavar="DIR", help="an empty or new folder for what this stage leaves")
+        paths.add_argument(
+            flag(name),
+            dest=f"file_{name}",
+            metavar="FILE",
+            help="a file of yours, or builtin:NAME (default: as in a matrix)",
+        )
+    paths.add_argument("--output-dir", metavar="DIR", help="an empty or new folder for the results")
     paths.add_argument("--attempt-dir", metavar="DIR", help=argparse.SUPPRESS)
     for option in stage.options:
         default = "required" if option.required else f"default {json.dumps(option.default)}"
@@ -82,7 +92,9 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
     files = {name: values[f"file_{name}"] for name in stage.file_names}
     wrong += [f"{flag(name)} is missing" for name, path in inputs.items() if path is None]
     wrong += [
-        f"{flag(name)}: {path} does not exist" for name, path in inputs.items() if path and not Path(path).exists()
+        f"{flag(name)}: {path} does not exist"
+        for name, path in (*inputs.items(), *files.items())
+        if path and not Path(path).exists()
     ]
     params: dict[str, Json] = {}
     for option in stage.options:
