@@ -28,7 +28,7 @@ from trtllm_pipeline.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv
 from trtllm_pipeline.store.claims import Claim, lease_machine
-from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.store.manifest import Manifest, size_bytes
 from trtllm_pipeline.store.store import JOB, OUT, Artifact, Attempt, Store
 
 _POLL_S: Final = 0.2
@@ -131,6 +131,8 @@ class _Execution:
         self._errors: dict[StageRunId, StageError] = {}
         self._took: dict[StageRunId, float] = {}
         self._interrupts = 0
+        self._told: dict[StageRunId, Mapping[str, Json]] = {}
+        self._told_s = 0.0
         self._queued: list[scheduling.Event] = []
         self._durations = store.index.durations()
         self._begun = False
@@ -336,8 +338,7 @@ class _Execution:
         run, attempt = held.run, held.attempt
         self._took[run.id] = event.usage.wall_s
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            size = sum(file.stat().st_size for file in attempt.out.rglob("*") if file.is_file())
-            future = self._seal(held, event.usage, in_thread=size > _SEAL_IN_THREAD_BYTES)
+            future = self._seal(held, event.usage, in_thread=size_bytes(attempt.out) > _SEAL_IN_THREAD_BYTES)
             self._sealing[run.id] = (future, event.usage)
             return []
         del self._running[run.id]
@@ -430,13 +431,16 @@ class _Execution:
         return error
 
     def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
-        found: dict[StageRunId, Mapping[str, Json]] = {}
-        for run_id, held in self._running.items():
-            try:
-                found[run_id] = json.loads((held.attempt.folder / PROGRESS_FILE).read_bytes())
-            except (OSError, ValueError):
-                continue
-        return found
+        """What stages told of their progress, as read a moment ago."""
+        now = time.monotonic()
+        if now - self._told_s >= _POLL_S:
+            self._told, self._told_s = {}, now
+            for run_id, held in self._running.items():
+                try:
+                    self._told[run_id] = json.loads((held.attempt.folder / PROGRESS_FILE).read_bytes())
+                except (OSError, ValueError):
+                    continue
+        return self._told
 
     def _remember_latest(self) -> None:
         """Keep what each cell now has, so that the next plan can say what changed."""

@@ -298,6 +298,17 @@ class Guardian:
             for run in self.runs.values():
                 run.look_at = 0.0  # one of theirs may have been what they wait for
 
+    def has_others(self) -> bool:
+        """Whether there is a child beside the stage runs' first processes. Without one nothing was left behind.
+
+        What a process leaves is ours before that process can be reaped, and only we reap: no child is ever overlooked.
+        """
+        try:
+            with open(f"/proc/self/task/{self.pid}/children", "rb") as file:  # noqa: PTH123
+                return any(int(pid) not in self.mains for pid in file.read().split())
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            return True
+
     def members(self, run: StageRun) -> set[int]:
         """All processes of this stage run."""
         # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since.
@@ -332,7 +343,7 @@ class Guardian:
                 run.steps = [(now + 0.1, signo, True)]  # what it forked meanwhile
         if run.exited is None or now < run.look_at:
             return
-        left = self.members(run)
+        left = self.members(run) if self.has_others() else None
         if not left:
             del self.runs[run.id]
             self.send("exited", **run.exited, swept=len(run.swept))

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "and every artifact holds one; `pipeline logs` says where they are."
     )
     parser.epilog = "example:\n  pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay"
-    parser.add_argument("job", metavar="JOB.json")
+    parser.add_argument("job", metavar="JOB.json", help="the job.json of an attempt or artifact")
     parser.add_argument("--output-dir", metavar="DIR", default="replay", help="a new folder (default replay)")
     parser.add_argument(
         "--input",

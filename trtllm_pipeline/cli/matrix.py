@@ -24,11 +24,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--force", action="store_true", help="overwrite a file that is there")
 
     validate = verbs.add_parser("validate", help="check matrix files and the recipes they name")
-    validate.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help="matrix files")
     _shared(validate)
 
     show = verbs.add_parser("show", help="list a matrix's cells, and why some cannot work")
-    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("file", type=Path, metavar="FILE", help="a matrix file")
     show.add_argument(
         "--cells",
         action="append",

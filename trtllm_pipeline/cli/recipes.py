@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     listing = verbs.add_parser("list", help="names and one line each")
     show = verbs.add_parser("show", help="all that is known of one model")
-    show.add_argument("name", metavar="NAME")
+    show.add_argument("name", metavar="NAME", help="of a recipe")
     for verb in (listing, show):
         verb.add_argument("--format", choices=("text", "json"), default="text", help="default text")
 

@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  sweep     remove what killed runs left behind\n\n"
         "example:\n  pipeline store verify --workspace .pipeline"
     )
-    parser.add_argument("action", choices=("list", "verify", "repair", "sweep"))
+    parser.add_argument(
+        "action", metavar="ACTION", choices=("list", "verify", "repair", "sweep"), help="list, verify, repair or sweep"
+    )
     options.add_workspace(parser)
     options.add_format(parser, "text", "json")
 

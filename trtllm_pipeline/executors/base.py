@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Protocol, Union
 
@@ -42,8 +42,7 @@ class Job:
 
     def write(self, path: Path) -> None:
         """Write the job file."""
-        data = asdict(self)
-        data["scope"] = self.scope.value
+        data = {each.name: getattr(self, each.name) for each in fields(self)} | {"scope": self.scope.value}
         path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

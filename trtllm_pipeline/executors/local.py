@@ -50,11 +50,12 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._guardian, selectors.EVENT_READ)
         self._active: dict[StageRunId, _Active] = {}
+        self._environment = dict(os.environ)  # reading it decodes every value
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start the job's first command."""
         now = time.monotonic()
-        active = _Active(job, claims, now + job.timeout_s, now, environment={**os.environ, **job.environment})
+        active = _Active(job, claims, now + job.timeout_s, now, environment={**self._environment, **job.environment})
         self._active[job.id] = active
         self._spawn(active)
 

@@ -17,14 +17,16 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.digest import StatCache, digest_file
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub.answers import UnavailableError
-from trtllm_pipeline.hub.transfer import Progress
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.hub.transfer import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -106,6 +107,17 @@ class Index:
         """Close the connection."""
         self._db.close()
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All changes inside are made together, or none; each alone would be a transaction of its own."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
     # artifacts
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, ArtifactRow]:
@@ -171,6 +183,11 @@ class Index:
         return {prefix: total / count for prefix, (total, count) in totals.items()}
 
     # attempts
+
+    def last_attempt(self, fingerprint: Fingerprint) -> int:
+        """Number of the latest attempt at this stage run, 0 when it was never tried."""
+        query = "SELECT max(number) FROM attempts WHERE fingerprint = ?"
+        return int(self._db.execute(query, (fingerprint,)).fetchone()[0] or 0)
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: Path) -> int:
         """Record that an attempt starts; returns its id."""
@@ -239,9 +256,8 @@ class Index:
 
     def set_latest(self, rows: Iterable[tuple[str, str, Fingerprint, str]]) -> None:
         """Remember (cell, stage, fingerprint, key) as each cell's newest results, in one transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany("INSERT OR REPLACE INTO latest VALUES (?, ?, ?, ?)", rows)
-        self._db.execute("COMMIT")
+        with self.transaction():
+            self._db.executemany("INSERT OR REPLACE INTO latest VALUES (?, ?, ?, ?)", rows)
 
     # remembered answers
 

@@ -99,6 +99,11 @@ def scan(out: Path) -> tuple[FileEntry, ...]:
     return tuple(_entry(path, str(path.relative_to(out))) for path in sorted(_walk(out)))
 
 
+def size_bytes(out: Path) -> int:
+    """Bytes that `scan` would have to read at most."""
+    return sum(path.lstat().st_size for path in _walk(out))
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in entries:

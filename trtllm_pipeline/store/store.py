@@ -11,6 +11,7 @@ runs/RUN_ID/               plan, report and lock file of each run
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -21,9 +22,9 @@ from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
-from trtllm_pipeline.stages.base import PROGRESS_FILE, write_json
+from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import Index
+from trtllm_pipeline.store.index import ArtifactRow, Index
 from trtllm_pipeline.store.manifest import Manifest
 
 LOG: Final = "log"
@@ -117,33 +118,37 @@ class Store:
         An artifact with a missing or changed file is forgotten and moved away, so that it is made again. One that was
         published but is not in the index, because the pipeline was killed in between, is taken in.
         """
-        found: dict[Fingerprint, Artifact] = {}
         rows = self.index.artifacts(wanted)
         names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
-        for fingerprint, stage in wanted.items():
-            row = rows.get(fingerprint)
-            if fingerprint not in names[stage]:
-                if row is not None:
-                    self.index.remove_artifact(fingerprint)
-                continue
-            folder = self.folder(stage, fingerprint)
-            if row is None:
-                adopted = self._adopt(folder)
-                if adopted is None:
-                    continue
-                files = tuple((entry.path, entry.size) for entry in adopted.files)
-                size, duration = adopted.size_bytes, _duration(adopted)
-            else:
-                files, size, duration = row.files, row.size_bytes, row.duration_s
-            if _whole(f"{self.artifacts_dir}/{stage}/{fingerprint}", files):
-                found[fingerprint] = Artifact(stage, fingerprint, folder, size, duration)
-            else:
-                self._discard(folder, fingerprint)
-        return found
+        looked_at = (
+            self._look(stage, fingerprint, rows.get(fingerprint), there=fingerprint in names[stage])
+            for fingerprint, stage in wanted.items()
+        )
+        return {artifact.fingerprint: artifact for artifact in looked_at if artifact is not None}
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
-        """One artifact, if it is there and whole."""
-        return self.present({fingerprint: stage}).get(fingerprint)
+        """One artifact, if it is there and whole; as `present`, without listing what else there is."""
+        row = self.index.artifacts((fingerprint,)).get(fingerprint)
+        return self._look(stage, fingerprint, row, there=os.path.isdir(self.folder(stage, fingerprint)))
+
+    def _look(self, stage: str, fingerprint: Fingerprint, row: ArtifactRow | None, *, there: bool) -> Artifact | None:
+        if not there:
+            if row is not None:
+                self.index.remove_artifact(fingerprint)
+            return None
+        folder = self.folder(stage, fingerprint)
+        if row is None:
+            adopted = self._adopt(folder)
+            if adopted is None:
+                return None
+            files = tuple((entry.path, entry.size) for entry in adopted.files)
+            size, duration = adopted.size_bytes, _duration(adopted)
+        else:
+            files, size, duration = row.files, row.size_bytes, row.duration_s
+        if _whole(str(folder), files):
+            return Artifact(stage, fingerprint, folder, size, duration)
+        self._discard(folder, fingerprint)
+        return None
 
     def _adopt(self, folder: Path) -> Manifest | None:
         try:
@@ -171,14 +176,17 @@ class Store:
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
         """A fresh attempt folder. The caller holds the claim, so what older attempts left is nobody's and goes."""
-        number = 1
-        for name in _names(self.work_dir):
-            if name.startswith(f"{fingerprint}.") and not name.endswith(".lock"):
-                suffix = name.rpartition(".")[2]
-                number = max(number, int(suffix) + 1 if suffix.isdigit() else 1)
-                shutil.rmtree(self.work_dir / name, ignore_errors=True)
-        folder = self.work_dir / f"{fingerprint}.{number}"
-        (folder / OUT).mkdir(parents=True)
+        number = 1 + self.index.last_attempt(fingerprint)
+        shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
+        while True:
+            folder = self.work_dir / f"{fingerprint}.{number}"
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:  # the index was lost, and with it the count
+                shutil.rmtree(folder, ignore_errors=True)
+                number += 1
+        (folder / OUT).mkdir()
         return Attempt(
             self.index.begin_attempt(run, stage, fingerprint, number, folder), stage, fingerprint, number, folder
         )
@@ -201,7 +209,9 @@ class Store:
             # A file with other names may be the user's own: a local model is linked where it cannot be cloned.
             if entry.link is None and (stat := path.stat()).st_nlink == 1:
                 path.chmod(stat.st_mode & ~0o222)
-        write_json(attempt.folder / manifest.NAME, sealed.to_json())
+        # Nobody looks for it here, and the rename that publishes it comes later: no need to write it beside and rename.
+        text = json.dumps(sealed.to_json(), indent=1, ensure_ascii=False)
+        (attempt.folder / manifest.NAME).write_text(f"{text}\n", encoding="utf-8")
         if _duration(sealed) >= _DURABLE_AFTER_S:
             _sync(attempt.folder)
         return sealed
@@ -213,8 +223,9 @@ class Store:
         if final.exists():
             self._discard(final, attempt.fingerprint)
         attempt.folder.rename(final)
-        self.index.add_artifact(sealed)
-        self.index.end_attempt(attempt.id, "succeeded", folder=final)
+        with self.index.transaction():
+            self.index.add_artifact(sealed)
+            self.index.end_attempt(attempt.id, "succeeded", folder=final)
         return Artifact(attempt.stage, attempt.fingerprint, final, sealed.size_bytes, _duration(sealed))
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:

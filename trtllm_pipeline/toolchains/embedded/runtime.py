@@ -199,9 +199,10 @@ class Runtime:
 
         Raises ServerError when the folder is no engine, the runtime is not installed, or loading fails.
         """
-        # llama.cpp's threads meet hundreds of times a token. By default they spin while they wait, and when anything else
-        # needs a core (Triton, the client), all of them wait for one that is not running: a tenth of the speed was seen.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # llama.cpp's threads meet hundreds of times a token. By default they spin long while they wait; when anything else
+        # needs a core (Triton, the client), all wait for one that is not running, and a tenth of the speed is left.
+        # Not to spin at all halves the speed of a machine with nothing else to do. A short spin is near the best of both.
+        os.environ.setdefault("GOMP_SPINCOUNT", "300")
         try:
             import xllamacpp
         except ImportError as error:

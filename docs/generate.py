@@ -1,0 +1,203 @@
+"""Writes the tables of the documentation that the code knows better: axes, settings, recipes, options of commands.
+
+    python docs/generate.py            bring docs/*.md up to date
+    python docs/generate.py --check    exit code 1 if they are not
+
+A table stands between `<!-- generated: KIND NAME -->` and `<!-- end -->`; everything else in a page is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.cli.app import COMMANDS, STAGES
+from trtllm_pipeline.domain import Cell, CellId
+from trtllm_pipeline.matrix.models import Settings, json_schema
+from trtllm_pipeline.toolchains import base as toolchains
+
+FOLDER: Final = Path(__file__).parent
+BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
+SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--format")
+"""Options explained once, at the top of commands.md."""
+_EVERYWHERE: Final = ("timeout_s", "retries")
+
+
+def parser_of(command: str, verb: str | None = None) -> argparse.ArgumentParser:
+    """The real parser of a command or stage verb, or of one verb of a command."""
+    parser = argparse.ArgumentParser(prog=f"pipeline {command}")
+    parser.set_defaults(command=command)
+    module = "trtllm_pipeline.cli.stage" if command in STAGES else COMMANDS[command][0]
+    importlib.import_module(module).configure(parser)
+    if verb is not None:
+        parser = verbs_of(parser)[verb]
+    return parser
+
+
+def verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+    """The verbs below a command, such as `init` of `pipeline matrix`; empty when it has none."""
+    for action in parser._actions:  # noqa: SLF001  argparse has no other way to ask
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            return dict(action.choices)
+    return {}
+
+
+def options(name: str) -> Iterator[str]:
+    """The table of a command's own options."""
+    command, _, verb = name.partition(" ")
+    shared: list[str] = []
+    rows = []
+    for action in parser_of(command, verb or None)._actions:  # noqa: SLF001
+        flags = action.option_strings or [str(action.metavar or action.dest)]
+        if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            continue
+        if flags[-1] in SHARED:
+            shared += [f"`{flags[-1]}`"] if flags[-1] != "--help" else []
+            continue
+        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or _choices(action)}"
+        what = (action.help or "").replace("%%", "%").replace("|", "\\|").replace("[", "\\[")
+        if action.choices is not None and not action.option_strings:
+            what = what or f"one of {_choices(action)}"
+        rows.append(f"| `{', '.join(flags)}{value}` | {what} |")
+    if rows:
+        yield from ("| option | meaning |", "|---|---|", *rows)
+    if shared:
+        yield from (["", f"And {', '.join(shared)}."] if rows else [f"Options: {', '.join(shared)}."])
+
+
+def _choices(action: argparse.Action) -> str:
+    return "{" + ",".join(map(str, action.choices or ())) + "}"
+
+
+class _Read(dict[str, Any]):
+    """A mapping that remembers which of its keys were read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def read_by(toolchain: str) -> set[str]:
+    """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by asking its stages."""
+    sections = {name: _Read(values) for name, values in Settings().model_dump(mode="json").items()}
+    recipe: dict[str, Any] = {"source": {"generated": "llama"}}
+    found = toolchains.load(toolchain)
+    for precision in ("fp16", "int4_awq"):
+        cell = Cell(CellId("x"), "x", toolchain, precision, 1, 1, 1, 1, 1, recipe, sections)
+        found.infeasible(cell)
+        for stage in found.stages:
+            for ask in (stage.params, stage.advice, stage.files, stage.resources):
+                ask(cell)
+    return {f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE)}
+
+
+def settings(name: str) -> Iterator[str]:
+    """The table of one settings section, or of a mapping in one."""
+    schema = json_schema("matrix")
+    definition = schema["$defs"][name]
+    section = name.lower()
+    used = read_by("embedded")
+    yield "| key | values | default | meaning |"
+    yield "|---|---|---|---|"
+    for key, field in definition["properties"].items():
+        if "$ref" in field and field["$ref"].endswith("/Calibration"):
+            continue  # a table of its own
+        what = field.get("description", "")
+        if section != "calibration" and f"{section}.{key}" not in used:
+            what += " The embedded toolchain does not read it."
+        default = json.dumps(field.get("default"), ensure_ascii=False)
+        yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"
+
+
+def fields(name: str) -> Iterator[str]:
+    """The table of an object of the schemas: its keys, which must be there, and what they mean."""
+    kind = "recipe" if name in {"Recipe", "RecipeSmoke"} or name.endswith("Source") else "matrix"
+    schema = json_schema("recipe" if kind == "recipe" else "matrix")
+    definition = schema if name in {"Recipe", "Matrix"} else schema["$defs"][name]
+    required = definition.get("required", ())
+    yield "| key | values | default | meaning |"
+    yield "|---|---|---|---|"
+    for key, field in definition["properties"].items():
+        default = "required" if key in required else f"`{json.dumps(field.get('default'), ensure_ascii=False)}`"
+        if field.get("default") == [] or "$ref" in field:
+            default = "required" if key in required else ""
+        yield f"| `{key}` | {values(field)} | {default} | {_line(field.get('description', ''))} |"
+
+
+def values(field: Mapping[str, Any]) -> str:
+    """What a field of a JSON Schema takes, in words."""
+    if "enum" in field:
+        return ", ".join(f"`{each}`" for each in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if "anyOf" in field or "oneOf" in field:
+        parts = [values(part) for part in field.get("anyOf", field.get("oneOf", ()))]
+        return " or ".join(dict.fromkeys(parts))
+    if "$ref" in field:
+        return "a mapping, see below"
+    match field.get("type"):
+        case "array":
+            return f"list of: {values(field['items'])}"
+        case "integer" | "number" as number:
+            least, above = field.get("minimum"), field.get("exclusiveMinimum")
+            most = field.get("maximum")
+            words = "whole number" if number == "integer" else "number"
+            words += f" from {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
+            return words + (f" to {most:g}" if most is not None and most <= 65536 else "")
+        case "boolean":
+            return "`true`, `false`"
+        case "null":
+            return "`null`"
+        case "object":
+            return "a mapping"
+        case _:
+            if field.get("examples"):
+                return "text, e.g. " + ", ".join(f"`{each}`" for each in field["examples"])
+            return "text"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+_KINDS: Final = {"options": options, "settings": settings, "fields": fields}
+
+
+def rendered(text: str) -> str:
+    """A page with its generated tables as they must be."""
+
+    def table(match: re.Match[str]) -> str:
+        lines = "\n".join(_KINDS[match[2]](match[3]))
+        return f"{match[1]}\n{lines}\n\n{match[4]}"
+
+    return BLOCK.sub(table, text)
+
+
+def main() -> int:
+    """Write the pages, or say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for page in sorted(FOLDER.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if rendered(text) != text:
+            stale.append(page.name)
+            if not check:
+                page.write_text(rendered(text), encoding="utf-8")
+    sys.stdout.write(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}\n")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
