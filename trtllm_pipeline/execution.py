@@ -137,7 +137,7 @@ class _Execution:
         self._durations = store.index.durations()
         self._begun = False
         self._scheduler = scheduling.Scheduler(
-            _tasks(plan, self._durations),
+            _tasks(plan, expectations(plan, self._durations)),
             machine,
             up_to_date={run.id for run in plan.stage_runs.values() if run.fingerprint in present},
             wanted=wanted(plan),
@@ -482,11 +482,10 @@ def machine() -> scheduling.Machine:
 
 
 def simulate(
-    plan: Plan, durations: Mapping[str, float], on: scheduling.Machine, present: Collection[StageRunId]
+    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Machine, present: Collection[StageRunId]
 ) -> float:
-    """Wall-clock seconds that running `plan` on the machine `on` will take, if everything takes as long as expected."""
-    tasks = list(_tasks(plan, durations))
-    takes = {task.id: task.expected_s for task in tasks}
+    """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
+    tasks = list(_tasks(plan, takes))
     scopes = {task.id: task.scope for task in tasks}
     scheduler = scheduling.Scheduler(tasks, on, up_to_date=present, wanted=wanted(plan))
     now = 0.0
@@ -510,7 +509,7 @@ def simulate(
         events = [event]
 
 
-def _tasks(plan: Plan, durations: Mapping[str, float]) -> Iterator[scheduling.Task]:
+def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling.Task]:
     """The plan as the scheduler sees it."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)}
     for run in plan.stage_runs.values():
@@ -522,20 +521,22 @@ def _tasks(plan: Plan, durations: Mapping[str, float]) -> Iterator[scheduling.Ta
             scope=run.stage.scope,
             service=service,
             resources=run.stage.resources(run.first_cell),
-            expected_s=expected_s(run, durations),
+            expected_s=takes[run.id],
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
             order=order[run.first_cell.id],
         )
 
 
-def expected_s(run: StageRun, durations: Mapping[str, float]) -> float:
-    """Seconds this stage run will take, learnt from the most similar that ever ran."""
-    label = run.label
-    while label:
-        if label in durations:
-            return durations[label]
-        label = label.rpartition("/")[0]
-    return UNKNOWN_DURATION_S
+def expectations(plan: Plan, durations: Mapping[str, float]) -> dict[StageRunId, float]:
+    """Seconds each stage run will take, learnt from the most similar that ever ran."""
+    known = {"": UNKNOWN_DURATION_S, **durations}
+
+    def of(label: str) -> float:
+        if label not in known:
+            known[label] = of(label.rpartition("/")[0])
+        return known[label]
+
+    return {run.id: of(run.label) for run in plan.stage_runs.values()}
 
 
 def section(run: StageRun) -> Mapping[str, Json]:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from trtllm_pipeline import plan as planning
 from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
-from trtllm_pipeline.stages.base import SERVICE_FILE, write_json
+from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -234,28 +234,29 @@ class Forecast:
 
 def forecast(plan: Plan, store: Store | None) -> Forecast:
     """What running `plan` now would do, and why."""
-    from trtllm_pipeline.execution import expected_s, machine, simulate
+    from trtllm_pipeline.execution import expectations, machine, simulate
     from trtllm_pipeline.reasons import reasons
 
     runs = plan.stage_runs.values()
     present = store.present({run.fingerprint: run.stage.name for run in runs}) if store is not None else {}
     durations = store.index.durations() if store is not None else {}
+    expected_s = expectations(plan, durations)
     there = frozenset(run.id for run in runs if run.fingerprint in present)
     to_run = frozenset(planning.to_run(plan, lambda run: run.id in there))
     return Forecast(
         there,
         to_run,
         reasons(plan, to_run, store),
-        {run.id: expected_s(run, durations) for run in runs},
-        simulate(plan, durations, machine(), there),
+        expected_s,
+        simulate(plan, expected_s, machine(), there),
         bool(durations),
     )
 
 
-def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> dict[str, Json]:
-    """The plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
+def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
+    """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
     from trtllm_pipeline.execution import command_lines
-    from trtllm_pipeline.report.planfile import plan_to_json
+    from trtllm_pipeline.report.planfile import plan_lines
 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
 
@@ -268,7 +269,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         }
         return command_lines(run, inputs, "{attempt}")
 
-    return plan_to_json(
+    return plan_lines(
         plan,
         present=seen.present,
         to_run=seen.to_run,
@@ -309,7 +310,7 @@ def run(
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
         seen = forecast(plan, store)
-        write_json(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
+        write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         write_lock(request, loaded, plan, folder / "lock")
         executor = LocalExecutor()
         outcome = execute(plan, store, executor, observer, run_id=run_id, machine=machine(), keep_going=keep_going)

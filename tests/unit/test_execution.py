@@ -14,7 +14,7 @@ import pytest
 from tests.unit.conftest import make_cell, make_toolchain
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import Outcome, execute, simulate
+from trtllm_pipeline.execution import UNKNOWN_DURATION_S, Outcome, execute, expectations, simulate
 from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.scheduler import Machine
@@ -259,12 +259,19 @@ def test_an_empty_result_is_a_failure(store: Store) -> None:
     assert "left no files" in next(iter(outcome.errors.values())).message
 
 
+def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
+    plan = plan_of("fp16", "fp8", until="make")
+    takes = expectations(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
+    by_label = {plan.stage_runs[run].label: seconds for run, seconds in takes.items()}
+    assert by_label == {"get/toy/m/fp16": UNKNOWN_DURATION_S, "make/toy/m/fp16": 9.0, "make/toy/m/fp8": 4.0}
+
+
 def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
-    durations = {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0}
+    takes = expectations(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, durations, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
-    assert simulate(plan, durations, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
+    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:

@@ -6,6 +6,7 @@ Nothing heavy is imported here: `pipeline --help` costs little more than the bar
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage or matrix, 3 nothing feasible, 130 interrupted."""
+    gc.set_threshold(100_000, 50, 100)  # large plans are many objects and no garbage: looking for it was a third of the time
     top = parser()
     args = top.parse_args(argv)
     if args.command is None:

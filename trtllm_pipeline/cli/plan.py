@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json
+from trtllm_pipeline.cli.output import emit
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report.names import count, duration
@@ -46,7 +46,8 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
     plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store, until=request.until)
     seen = runner.forecast(plan, store)
     if as_json:
-        emit_json(runner.plan_json(plan, store, seen))
+        for line in runner.plan_json(plan, store, seen):
+            emit(line)
     else:
         emit("\n".join(_text(plan, seen, verbose=verbose)))
     return 0

@@ -7,7 +7,7 @@ command lines, which is all that status, logs and reports need, so none of them 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +96,7 @@ def outline(plan: Plan) -> Outline:
     )
 
 
-def plan_to_json(
+def plan_lines(
     plan: Plan,
     *,
     present: Collection[StageRunId],
@@ -105,46 +105,57 @@ def plan_to_json(
     expected_s: Mapping[StageRunId, float],
     commands: Callable[[StageRun], Sequence[Sequence[str]]],
     run_id: str | None = None,
-) -> dict[str, Json]:
-    """The plan as JSON values. `commands` gives a stage run's command lines; `run_id` is None when nothing was run."""
-    cells: list[Json] = [
-        {
+) -> Iterator[str]:
+    """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
+
+    `commands` gives a stage run's command lines; `run_id` is None when nothing was run.
+    """
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+
+    def cell_entry(cell: Cell) -> dict[str, Json]:
+        return {
             "id": cell.id,
             "axes": axes(cell),
             "feasible": cell.reason is None,
             "reason": cell.reason,
             "stage_runs": list(plan.by_cell[cell.id]),
         }
-        for cell in plan.cells
-    ]
-    stage_runs: list[Json] = []
-    for run in plan.stage_runs.values():
+
+    def run_entry(run: StageRun) -> dict[str, Json]:
         resources = run.stage.resources(run.first_cell)
-        action = "run" if run.id in to_run else "up_to_date" if run.id in present else "skip"
-        stage_runs.append(
-            {
-                "id": run.id,
-                "stage": run.stage.name,
-                "toolchain": run.toolchain,
-                "fingerprint": run.fingerprint,
-                "scope": run.stage.scope.value,
-                "inputs": dict(run.inputs),
-                "after": list(run.after),
-                "cells": list(run.cells),
-                "argv": [list(command) for command in commands(run)],
-                "environment": {},
-                "resources": {
-                    "cpus": resources.cpus,
-                    "gpus": resources.gpus,
-                    "downloads": resources.downloads,
-                    "exclusive": resources.exclusive,
-                },
-                "expected_s": expected_s.get(run.id),
-                "action": action,
-                "reason": reasons.get(run.id),
-            }
-        )
-    return {"schema": SCHEMA, "run": run_id, "cells": cells, "stage_runs": stage_runs}
+        return {
+            "id": run.id,
+            "stage": run.stage.name,
+            "toolchain": run.toolchain,
+            "fingerprint": run.fingerprint,
+            "scope": run.stage.scope.value,
+            "inputs": dict(run.inputs),
+            "after": list(run.after),
+            "cells": list(run.cells),
+            "argv": [list(command) for command in commands(run)],
+            "environment": {},
+            "resources": {
+                "cpus": resources.cpus,
+                "gpus": resources.gpus,
+                "downloads": resources.downloads,
+                "exclusive": resources.exclusive,
+            },
+            "expected_s": expected_s.get(run.id),
+            "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
+            "reason": reasons.get(run.id),
+        }
+
+    def entries(made: Iterable[dict[str, Json]]) -> Iterator[str]:
+        comma = ""
+        for entry in made:
+            yield f"{comma}{encode(entry)}"
+            comma = ","
+
+    yield f'{{"schema": {SCHEMA}, "run": {encode(run_id)}, "cells": ['
+    yield from entries(map(cell_entry, plan.cells))
+    yield '], "stage_runs": ['
+    yield from entries(map(run_entry, plan.stage_runs.values()))
+    yield "]}"
 
 
 def read_plan(path: Path) -> Outline:

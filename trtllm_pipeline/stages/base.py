@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -69,8 +69,14 @@ _last_progress: dict[Path, float] = {}
 
 def write_json(path: Path, value: object) -> None:
     """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
+    write_lines(path, (json.dumps(value, indent=1, ensure_ascii=False),))
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
     temporary.replace(path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.report.planfile import plan_to_json
+from trtllm_pipeline.report.planfile import plan_lines
 from trtllm_pipeline.report.rows import rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
@@ -36,10 +36,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         store.index.begin_run(run, "/m/quick.yaml", ("pipeline", "run"))
         folder = store.runs_dir / run
         folder.mkdir()
-        data = plan_to_json(
+        lines = plan_lines(
             PLAN, present=(), to_run=(), reasons={}, expected_s={}, commands=lambda _run: [], run_id=run
         )
-        (folder / "plan.json").write_text(json.dumps(data))
+        (folder / "plan.json").write_text("\n".join(lines))
     yield store
     store.close()
 

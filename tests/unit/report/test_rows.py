@@ -11,7 +11,7 @@ from tests.unit import fabricated
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import Outcome
-from trtllm_pipeline.report.planfile import outline, plan_to_json, read_plan
+from trtllm_pipeline.report.planfile import outline, plan_lines, read_plan
 from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, rows, rows_of
 from trtllm_pipeline.report.standing import standings
 from trtllm_pipeline.store.store import Store
@@ -179,7 +179,7 @@ def test_rows_survive_json(store: Store) -> None:
 def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
     plan = fabricated.plan(FP16, INT8, NEVER)
     download = fabricated.stage_run(plan, FP16, "download")
-    data = plan_to_json(
+    lines = plan_lines(
         plan,
         present={download.id},
         to_run=plan.stage_runs.keys() - {download.id, fabricated.stage_run(plan, FP16, "smoke").id},
@@ -188,6 +188,8 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
         commands=lambda run: [["pipeline", run.stage.name]],
         run_id="r1",
     )
+    text = "\n".join(lines)
+    data = json.loads(text)
     assert set(data) == {"schema", "run", "cells", "stage_runs"}
     assert isinstance(data["cells"], list)
     assert data["cells"][2] == {
@@ -207,5 +209,5 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
     assert (build["action"], build["reason"]) == ("run", "not made yet")
     assert build["inputs"] == {"checkpoint": fabricated.stage_run(plan, FP16, "convert").id}
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data))
+    path.write_text(text)
     assert read_plan(path) == outline(plan)

@@ -1,0 +1,74 @@
+"""Makes the picture in the README: runs the quickstart in a terminal and draws what stands there at the end.
+
+    python docs/record.py [--matrix FILE] [--output FILE.svg] [--columns N]
+
+Needs tmux, which is the terminal. The run is real and takes as long as one, in a workspace of its own that is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_ROWS: Final = 60
+"""Enough for the live view and the report of the quickstart; what scrolls out is taken as well."""
+_WEB_FONT: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+
+
+def screen(command: str, folder: Path, columns: int) -> str:
+    """What a terminal shows, with escape sequences for colours, when `command` has ended in `folder`."""
+    tmux = ["tmux", "-u", "-f", os.devnull, "-S", str(folder / "tmux")]
+    # The terminal outlives the command: with it what it shows would go.
+    script = f"printf '\\033[1;32m$\\033[0m %s\\n' {shlex.quote(command)}; {command}; {shlex.join(tmux)} wait-for -S ended; sleep 60"
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8"}
+    start = ["new-session", "-d", "-x", str(columns), "-y", str(_ROWS), "-c", str(folder), "sh", "-c", script]
+    subprocess.run([*tmux, *start], check=True, env=environment)
+    try:
+        subprocess.run([*tmux, "wait-for", "ended"], check=True)
+        shown = subprocess.run(
+            [*tmux, "capture-pane", "-p", "-e", "-S", "-"], check=True, capture_output=True, text=True
+        )
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+    return shown.stdout
+
+
+def picture(shown: str, columns: int) -> str:
+    """A terminal's text as SVG that fetches nothing."""
+    lines = [line.rstrip() for line in shown.rstrip().splitlines()]
+    console = Console(record=True, width=columns, file=io.StringIO(), highlight=False)
+    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
+    svg = console.export_svg(title="pipeline run --matrix matrices/quickstart.yaml", unique_id="quickstart")
+    return _WEB_FONT.sub("", svg)
+
+
+def main() -> int:
+    """Record, draw, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--matrix", default="matrices/quickstart.yaml", help="of this repository")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "quickstart.svg")
+    parser.add_argument("--columns", type=int, default=108)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="record-") as name:
+        (Path(name) / "matrices").symlink_to(ROOT / "matrices")
+        shown = screen(f"pipeline run --matrix {shlex.quote(args.matrix)}", Path(name), args.columns)
+    args.output.write_text(picture(shown, args.columns), encoding="utf-8")
+    sys.stdout.write(f"{args.output}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
