@@ -37,6 +37,9 @@ import toy
 OURS: Final = "pipeline"
 PEERS: Final = ("ninja", "make")
 _TOY: Final = (sys.executable, str(Path(toy.__file__)))
+_FILL: Final = (*_TOY, "fill", "--matrix", "matrix.yaml", "--workspace", "work")
+_STAGES: Final = (("download", 64), ("quantize", 16), ("convert", 8), ("build", 1), ("repository", 1), ("smoke", 1))
+"""Stage, and how many cells share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Row:
     """Of the largest process. No less than that of the process that measures, 20 MB or so, can be seen."""
 
 
-def measured(argv: Sequence[str], folder: Path) -> Sample:
+def measured(argv: tuple[str, ...], folder: Path) -> Sample:
     """Run a command in `folder`, its output thrown away. Raises RuntimeError when it fails."""
     program = shutil.which(argv[0])
     assert program is not None
@@ -89,12 +92,19 @@ def measured(argv: Sequence[str], folder: Path) -> Sample:
     return Sample(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
+def prepare_environment(base: Path) -> None:
+    """Compiled modules are kept, whatever the caller's environment says; leases stay apart from real work's."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(base / "pycache")
+    os.environ["XDG_RUNTIME_DIR"] = str(base)
+
+
 def edges(cells: int) -> list[tuple[str, str | None]]:
     """The graph for tools that name files: (output, input) of each job, as `toy.write_matrix` has it."""
     found: list[tuple[str, str | None]] = []
     for cell in range(cells):
         upstream: str | None = None
-        for stage, shared in (("download", 64), ("quantize", 16), ("convert", 8), ("build", 1), ("repo", 1), ("smoke", 1)):
+        for stage, shared in _STAGES:
             output = f"out/{stage}{cell // shared}"
             if cell % shared == 0:
                 found.append((output, upstream))
@@ -127,17 +137,6 @@ class Tool:
     start: tuple[str, ...]
     plan: tuple[str, ...]
     run: tuple[str, ...]
-    outputs: str
-    """The folder that is removed to begin anew, state included."""
-    state: tuple[str, ...] = ()
-
-    def clear(self, folder: Path) -> None:
-        """Forget what was made."""
-        shutil.rmtree(folder / self.outputs, ignore_errors=True)
-        for name in self.state:
-            (folder / name).unlink(missing_ok=True)
-        if self.name == "make":
-            (folder / self.outputs).mkdir()
 
 
 def tools() -> list[Tool]:
@@ -151,14 +150,11 @@ def tools() -> list[Tool]:
             (sys.executable, "-m", "trtllm_pipeline", "--help"),
             (*_TOY, "plan", *asked),
             (*_TOY, "run", *asked, "--progress", "quiet"),
-            "work",
         )
     ]
     known = {
-        "ninja": Tool(
-            "ninja", write_ninja, ("ninja", "--version"), ("ninja", "-n"), ("ninja", jobs), "out", (".ninja_log",)
-        ),
-        "make": Tool("make", write_make, ("make", "--version"), ("make", "-n"), ("make", jobs), "out"),
+        "ninja": Tool("ninja", write_ninja, ("ninja", "--version"), ("ninja", "-n"), ("ninja", jobs)),
+        "make": Tool("make", write_make, ("make", "--version"), ("make", "-n"), ("make", jobs)),
     }
     for name in PEERS:
         if shutil.which(name) is None:
@@ -195,32 +191,25 @@ class Bench:
     def graph(self, all_tools: Sequence[Tool], cells: int, base: Path, *, run: bool) -> None:
         """Plan, run and no-op of one size."""
         jobs = len(edges(cells))
-        samples: dict[tuple[str, str], list[Sample]] = {}
-        folders = {tool.name: base / f"{tool.name}-{cells}" for tool in all_tools}
-        for tool in all_tools:
-            folders[tool.name].mkdir()
-            tool.prepare(cells, folders[tool.name])
+        samples: dict[str, dict[str, list[Sample]]] = {"plan": {}, "run": {}, "no-op": {}}
         for number in range(self.repeat):
             for tool in all_tools:
-                folder = folders[tool.name]
-
-                def take(what: str, argv: Sequence[str], tool: Tool = tool, folder: Path = folder) -> None:
-                    samples.setdefault((what, tool.name), []).append(measured(argv, folder))
-
-                if run or number == 0:
-                    tool.clear(folder)
-                    take("plan", tool.plan)
-                    if run:
-                        take("run", tool.run)
-                    elif tool.name == OURS:
-                        measured(
-                            (*_TOY, "fill", "--matrix", "matrix.yaml", "--workspace", "work"), folder
-                        )
+                # Never the same folder again: ext4 gives a deleted inode back after minutes, and until then every new
+                # file costs a search past those of the round before.
+                folder = base / f"{tool.name}-{cells}-{number if run else 0}"
+                todo = {"no-op": tool.run}
+                if not folder.exists():
+                    folder.mkdir()
+                    tool.prepare(cells, folder)
+                    todo = {"plan": tool.plan, "run": tool.run, **todo}
+                for what, argv in todo.items():
+                    if what == "run" and not run:
+                        measured(_FILL if tool.name == OURS else argv, folder)
                     else:
-                        measured(tool.run, folder)
-                take("no-op", tool.run)
-        for (what, name), taken in sorted(samples.items(), key=lambda each: ("plan", "run", "no-op").index(each[0][0])):
-            self.add(cells, jobs, what, name, taken)
+                        samples[what].setdefault(tool.name, []).append(measured(argv, folder))
+        for what, by_tool in samples.items():
+            for name, taken in by_tool.items():
+                self.add(cells, jobs, what, name, taken)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -265,7 +254,7 @@ def main() -> None:
     bench = Bench(args.repeat)
     with tempfile.TemporaryDirectory(prefix="orchestration-") as name:
         base = Path(name)
-        os.environ["XDG_RUNTIME_DIR"] = name  # leases of this benchmark and of real work on this machine stay apart
+        prepare_environment(base)
         all_tools = tools()
         bench.start(all_tools, base)
         for cells in sorted(args.cells):

@@ -3,24 +3,27 @@
     python benchmarks/plan.py [--cells 1000 10000] [--repeat 5] [--format json]
 
 The whole command is timed, from starting the interpreter to the last line, in a folder without a workspace: no result
-is there and nothing is learnt. Then the same steps once more in one process, each by itself: reading the matrix,
-expanding it to cells, planning, and the forecast, which lets the scheduler play the whole run on a simulated clock.
+is there and nothing is learnt. Then the steps once more, each timed by itself: reading the matrix (with the modules
+that takes), expanding it to cells, planning, and the forecast, in which the scheduler plays the whole run on a
+simulated clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestration import Sample, measured
+from orchestration import Sample, measured, prepare_environment
 
 PRECISIONS = ("fp16", "fp32", "int8_wo", "int4_wo")
 LENGTHS = 50
@@ -57,10 +60,11 @@ def write_matrix(cells: int, folder: Path) -> Path:
     return path
 
 
-def steps(matrix: Path) -> tuple[int, list[float]]:
-    """Stage runs of the matrix's plan, and the seconds of loading, expanding, planning and forecasting."""
+def steps(matrix: Path) -> list[float]:
+    """Number of stage runs in the matrix's plan; seconds of loading, expanding, planning and forecasting."""
     from trtllm_pipeline import runner
 
+    gc.set_threshold(100_000, 50, 100)  # as the command line does
     request = runner.Request(matrix, toolchain="embedded")
     times = [time.perf_counter()]
     loaded = runner.load(request)
@@ -71,7 +75,7 @@ def steps(matrix: Path) -> tuple[int, list[float]]:
     times.append(time.perf_counter())
     runner.forecast(plan, None)
     times.append(time.perf_counter())
-    return len(plan.stage_runs), [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [len(plan.stage_runs), *(after - before for before, after in itertools.pairwise(times))]
 
 
 def middle(samples: list[Sample]) -> Sample:
@@ -92,11 +96,10 @@ def measure(cells: int, repeat: int, folder: Path) -> Row:
     for _ in range(repeat):
         for form, taken in samples.items():
             taken.append(measured((*command, "--format", form), folder))
-    found = [steps(matrix) for _ in range(repeat)]
-    load_s, expand_s, plan_s, forecast_s = (statistics.median(times[step] for _, times in found) for step in range(4))
-    return Row(
-        cells, found[0][0], middle(samples["text"]), middle(samples["json"]), load_s, expand_s, plan_s, forecast_s
-    )
+    alone = [sys.executable, __file__, "--steps-of", str(matrix)]
+    found = [json.loads(subprocess.check_output(alone)) for _ in range(repeat)]
+    stage_runs, *seconds = (statistics.median(column) for column in zip(*found, strict=True))
+    return Row(cells, int(stage_runs), middle(samples["text"]), middle(samples["json"]), *seconds)
 
 
 def main() -> None:
@@ -104,16 +107,21 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default 5)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--steps-of", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    gc.set_threshold(100_000, 50, 100)  # as the command line does
+    if args.steps_of is not None:
+        print(json.dumps(steps(args.steps_of)))
+        return
     with tempfile.TemporaryDirectory(prefix="plan-") as name:
+        prepare_environment(Path(name))
         rows = [measure(cells, args.repeat, Path(name)) for cells in sorted(args.cells)]
     if args.format == "json":
         json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
         print()
         return
-    print("| cells | stage runs | text: wall | CPU | peak RSS | JSON: wall | CPU | peak RSS | load | expand | plan | forecast |")
-    print("|---:|---:|" + "---:|" * 10)
+    heads = "cells, stage runs, text: wall, CPU, peak RSS, JSON: wall, CPU, peak RSS, load, expand, plan, forecast"
+    print(f"| {heads.replace(', ', ' | ')} |")
+    print("|" + "---:|" * 12)
     for row in rows:
         whole = [
             f"{one.wall_s:.2f} s | {one.cpu_s:.2f} s | {one.max_rss_bytes / 1e6:.0f} MB" for one in (row.text, row.json)

@@ -25,7 +25,9 @@ from trtllm_pipeline.toolchains.base import Toolchain
 COMMAND: Final = "echo x > out/x"
 
 
-def _stage(name: str, params: Callable[[Cell], Mapping[str, Json]], *upstream: str, section: str | None = None) -> Stage:
+def _stage(
+    name: str, params: Callable[[Cell], Mapping[str, Json]], *upstream: str, section: str | None = None
+) -> Stage:
     return Stage(
         name=name,
         version=1,
@@ -51,7 +53,7 @@ TOOLCHAIN: Final = Toolchain(
         _stage("smoke", lambda _cell: {}, "repository"),
     ),
     missing=lambda: None,
-    identity=lambda: {},
+    identity=dict,
     infeasible=lambda _cell: None,
 )
 

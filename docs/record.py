@@ -51,7 +51,7 @@ def picture(shown: str, columns: int) -> str:
     lines = [line.rstrip() for line in shown.rstrip().splitlines()]
     console = Console(record=True, width=columns, file=io.StringIO(), highlight=False)
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True)
-    svg = console.export_svg(title="pipeline run --matrix matrices/quickstart.yaml", unique_id="quickstart")
+    svg = console.export_svg(title="trtllm-pipeline", unique_id="quickstart")
     return _WEB_FONT.sub("", svg)
 
 
@@ -60,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", default="matrices/quickstart.yaml", help="of this repository")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "quickstart.svg")
-    parser.add_argument("--columns", type=int, default=108)
+    parser.add_argument("--columns", type=int, default=114)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="record-") as name:
         (Path(name) / "matrices").symlink_to(ROOT / "matrices")

@@ -36,8 +36,6 @@ _POLL_S: Final = 0.2
 _SEAL_IN_THREAD_BYTES: Final = 32 << 20
 _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
-UNKNOWN_DURATION_S: Final = 30.0
-"""What a stage run is expected to take when nothing like it ever ran."""
 
 
 class Observer(Protocol):
@@ -64,6 +62,8 @@ class Outcome:
     """How a run of a plan ended."""
 
     statuses: dict[StageRunId, StageStatus]
+    artifacts: Mapping[Fingerprint, Artifact]
+    """All that are there now."""
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
@@ -96,10 +96,13 @@ def execute(
     *,
     run_id: str,
     machine: scheduling.Machine,
+    present: Mapping[Fingerprint, Artifact],
     keep_going: bool = True,
 ) -> Outcome:
-    """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another."""
-    present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+    """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another.
+
+    `present` are the artifacts that are there already.
+    """
     return _Execution(plan, store, executor, observer, run_id, machine, present, keep_going).loop()
 
 
@@ -126,6 +129,7 @@ class _Execution:
         self._known_infeasible = store.index.infeasible()
         self._running: dict[StageRunId, _Running] = {}
         self._elsewhere: dict[StageRunId, None] = {}
+        self._waits: set[tuple[StageRunId, str]] = set()
         self._sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = {}
         self._sealer = ThreadPoolExecutor(1)
         self._errors: dict[StageRunId, StageError] = {}
@@ -184,6 +188,7 @@ class _Execution:
         causes = {run: scheduler.blocked_by(run) for run in statuses if statuses[run] is StageStatus.BLOCKED}
         return Outcome(
             statuses,
+            self._present,
             self._errors,
             {run: cause for run, cause in causes.items() if cause is not None},
             interrupted=self._interrupts > 0,
@@ -304,7 +309,8 @@ class _Execution:
         return True
 
     def _busy(self, run: StageRun, why: str) -> list[scheduling.Event]:
-        if run.id not in self._elsewhere:
+        if (run.id, why) not in self._waits:
+            self._waits.add((run.id, why))
             self._observer.waiting(run, why)
         self._elsewhere[run.id] = None
         return [scheduling.Busy(run.id)]
@@ -507,6 +513,8 @@ def simulate(
             return now
         now, _, event = heappop(due)
         events = [event]
+        while due and due[0][0] == now:
+            events.append(heappop(due)[2])
 
 
 def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling.Task]:
@@ -529,14 +537,15 @@ def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling
 
 def expectations(plan: Plan, durations: Mapping[str, float]) -> dict[StageRunId, float]:
     """Seconds each stage run will take, learnt from the most similar that ever ran."""
-    known = {"": UNKNOWN_DURATION_S, **durations}
+    known = dict(durations)
 
-    def of(label: str) -> float:
+    def of(label: str, guess: float) -> float:
         if label not in known:
-            known[label] = of(label.rpartition("/")[0])
+            shorter = label.rpartition("/")[0]
+            known[label] = of(shorter, guess) if shorter else guess
         return known[label]
 
-    return {run.id: of(run.label) for run in plan.stage_runs.values()}
+    return {run.id: of(run.label, run.stage.expected_s) for run in plan.stage_runs.values()}
 
 
 def section(run: StageRun) -> Mapping[str, Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Mapping
 
 from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
@@ -25,7 +26,7 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         attempt = tried.get(run.fingerprint)
         before = _latest_of(run, latest)
         if attempt is not None and attempt.outcome == "failed":
-            found[run_id] = f"failed before: {attempt.message}"
+            found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
         elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:
             found[run_id] = "was interrupted"
         elif before is None:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import plan as planning
-from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def plan_cells(cells: Sequence[Cell], store: Store | None, *, until: str | None 
         reasons = sorted({str(cell.reason) for cell in cells})
         raise PlanError(
             f"none of the {len(cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline plan --matrix FILE --format json lists each cell with its reason",
+            hint="pipeline matrix show FILE lists the cells",
         )
     used = {cell.toolchain for cell in cells if cell.reason is None}
     with ExitStack() as stack:
@@ -228,17 +228,18 @@ class Forecast:
     expected_s: Mapping[StageRunId, float]
     total_s: float
     """Wall-clock seconds of the whole, from the same scheduler that will run it."""
-    learnt: bool
-    """Whether any duration was learnt; else all are guesses."""
+    guessed: int
+    """How many of `to_run` are of stages that never ran in this workspace, so that their durations are guesses."""
 
 
-def forecast(plan: Plan, store: Store | None) -> Forecast:
-    """What running `plan` now would do, and why."""
+def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
+    """What running `plan` now would do, and why. `present` is what the store has of it, if that is known already."""
     from trtllm_pipeline.execution import expectations, machine, simulate
     from trtllm_pipeline.reasons import reasons
 
     runs = plan.stage_runs.values()
-    present = store.present({run.fingerprint: run.stage.name for run in runs}) if store is not None else {}
+    if present is None:
+        present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
     durations = store.index.durations() if store is not None else {}
     expected_s = expectations(plan, durations)
     there = frozenset(run.id for run in runs if run.fingerprint in present)
@@ -248,8 +249,8 @@ def forecast(plan: Plan, store: Store | None) -> Forecast:
         to_run,
         reasons(plan, to_run, store),
         expected_s,
-        simulate(plan, expected_s, machine(), there),
-        bool(durations),
+        simulate(plan, expected_s, machine(), there) if to_run else 0.0,
+        sum(plan.stage_runs[run].stage.name not in durations for run in to_run),
     )
 
 
@@ -309,13 +310,16 @@ def run(
     code = 1
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
-        seen = forecast(plan, store)
+        present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+        seen = forecast(plan, store, present)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         write_lock(request, loaded, plan, folder / "lock")
         executor = LocalExecutor()
-        outcome = execute(plan, store, executor, observer, run_id=run_id, machine=machine(), keep_going=keep_going)
+        outcome = execute(
+            plan, store, executor, observer, run_id=run_id, machine=machine(), present=present, keep_going=keep_going
+        )
         table = rows(plan, store, outcome)
-        write_json(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
+        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
         code = outcome.exit_code
         return Result(run_id, plan, outcome, table)
     finally:
@@ -343,8 +347,10 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path)
 
     from trtllm_pipeline.matrix.expand import written_out
 
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
     def write(path: Path, data: Mapping[str, Any]) -> None:
-        path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded))
     for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):

@@ -353,7 +353,7 @@ class Scheduler:
         if not (self._open or self._halted):
             self._halt()
         self._steer()
-        if self._open:
+        if self._open and self._free[0]:  # no slot is free while a task runs alone
             self._dispatch()
         instructions, self._instructions = self._instructions, []
         return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]

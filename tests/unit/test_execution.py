@@ -14,7 +14,7 @@ import pytest
 from tests.unit.conftest import make_cell, make_toolchain
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import UNKNOWN_DURATION_S, Outcome, execute, expectations, simulate
+from trtllm_pipeline.execution import Outcome, execute, expectations, simulate
 from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.scheduler import Machine
@@ -108,7 +108,9 @@ def plan_of(*precisions: str, until: str | None = None) -> Plan:
 
 
 def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
-    return execute(plan, store, executor, observer or Silent(), run_id="r", machine=Machine(cpus=4, downloads=2))
+    present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
+    on = Machine(cpus=4, downloads=2)
+    return execute(plan, store, executor, observer or Silent(), run_id="r", machine=on, present=present)
 
 
 def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
@@ -263,7 +265,7 @@ def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
     plan = plan_of("fp16", "fp8", until="make")
     takes = expectations(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
     by_label = {plan.stage_runs[run].label: seconds for run, seconds in takes.items()}
-    assert by_label == {"get/toy/m/fp16": UNKNOWN_DURATION_S, "make/toy/m/fp16": 9.0, "make/toy/m/fp8": 4.0}
+    assert by_label == {"get/toy/m/fp16": 30.0, "make/toy/m/fp16": 9.0, "make/toy/m/fp8": 4.0}
 
 
 def test_the_forecast_uses_the_same_scheduler() -> None:
@@ -302,3 +304,21 @@ def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> Non
     outcome = run(plan, store, PretendExecutor())
     assert outcome.exit_code == 1
     assert "needs 8 GPUs" in next(iter(outcome.errors.values())).message
+
+
+def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
+    lease = claims.lease_machine((), exclusive=True)
+    assert lease is not None
+    executor, observer = PretendExecutor(), Silent()
+    polls = 0
+
+    def let_go(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
+        nonlocal polls
+        polls += 1
+        if polls == 20:
+            lease[0].release()
+        return wait(_timeout)
+
+    executor.wait = let_go  # type: ignore[method-assign]
+    assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
+    assert len(observer.waits) == 1

@@ -135,6 +135,16 @@ def test_attempts_count_up_and_failed_ones_stay_until_the_next(store: Store) -> 
     assert not first.folder.exists()
 
 
+def test_what_an_attempt_left_that_the_index_does_not_know_is_not_worked_in(store: Store) -> None:
+    print_ = fingerprint(key("a"))
+    unknown = store.work_dir / f"{print_}.1" / "out"
+    unknown.mkdir(parents=True)
+    (unknown / "half").write_text("of something")
+    attempt = store.begin("run", "build", print_)
+    assert list(attempt.out.iterdir()) == []
+    assert [path.name for path in store.work_dir.iterdir()] == [attempt.folder.name]
+
+
 def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(store: Store) -> None:
     dead = store.begin("run", "build", Fingerprint("d" * 32))
     live = store.begin("run", "build", Fingerprint("e" * 32))

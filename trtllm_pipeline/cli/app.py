@@ -63,7 +63,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage or matrix, 3 nothing feasible, 130 interrupted."""
-    gc.set_threshold(100_000, 50, 100)  # large plans are many objects and no garbage: looking for it was a third of the time
+    # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
+    gc.set_threshold(100_000, 50, 100)
     top = parser()
     args = top.parse_args(argv)
     if args.command is None:
@@ -104,7 +105,7 @@ def _dispatch(command: str, arguments: Sequence[str]) -> int:
             hint="pipeline --help lists them",
         )
     sub = argparse.ArgumentParser(prog=f"pipeline {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
-    sub.set_defaults(command=command)
+    sub.set_defaults(command=command, words=list(arguments))
     module.configure(sub)
     result: int = module.run(sub.parse_args(arguments))
     return result

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("cell", help="id of a cell, or a pattern that matches it")
     parser.add_argument("stage", nargs="?", help="only this stage, with everything its fingerprint is made of")
-    options.add_matrix(parser)
+    options.add_matrix(parser, cells=False)
     options.add_workspace(parser)
     options.add_format(parser, "text", "json")
 

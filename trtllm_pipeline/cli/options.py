@@ -24,16 +24,17 @@ def add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
     parser.add_argument("--format", choices=formats, default=formats[0], help=f"default {formats[0]}")
 
 
-def add_matrix(parser: argparse.ArgumentParser) -> None:
-    """What selects cells of a matrix."""
+def add_matrix(parser: argparse.ArgumentParser, *, cells: bool = True) -> None:
+    """What selects cells of a matrix; without `--cells` where a command names its cell itself."""
     parser.add_argument("-m", "--matrix", metavar="FILE", help="matrix file")
-    parser.add_argument(
-        "--cells",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
-    )
+    if cells:
+        parser.add_argument(
+            "--cells",
+            metavar="PATTERN",
+            action="append",
+            default=[],
+            help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
+        )
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",

@@ -75,7 +75,7 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     if not seen.to_run:
         lines.append("nothing to do: every result that is asked for is up to date")
     else:
-        guess = "" if seen.learnt else " (a guess: nothing like it has run in this workspace yet)"
+        guess = f"; {count(seen.guessed, 'stage run')} of a kind that never ran here, by guess" if seen.guessed else ""
         lines.append(f"about {duration(seen.total_s)} on this machine{guess}")
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -25,7 +26,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options of one stage: those of its cells, and those of its own program."""
     name = str(parser.get_default("command"))
-    stage = _stage(name, _toolchain_named(sys.argv))
+    stage = _stage(name, _toolchain_named(parser.get_default("words") or []))
     parser.description = (
         f"{stage.summary[0].upper()}{stage.summary[1:]}.\n\n"
         f"With --matrix: for the cells it selects, with all that comes before, in the workspace.\n"
@@ -55,14 +56,12 @@ def run(args: argparse.Namespace) -> int:
     return _by_hand(args, stage)
 
 
-def _toolchain_named(argv: list[str]) -> str | None:
+def _toolchain_named(words: Sequence[str]) -> str | None:
     """The toolchain a command line names, which decides the other options it may have."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
-        if word == "--toolchain":
-            return following
-        if word.startswith("--toolchain="):
-            return word.partition("=")[2]
-    return None
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--toolchain", nargs="?")
+    found: str | None = finder.parse_known_args(words)[0].toolchain
+    return found
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:

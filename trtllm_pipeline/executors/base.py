@@ -56,9 +56,13 @@ def read_job(path: Path) -> Job:
         data["scope"] = Scope(data["scope"])
         data["gpus"] = tuple(data["gpus"])
         return Job(**data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise UsageError(
-            f"{path}: not a job file: {error}", hint="every attempt's folder holds one: job.json"
+            f"{path}: cannot be read: {error.strerror}", hint="every attempt's folder and every artifact has a job.json"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: not a job file: {error}", hint="every attempt's folder and artifact has one"
         ) from error
 
 

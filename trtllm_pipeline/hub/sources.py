@@ -85,8 +85,9 @@ def resolve(
         except UnavailableError as error:
             reasons.append(error)
             continue
-        for reason in reasons:
-            logger.warning("%s; using %s instead", reason.message, _label(source))
+        if reasons:
+            passed_over = "; ".join(reason.message for reason in reasons)
+            logger.warning("%s; using %s instead", passed_over, _label(source))
         return pinned
     if len(reasons) == 1:
         raise reasons[0]

@@ -99,7 +99,6 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 DataFile = Annotated[Text, AfterValidator(_data_file)]
@@ -348,23 +347,13 @@ class Repository(Section):
     """Processes of the tensorrt_llm_bls model."""
     max_queue_delay_microseconds: Count = 0
     """How long Triton may hold a request back to batch it."""
-    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1"] = "inflight_fused_batching"
-    """TensorRT-LLM's `gpt_model_type`; V1 waits for a whole batch."""
-    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-    """Whether a running request may be put aside for others."""
     enable_kv_cache_reuse: bool = False
     """Keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts."""
-    kv_cache_free_gpu_mem_fraction: Fraction = 0.9
-    """Share of the memory left after loading that the KV cache takes."""
-    max_tokens_in_paged_kv_cache: Positive | None = None
-    """Size of the KV cache in tokens; null leaves the fraction alone to decide."""
 
 
 class Serve(Strict):
     """How the server runs."""
 
-    protocols: Annotated[tuple[Literal["grpc", "http"], ...], NonEmpty, Unique] = ("grpc", "http")
-    """Protocols that are smoke tested."""
     host: Text = "127.0.0.1"
     """Address to listen on. Anything but loopback lets others in: there is no login."""
     http_port: Port = 0

@@ -70,14 +70,14 @@ def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
     A matrix may lie in the same folder under a recipe's name: `but`, and files with axes, are passed over. Raises
     UsageError with the nearest name.
     """
-    known = list_recipes(beside)
     if _NAME.fullmatch(name):
         for folder in (beside / "recipes", beside):
             for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES):
                 if path != but and path.is_file() and not _is_matrix(path):
                     return path
-        if name in known:
-            return known[name]
+    known = list_recipes(beside)
+    if _NAME.fullmatch(name) and name in known:
+        return known[name]
     raise UsageError(
         f"there is no recipe {name!r}{nearest(name, known)}",
         hint="`pipeline recipes list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",

@@ -7,7 +7,7 @@ command lines, which is all that status, logs and reports need, so none of them 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.report.layout import json_lines
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -110,9 +111,8 @@ def plan_lines(
 
     `commands` gives a stage run's command lines; `run_id` is None when nothing was run.
     """
-    encode = json.JSONEncoder(ensure_ascii=False).encode
 
-    def cell_entry(cell: Cell) -> dict[str, Json]:
+    def cell_entry(cell: Cell) -> Json:
         return {
             "id": cell.id,
             "axes": axes(cell),
@@ -121,7 +121,7 @@ def plan_lines(
             "stage_runs": list(plan.by_cell[cell.id]),
         }
 
-    def run_entry(run: StageRun) -> dict[str, Json]:
+    def run_entry(run: StageRun) -> Json:
         resources = run.stage.resources(run.first_cell)
         return {
             "id": run.id,
@@ -145,17 +145,12 @@ def plan_lines(
             "reason": reasons.get(run.id),
         }
 
-    def entries(made: Iterable[dict[str, Json]]) -> Iterator[str]:
-        comma = ""
-        for entry in made:
-            yield f"{comma}{encode(entry)}"
-            comma = ","
-
-    yield f'{{"schema": {SCHEMA}, "run": {encode(run_id)}, "cells": ['
-    yield from entries(map(cell_entry, plan.cells))
-    yield '], "stage_runs": ['
-    yield from entries(map(run_entry, plan.stage_runs.values()))
-    yield "]}"
+    return json_lines(
+        schema=SCHEMA,
+        run=run_id,
+        cells=map(cell_entry, plan.cells),
+        stage_runs=map(run_entry, plan.stage_runs.values()),
+    )
 
 
 def read_plan(path: Path) -> Outline:

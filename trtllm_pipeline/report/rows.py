@@ -21,7 +21,7 @@ from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
 from trtllm_pipeline.report.standing import Standing, standings
-from trtllm_pipeline.store.store import LOG, Artifact, Store
+from trtllm_pipeline.store.store import Artifact, Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution import Outcome
@@ -157,13 +157,12 @@ def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row,
     shape = outline(plan)
     if outcome is None:
         return rows_of(shape, store)
-    present = store.present({run.fingerprint: run.stage for run in shape.stage_runs.values()})
     seen: dict[StageRunId, Standing] = {}
     for run_id, status in outcome.statuses.items():
-        artifact = present.get(shape.stage_runs[run_id].fingerprint)
+        artifact = outcome.artifacts.get(shape.stage_runs[run_id].fingerprint)
         error = outcome.errors.get(run_id) if status is StageStatus.FAILED else None
         if error is None:
-            seen[run_id] = Standing(status, artifact, log=artifact.folder / LOG if artifact else None)
+            seen[run_id] = Standing(status, artifact)
         else:
             seen[run_id] = Standing(status, artifact, error.failure.value, error.message, error.hint, error.log)
     return tuple(_row(cell, shape, seen, store.workspace, interrupted=outcome.interrupted) for cell in shape.cells)

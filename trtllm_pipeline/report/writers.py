@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.report.columns import METRICS, Column, columns
+from trtllm_pipeline.report.layout import json_lines
 from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, Group, RenderResult
 
 SCHEMA: Final = 1
 NAME: Final = "report.json"
@@ -44,15 +44,15 @@ _SIMILAR: Final = ", or similar"
 # JSON
 
 
-def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = True) -> dict[str, Json]:
-    """The report as JSON values, see docs/formats.md. `finished` is False while the run has not written its own."""
+def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = True) -> Iterator[str]:
+    """Lines of the report as JSON, see docs/formats.md. `finished` is False while the run has not written its own."""
     counts = Counter(row.status.value for row in rows)
-    return {
-        "schema": SCHEMA,
-        "run": {"id": run_id, "matrix": matrix, "finished": finished, "counts": dict(sorted(counts.items()))},
-        "metrics": [{"name": metric.name, "unit": metric.unit, "formula": metric.formula} for metric in METRICS],
-        "cells": [row.to_json() for row in rows],
-    }
+    return json_lines(
+        schema=SCHEMA,
+        run={"id": run_id, "matrix": matrix, "finished": finished, "counts": dict(sorted(counts.items()))},
+        metrics=({"name": metric.name, "unit": metric.unit, "formula": metric.formula} for metric in METRICS),
+        cells=(row.to_json() for row in rows),
+    )
 
 
 def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
@@ -229,34 +229,47 @@ def _head(column: Column) -> list[str]:
     return [first, last] if first else [last]
 
 
+class _Table:
+    """Lines of (text, style), all of them as wide as they shall be: rich's own table costs ten times as much."""
+
+    def __init__(self) -> None:
+        self._lines: list[list[tuple[str, str]]] = []
+
+    def add(self, *parts: tuple[str, str]) -> None:
+        """One more line."""
+        self._lines.append(list(parts))
+
+    def __rich_console__(self, console: Console, _options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for line in self._lines:
+            yield from (Segment(text, console.get_style(style)) for text, style in line)
+            yield Segment.line()
+
+
 def _table(
     rows: Sequence[Row], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
-) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("cell", no_wrap=True, vertical="bottom", width=name_width)
-    for column in shown:
-        table.add_column(
-            "\n".join(_head(column)),
-            no_wrap=True,
-            justify="left" if column.head == "status" else "right",
-            vertical="bottom",
-            width=_width(column, rows),
-        )
+) -> _Table:
+    table = _Table()
+    aligned = [(_width(column, rows), str.ljust if column.head == "status" else str.rjust) for column in shown]
+    heads = [(["", *_head(column)])[-2:] for column in shown]
+    for number, name in enumerate(("", "cell")):
+        if number or any(head[0] for head in heads):
+            words = [align(head[number], width) for head, (width, align) in zip(heads, aligned, strict=True)]
+            table.add(("  ".join((name.ljust(name_width), *words)), "dim"))
     place = {model: number for number, model in enumerate(dict.fromkeys(row.axes.get("model") for row in rows))}
     ordered = sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows
     model: Json = None
     for row in ordered:
         if by_model and row.axes.get("model") != model:
             model = row.axes.get("model")
-            table.add_row(Text(shorten(str(model), name_width), "bold"))
+            table.add((shorten(str(model), name_width), "bold"))
         name = "  " + without(row.id, (*parts, str(model))) if by_model else without(row.id, parts)
         values = [
-            Text(column.value(row) or "", _STYLES[row.status] if column.head == "status" else "") for column in shown
+            (f"  {align(column.value(row) or '', width)}", _STYLES[row.status] if column.head == "status" else "")
+            for column, (width, align) in zip(shown, aligned, strict=True)
         ]
-        table.add_row(Text(shorten(name, name_width)), *values)
+        table.add((shorten(name, name_width).ljust(name_width), ""), *values)
     return table
 
 
@@ -337,7 +350,7 @@ def print_report(
     """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown"."""
     stream = sys.stdout if stream is None else stream
     if form == "json":
-        stream.write(json.dumps(to_json(rows, run_id, matrix, finished=finished), indent=2, ensure_ascii=False) + "\n")
+        stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished))
         return
     if form != "table":
         stream.write(to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix))

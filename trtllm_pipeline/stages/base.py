@@ -124,6 +124,8 @@ class Stage:
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0
+    expected_s: float = 30.0
+    """A guess at its duration (a service's: until it is ready), for plans made before anything like it ever ran."""
     retries: int = 2
     """How often a transient failure is tried again."""
     section: str | None = None

@@ -42,6 +42,7 @@ DOWNLOAD = Stage(
         "folder": cell.recipe.get("folder"),
     },
     resources=lambda _cell: Resources(cpus=0, downloads=1),
+    expected_s=60.0,
     timeout_s=24 * 3600.0,
     retries=4,
 )
@@ -74,6 +75,7 @@ def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable
             cpus=cpu_count(), gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
         ),
         identity=identity,
+        expected_s=5.0,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
     )
@@ -123,6 +125,7 @@ SMOKE = Stage(
     ),
     params=_smoke_params,
     advice=lambda cell: pick(cell, "smoke", "request_timeout_s"),
+    expected_s=3.0,
     timeout_s=600.0,
 )
 
@@ -153,6 +156,7 @@ PERF = Stage(
     file_names=("input_data",),
     files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
     identity=("cpu",),
+    expected_s=10.0,
     timeout_s=6 * 3600.0,
 )
 
@@ -176,5 +180,6 @@ ACCURACY = Stage(
     advice=lambda cell: pick(cell, "accuracy", "concurrency", "request_timeout_s"),
     file_names=("input_data",),
     files=lambda cell: {"input_data": str(cell.settings["accuracy"]["input_data"])},
+    expected_s=5.0,
     timeout_s=6 * 3600.0,
 )

@@ -217,6 +217,8 @@ class Index:
         """The latest attempt at each of `fingerprints` that was ever tried."""
         found: dict[Fingerprint, AttemptRow] = {}
         wanted = set(fingerprints)
+        if not wanted:
+            return found
         columns = "id, run, stage, fingerprint, number, folder, started_s, ended_s, outcome, failure, message, hint"
         query = f"SELECT {columns} FROM attempts WHERE id IN (SELECT max(id) FROM attempts GROUP BY fingerprint)"  # noqa: S608
         for row in self._db.execute(query):

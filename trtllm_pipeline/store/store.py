@@ -40,14 +40,19 @@ class Artifact:
 
     stage: str
     fingerprint: Fingerprint
-    folder: Path
+    path: str
     size_bytes: int
     duration_s: float
 
     @property
+    def folder(self) -> Path:
+        """The folder around it, with manifest, job and log."""
+        return Path(self.path)  # a large plan has many that nobody opens
+
+    @property
     def out(self) -> Path:
         """The folder with its files."""
-        return self.folder / OUT
+        return Path(f"{self.path}/{OUT}")
 
 
 @dataclass(slots=True)
@@ -77,6 +82,7 @@ class Store:
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.absolute()
         self.artifacts_dir = self.workspace / "store"
+        self._artifacts = str(self.artifacts_dir)
         self.work_dir = self.workspace / "work"
         self.runs_dir = self.workspace / "runs"
         try:
@@ -110,7 +116,10 @@ class Store:
 
     def folder(self, stage: str, fingerprint: Fingerprint) -> Path:
         """Where this artifact is, or will be."""
-        return self.artifacts_dir / stage / fingerprint
+        return Path(self._path(stage, fingerprint))
+
+    def _path(self, stage: str, fingerprint: Fingerprint) -> str:
+        return f"{self._artifacts}/{stage}/{fingerprint}"
 
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
         """Those of `wanted` (fingerprint -> stage) that are published with every file in place, of the right size.
@@ -129,25 +138,25 @@ class Store:
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """One artifact, if it is there and whole; as `present`, without listing what else there is."""
         row = self.index.artifacts((fingerprint,)).get(fingerprint)
-        return self._look(stage, fingerprint, row, there=os.path.isdir(self.folder(stage, fingerprint)))
+        return self._look(stage, fingerprint, row, there=self.folder(stage, fingerprint).is_dir())
 
     def _look(self, stage: str, fingerprint: Fingerprint, row: ArtifactRow | None, *, there: bool) -> Artifact | None:
         if not there:
             if row is not None:
                 self.index.remove_artifact(fingerprint)
             return None
-        folder = self.folder(stage, fingerprint)
+        path = self._path(stage, fingerprint)
         if row is None:
-            adopted = self._adopt(folder)
+            adopted = self._adopt(Path(path))
             if adopted is None:
                 return None
             files = tuple((entry.path, entry.size) for entry in adopted.files)
             size, duration = adopted.size_bytes, _duration(adopted)
         else:
             files, size, duration = row.files, row.size_bytes, row.duration_s
-        if _whole(str(folder), files):
-            return Artifact(stage, fingerprint, folder, size, duration)
-        self._discard(folder, fingerprint)
+        if _whole(path, files):
+            return Artifact(stage, fingerprint, path, size, duration)
+        self._discard(Path(path), fingerprint)
         return None
 
     def _adopt(self, folder: Path) -> Manifest | None:
@@ -226,7 +235,7 @@ class Store:
         with self.index.transaction():
             self.index.add_artifact(sealed)
             self.index.end_attempt(attempt.id, "succeeded", folder=final)
-        return Artifact(attempt.stage, attempt.fingerprint, final, sealed.size_bytes, _duration(sealed))
+        return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, _duration(sealed))
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record how an attempt ended that did not succeed. Its folder stays, for the log, until the next attempt."""

@@ -4,13 +4,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit import fabricated
-from trtllm_pipeline.domain import StageStatus
+from trtllm_pipeline.domain import StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import Outcome
+from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report.planfile import outline, plan_lines, read_plan
 from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, rows, rows_of
 from trtllm_pipeline.report.standing import standings
@@ -28,11 +30,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
+def ended(store: Store, plan: Plan, statuses: dict[StageRunId, StageStatus], **how: Any) -> Outcome:
+    """The outcome of a run that left what is in the store."""
+    present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+    return Outcome(statuses, present, **how)
+
+
 def test_a_row_holds_what_the_stages_left(store: Store) -> None:
     plan = fabricated.plan(FP16)
     fabricated.publish_all(store, plan, FP16)
     statuses = dict.fromkeys(plan.stage_runs, StageStatus.SUCCEEDED)
-    (row,) = rows(plan, store, Outcome(statuses))
+    (row,) = rows(plan, store, ended(store, plan, statuses))
     assert row.status is CellStatus.DONE
     assert row.seconds == dict.fromkeys(
         ("download", "convert", "build", "repository", "smoke", "perf", "accuracy"), 1.5
@@ -69,7 +77,7 @@ def test_a_shared_failure_fails_every_cell_and_keeps_earlier_results(store: Stor
     for run in plan.stage_runs.values():
         if FP16.id in run.cells and run.stage.name not in {"download", "convert"}:
             statuses[run.id] = StageStatus.BLOCKED
-    first, second, third = rows(plan, store, Outcome(statuses, {convert.id: error}))
+    first, second, third = rows(plan, store, ended(store, plan, statuses, errors={convert.id: error}))
     assert [first.status, second.status, third.status] == [CellStatus.FAILED, CellStatus.FAILED, CellStatus.DONE]
     for row in (first, second):
         assert row.failed_stage == "convert"
@@ -91,7 +99,7 @@ def test_infeasible_cells_say_why(store: Store) -> None:
 @pytest.mark.parametrize(("interrupted", "status"), [(True, CellStatus.INTERRUPTED), (False, CellStatus.NOT_RUN)])
 def test_what_was_cancelled(store: Store, interrupted: bool, status: CellStatus) -> None:
     plan = fabricated.plan(FP16)
-    outcome = Outcome(dict.fromkeys(plan.stage_runs, StageStatus.CANCELLED), interrupted=interrupted)
+    outcome = ended(store, plan, dict.fromkeys(plan.stage_runs, StageStatus.CANCELLED), interrupted=interrupted)
     assert rows(plan, store, outcome)[0].status is status
 
 
@@ -102,7 +110,7 @@ def test_nothing_to_do_is_up_to_date(store: Store) -> None:
         run.id: StageStatus.SKIPPED if run.stage.name == "launch" else StageStatus.UP_TO_DATE
         for run in plan.stage_runs.values()
     }
-    assert rows(plan, store, Outcome(statuses))[0].status is CellStatus.UP_TO_DATE
+    assert rows(plan, store, ended(store, plan, statuses))[0].status is CellStatus.UP_TO_DATE
     assert rows(plan, store)[0].status is CellStatus.UP_TO_DATE
 
 

@@ -94,6 +94,7 @@ CONVERT = Stage(
     files=_convert_files,
     section="quantize",
     identity=("gguf", "xllamacpp"),
+    expected_s=10.0,
 )
 
 BUILD = Stage(
@@ -115,6 +116,7 @@ BUILD = Stage(
         **pick(cell, "build", "max_num_tokens"),
     },
     identity=("xllamacpp",),
+    expected_s=2.0,
 )
 
 REPOSITORY = Stage(
@@ -123,6 +125,7 @@ REPOSITORY = Stage(
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.toolchains.embedded.repository:run",
     inputs={"engine": "build"},
+    expected_s=1.0,
     options=(
         Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
         Option("decoupled", "bool", "stream answers", default=True),

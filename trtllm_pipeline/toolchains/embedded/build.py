@@ -105,7 +105,9 @@ def _read_checkpoint(checkpoint: Path) -> dict[str, Any]:
         if facts["schema"] == SCHEMA and (checkpoint / MODEL_FILE).is_file():
             return dict(facts)
         reason = f"schema {facts['schema']} or a missing {MODEL_FILE}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        reason = f"its config.json has no {error}"
+    except (OSError, ValueError, TypeError) as error:
         reason = str(error)
     raise StageError(
         f"{checkpoint} is not a checkpoint of the embedded toolchain: {reason}",

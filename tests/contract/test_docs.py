@@ -1,0 +1,376 @@
+"""The documentation says what is: its commands exist and run, its tables are the code's, its links lead somewhere."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from trtllm_pipeline.cli.app import COMMANDS, STAGES, main
+from trtllm_pipeline.matrix.models import Settings, json_schema
+from trtllm_pipeline.matrix.recipes import matrices_folder, recipes_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES_WITH_COMMANDS = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{page}.md" for page in ("commands", "guide", "matrix", "models")),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+SCRIPTS = (
+    "benchmarks/converter.py",
+    "benchmarks/kill_resume.py",
+    "benchmarks/orchestration.py",
+    "benchmarks/scheduler.py",
+)
+SCRIPTS = (*SCRIPTS, "docs/generate.py", "docs/record.py", "examples/stream.py")
+NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy")
+"""Stages whose commands are parsed only; the others are quick with a little model, and run."""
+LOOKING = ("status", "explain", "logs", "report", "store", "exec")
+"""Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of a shell block: its words up to a pipe or redirection."""
+
+    page: str
+    text: str
+    words: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+def name(value: object) -> str:
+    return value.name if isinstance(value, Path) else str(value)
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, text in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language in languages:
+            yield text
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Every command of a page's shell blocks, those joined by && one by one."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in line.split(" && "):
+                lexer = shlex.shlex(part, posix=True, punctuation_chars="|><;")
+                lexer.whitespace_split = True
+                words = list(lexer)
+                end = next((i for i, word in enumerate(words) if set(word) <= set("|><;")), len(words))
+                if words:
+                    yield Command(page.name, part.strip(), tuple(words[:end]), tuple(words[end:]))
+
+
+ALL = [command for page in PAGES for command in commands(page)]
+
+
+@lru_cache
+def generate() -> ModuleType:
+    """docs/generate.py, which knows the real parsers."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(words: tuple[str, ...]) -> argparse.Namespace:
+    """The arguments of `pipeline WORDS`, by the parser that would read them."""
+    parser: argparse.ArgumentParser = generate().parser_of(words[0])
+    return parser.parse_args(words[1:])
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    below = [flags_of(verb) for verb in generate().verbs_of(parser).values()]
+    return {flag for action in parser._actions for flag in action.option_strings}.union(*below)
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(ALL) > 80
+    assert {command.words[0] for command in ALL if command.words[0].startswith("pipe")} == {"pipeline"}
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in ALL if each.words[0].endswith("pipeline")], ids=lambda each: each.text
+)
+def test_commands_parse(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.words[1] in {*COMMANDS, *STAGES}
+    try:
+        args = parse(command.words[1:])
+    except SystemExit:
+        pytest.fail(f"{command.page}: {command.text}\n{capsys.readouterr().err}")
+    named = [getattr(args, "matrix", None), *getattr(args, "files", ()), getattr(args, "file", None)]
+    missing = [file for file in map(str, filter(None, named)) if not (ROOT / file).exists()]
+    assert set(missing) <= {"my-matrix.yaml"}, "an example may name the matrix that `matrix init` writes"
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in ALL if each.words[0].startswith("python")], ids=lambda each: each.text
+)
+def test_scripts_exist_and_have_these_flags(command: Command) -> None:
+    if command.words[1] == "-m":
+        assert command.words[2] in {"venv", "trtllm_pipeline"}
+        return
+    assert command.words[1] in SCRIPTS
+    source = (ROOT / command.words[1]).read_text(encoding="utf-8")
+    for word in command.words[2:]:
+        if word.startswith("--"):
+            assert f'"{word}"' in source
+
+
+def test_other_programs_are_known() -> None:
+    known = {"pipeline", "python", "python3", "curl", "ruff", "mypy", "lint-imports", "pytest", "pip"}
+    assert {Path(command.words[0]).name for command in ALL} <= known
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *STAGES])
+def test_every_command_is_documented_with_an_example(command: str) -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    verbs = generate().verbs_of(generate().parser_of(command))
+    for full in [f"{command} {verb}" for verb in verbs] or [command]:
+        head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
+        examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
+        assert f"pipeline {full} " in examples.replace("\n", " ")
+        assert f"<!-- generated: options {full} -->" in head[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_generated_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert generate().rendered(text) == text, "python docs/generate.py"
+
+
+def test_every_setting_axis_and_recipe_field_is_documented() -> None:
+    text = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
+    for section, values in Settings().model_dump().items():
+        part = re.search(
+            rf"^### settings\.{section}\n(.*?)(?=^### (?!settings\.{section}\.)|^## )", text, re.MULTILINE | re.DOTALL
+        )
+        assert part is not None, section
+        assert [key for key in values if f"| `{key}` |" not in part[1] and not isinstance(values[key], dict)] == []
+    fields = {*json_schema("matrix")["$defs"]["Axes"]["properties"], *json_schema("recipe")["properties"]}
+    assert [field for field in fields if f"| `{field}` |" not in text] == []
+
+
+def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
+    read = generate().read_by("embedded")
+    assert {"perf.concurrency", "build.max_num_tokens", "serve.threads", "quantize.calibration"} <= read
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
+    known = {"--version", "--debug", "--help", "--strict"}  # the last is mypy's
+    for command in (*COMMANDS, *STAGES):
+        known |= flags_of(generate().parser_of(command))
+    for script in SCRIPTS:
+        known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
+    assert sorted(set(FLAG.findall(page.read_text(encoding="utf-8"))) - known) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_data_blocks_are_what_they_claim(page: Path) -> None:
+    for text in blocks(page, "json"):
+        for line in text.splitlines():
+            json.loads(line)
+    for text in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(text), dict)
+    for text in blocks(page, "python"):
+        ast.parse(text)
+    assert {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))} <= {
+        "sh",
+        "json",
+        "yaml",
+        "python",
+    }
+
+
+def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
+    from trtllm_pipeline.matrix.expand import expand
+    from trtllm_pipeline.matrix.load import load_matrix
+
+    examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
+    matrix, recipe = examples
+    (tmp_path / "my-matrix.yaml").write_text(matrix)
+    assert len(expand(load_matrix(tmp_path / "my-matrix.yaml"), default_toolchain="embedded")) == 11
+    (tmp_path / "my-model.yaml").write_text(recipe)
+    sets = ["axes.model=[my-model]"]
+    assert len(expand(load_matrix(tmp_path / "my-matrix.yaml", sets), default_toolchain="embedded")) == 11
+
+
+def test_the_picture_is_a_recorded_run() -> None:
+    picture = (ROOT / "docs" / "quickstart.svg").read_text(encoding="utf-8").replace("&#160;", " ")
+    assert "pipeline run --matrix matrices/quickstart.yaml" in picture
+    assert "6 cells: 6 done" in picture
+    assert "@font-face" not in picture, "a picture that is shown as an image cannot fetch fonts"
+
+
+# ------------------------------------------------------------------------------------------------- running the pages
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
+    pytest.importorskip("xllamacpp")
+    folder = tmp_path_factory.mktemp("desk")
+    shutil.copytree(matrices_folder(), folder / "matrices")
+    (folder / "recipes").mkdir()
+    (folder / "matrices" / "recipes").symlink_to(folder / "recipes")
+    little = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text(encoding="utf-8"))
+    little |= {"name": "smollm2-135m-instruct", "smoke": {"prompt": "The capital of France is"}}
+    (folder / "recipes" / "smollm2-135m-instruct.yaml").write_text(yaml.safe_dump(little))
+    run(folder, "run", "--matrix", "matrices/quickstart.yaml", "--until", "repository", "--progress", "quiet")
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """With leases of its own: tests must not wait for real work on this machine."""
+    return {**os.environ, "XDG_RUNTIME_DIR": str(folder), "COLUMNS": "120"}
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def is_cheap(command: Command) -> bool:
+    verb, args = command.words[1], set(command.words[2:])
+    if verb in {"run", "resume"}:
+        return "--until" in args and not args & set(NEED_A_SERVER)
+    return verb not in NEED_A_SERVER and not (verb == "logs" and args & set(NEED_A_SERVER))
+
+
+def with_real_ids(folder: Path, words: tuple[str, ...]) -> list[str]:
+    """Fingerprints and ids of the examples, replaced by some of this workspace."""
+
+    def fingerprint(stage: str) -> str:
+        return min((folder / ".pipeline" / "store" / stage).iterdir()).name
+
+    text = [re.sub(r"store/(\w+)/[0-9a-f]{32}", lambda m: f"store/{m[1]}/{fingerprint(m[1])}", word) for word in words]
+    return [re.sub(r"^(build)-[0-9a-f]{12}$", lambda m: f"{m[1]}-{fingerprint(m[1])[:12]}", word) for word in text]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=name)
+def test_commands_run(
+    page: Path, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cheap ones, in the order of the page, in copies of the desk: they may build on each other."""
+    for key, value in environment(tmp_path).items():
+        monkeypatch.setenv(key, value)
+    folders = {looking: tmp_path / f"desk-{looking}" for looking in (False, True)}
+    for folder in folders.values():
+        shutil.copytree(desk, folder, symlinks=True)
+    ran = 0
+    for command in commands(page):
+        if not command.words[0].endswith("pipeline") or not is_cheap(command):
+            continue
+        folder = folders[command.words[1] in LOOKING]
+        monkeypatch.chdir(folder)
+        words = with_real_ids(folder, command.words[1:])
+        monkeypatch.setattr(sys, "argv", ["pipeline", *words])
+        code = main(words)
+        shown = capsys.readouterr()
+        assert code == 0, f"{command.page}: {command.text}\n{shown.out}\n{shown.err}"
+        if "json" in words and "--output" not in words:
+            assert json.loads(shown.out)["schema"] == 1, command.text
+        shutil.rmtree(folder / "replay", ignore_errors=True)
+        ran += 1
+    assert ran > 2
+
+
+@pytest.mark.integration
+def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
+    """`launch` as documented, then every curl, script and Python block of the pages; the ports are free ones."""
+    launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1] == "launch")
+    words = [word for word in launch.words[1:] if word not in {"--http-port", "8000", "--grpc-port", "8001"}]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "trtllm_pipeline", *words, "--format", "json"],
+        cwd=desk,
+        env=environment(desk),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        lines = []
+        for line in server.stdout:
+            lines.append(line)
+            if line.startswith("}"):
+                break
+        service = json.loads("".join(lines))
+        ports = {"127.0.0.1:8000": service["http"], "127.0.0.1:8001": service["grpc"]}
+
+        def here(text: str) -> str:
+            for documented, real in ports.items():
+                text = text.replace(documented, real)
+            return text
+
+        def answer(*argv: str) -> str:
+            shown = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            assert shown.returncode == 0, f"{argv}\n{shown.stdout}\n{shown.stderr}"
+            return shown.stdout
+
+        for command in ALL:
+            if command.words[0] == "curl" and shutil.which("curl"):
+                told = answer(*map(here, command.words))
+                assert "text_output" in told, f"{command.text}\n{told}"
+            elif command.words[:2] == ("python", "examples/stream.py"):
+                assert answer(sys.executable, *map(here, command.words[1:])).strip()
+        scripts = [text for page in PAGES for text in blocks(page, "python")]
+        assert scripts
+        for text in scripts:
+            assert answer(sys.executable, "-c", here(text)).strip()
+    finally:
+        server.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.communicate(timeout=60)
+        server.kill()

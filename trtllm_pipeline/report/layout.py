@@ -1,0 +1,26 @@
+"""JSON a person can still read and a large plan can afford: a line for each entry, written as it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from trtllm_pipeline.domain import Json
+
+
+def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
+    """An object as lines of JSON text; a part that is an iterator becomes a list, a line for each of its items."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    before = "{"
+    for name, part in parts.items():
+        if isinstance(part, Iterator):
+            yield f"{before}{encode(name)}: ["
+            comma = ""
+            for item in part:
+                yield comma + encode(item)
+                comma = ","
+            yield "]"
+        else:
+            yield f"{before}{encode(name)}: {encode(part)}"
+        before = ","
+    yield "}"
