@@ -243,6 +243,17 @@ def linearity(rows: Sequence[Row]) -> str:
     return "wall per job, largest over smallest: " + ", ".join(words) if words else ""
 
 
+def overhead(rows: Sequence[Row]) -> str:
+    """What each job adds to a run in which there is nothing to do, in wall-clock time."""
+    walls = {(row.cells, row.what, row.tool): row.wall_s for row in rows}
+    words = [
+        f"{tool} {(wall_s - walls[cells, 'no-op', tool]) / len(edges(cells)) * 1e3:.2f} ms ({cells} cells)"
+        for (cells, what, tool), wall_s in walls.items()
+        if what == "run"
+    ]
+    return "run less no-op, per job: " + ", ".join(words) if words else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, nargs="+", default=[100, 300], help="sizes, 64 or more (default 100 300)")
@@ -265,7 +276,7 @@ def main() -> None:
         print()
         return
     print(table(bench.rows))
-    print(linearity(bench.rows))
+    print(overhead(bench.rows), linearity(bench.rows), sep="\n")
     words = " and ".join(f"{one[0]:.1f} {when}" for when, one in load.items())
     print(f"load average {words}, on {len(os.sched_getaffinity(0))} CPUs")
 
