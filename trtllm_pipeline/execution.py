@@ -329,6 +329,7 @@ class _Execution:
             inputs=inputs,
             attempt=str(attempt.folder),
             timeout_s=limit_s(run),
+            section=run.stage.section or run.stage.name,
             gpus=gpus,
         )
 

@@ -35,6 +35,8 @@ REQUEST_FILE: Final = "request.json"
 PLAN_FILE: Final = "plan.json"
 REPORT_FILE: Final = "report.json"
 _DIGESTS: Final = "digests.jsonl"
+BY_HAND: Final = "by-hand"
+"""Stands for a run where single stages were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,7 @@ def run(
 
     loaded = load(request)
     plan = plan_cells(select_cells(request, loaded), store, until=request.until)
+    _check_toolchains(plan)
     store.sweep()
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = store.runs_dir / run_id
@@ -324,6 +327,29 @@ def run(
         return Result(run_id, plan, outcome, table)
     finally:
         store.index.end_run(run_id, code)
+
+
+def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
+    """As `run`, for a command that wants artifacts only: the workspace's latest run, plan and report stay what they were."""
+    from trtllm_pipeline.execution import execute, machine
+    from trtllm_pipeline.executors.local import LocalExecutor
+
+    plan = plan_cells(select_cells(request, load(request)), store, until=request.until)
+    _check_toolchains(plan)
+    store.sweep()
+    present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+    executor = LocalExecutor()
+    return plan, execute(plan, store, executor, observer, run_id=BY_HAND, machine=machine(), present=present)
+
+
+def _check_toolchains(plan: Plan) -> None:
+    """Raises PlanError when this machine lacks something that a toolchain of the plan needs to run."""
+    for name in sorted({cell.toolchain for cell in plan.feasible}):
+        missing = toolchains.load(name).missing()
+        if missing is not None:
+            raise PlanError(
+                f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
+            )
 
 
 def read_report(store: Store, run_id: str) -> dict[str, Any]:

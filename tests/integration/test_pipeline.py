@@ -247,3 +247,24 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path) -> None:
     finally:
         wait_until_gone(small)
         subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
+    before = pipeline("report", "--format", "json", cwd=done)
+    (folder,) = json.loads(pipeline("convert", "--matrix", TINY, "--cells", "tiny/fp16", "--format", "json", cwd=done))[
+        "cells"
+    ].values()
+    assert Path(folder).is_dir()
+    assert pipeline("report", "--format", "json", cwd=done) == before
+
+
+def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"input": 5}\n')
+    words = ("--set", f"settings.perf.input_data={tmp_path}/prompts.jsonl", "--cells", "tiny/fp16")
+    process = start("run", "--matrix", TINY, *words, "--format", "json", cwd=tmp_path)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (cell,) = json.loads(out)["cells"]
+    assert cell["failed_stage"] == "perf"
+    assert "prompts.jsonl:1: input" in cell["reason"]
+    assert cell["failure"] == "user"

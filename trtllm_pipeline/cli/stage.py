@@ -17,7 +17,7 @@ from typing import TextIO
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE, Stage, Work, write_json
 from trtllm_pipeline.toolchains import base as toolchains
@@ -91,18 +91,18 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
                 hint="--cells ID; one of " + ", ".join(cells[:8]) + (", ..." if len(cells) > 8 else ""),
             )
     store = Store(Path(args.workspace))
-    result = runner.run(request, store, observer(sys.stderr, mode="auto"), command=tuple(sys.argv))
-    if result.outcome.exit_code:
-        return result.outcome.exit_code
+    plan, outcome = runner.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
+    if outcome.exit_code:
+        return outcome.exit_code
     folders = {
         cell.id: str(store.folder(until, found.fingerprint) / "out")
-        for cell in result.plan.feasible
-        for found in (result.plan.stage_runs[run] for run in result.plan.by_cell[cell.id])
+        for cell in plan.feasible
+        for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
         if found.stage.name == until
     }
     if service:
         args.in_repository = next(iter(folders.values()))
-        return _by_hand(_with_settings(args, result.plan.feasible[0].settings["serve"], stage), stage)
+        return _by_hand(_with_settings(args, plan.feasible[0].settings["serve"], stage), stage)
     if args.format == "json":
         emit_json({"schema": 1, "stage": stage.name, "cells": folders})
     else:
@@ -143,10 +143,11 @@ def _in_attempt(work: Work, stage: Stage) -> int:
     """Run for a pipeline: what went wrong goes into a file beside the log."""
     try:
         _program(stage, work)
-    except StageError as error:
+    except PipelineError as error:
+        # Anything else that is said on purpose is about the user's files: prompts, calibration rows.
+        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
         write_json(
-            work.attempt / FAILURE_FILE,
-            {"failure": error.failure.value, "message": error.message, "hint": error.hint},
+            work.attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint}
         )
         raise
     return 0

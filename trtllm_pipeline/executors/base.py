@@ -37,6 +37,8 @@ class Job:
     attempt: str
     """The attempt's folder; commands write into `out/` in it."""
     timeout_s: float
+    section: str
+    """Settings section where the limit can be changed."""
     gpus: tuple[str, ...] = ()
     schema: int = field(default=SCHEMA)
 
@@ -118,7 +120,7 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
         return StageError(
             f"{job.stage}: took longer than its limit of {job.timeout_s:g} s",
             failure=FailureClass.TIMEOUT,
-            hint=f"raise it with --set settings.{job.stage}.stage_timeout_s=SECONDS",
+            hint=f"raise it with --set settings.{job.section}.timeout_s=SECONDS",
             log=log,
         )
     try:

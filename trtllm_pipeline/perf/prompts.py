@@ -34,7 +34,7 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
     Raises MatrixError with every faulty line, StageError when the file cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise StageError(f"prompts {path}: {error}", failure=FailureClass.USER) from error
     prompts: dict[str, Prompt] = {}

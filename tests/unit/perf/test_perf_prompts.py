@@ -88,3 +88,9 @@ def test_the_built_in_prompts() -> None:
     accuracy = read(BUILTIN / "accuracy.jsonl")
     assert len(accuracy) == 28
     assert all(prompt.references for prompt in accuracy)
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"input": "one\u2028two\x85three"}\r\n{"input": "four"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read(path)] == ["one\u2028two\x85three", "four"]
