@@ -352,18 +352,6 @@ def _check_toolchains(plan: Plan) -> None:
             )
 
 
-def read_report(store: Store, run_id: str) -> dict[str, Any]:
-    """The report a run left. Raises UsageError when it left none."""
-    path = store.runs_dir / run_id / REPORT_FILE
-    try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path}: no report: {error}", hint="a run writes it when it ends; see pipeline status"
-        ) from error
-    return report
-
-
 def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:
     """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
 

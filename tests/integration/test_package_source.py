@@ -255,3 +255,28 @@ def test_which_pip_is_used(found: str, start: list[str] | None, monkeypatch: pyt
         assert "ensurepip" in (failed.value.hint or "")
     else:
         assert package_index._pip("x==1") == start
+
+
+def fake_pip(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_index, "_pip", lambda _requirement: [sys.executable, "-c", script])
+
+
+def test_bytes_are_told_while_pip_fetches(tmp_path: Path, source: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(
+        "import os, time, pathlib\n"
+        "pathlib.Path(os.environ['TMPDIR'], 'part').write_bytes(bytes(5000))\ntime.sleep(0.5)\nraise SystemExit(3)",
+        monkeypatch,
+    )
+    told: list[tuple] = []
+    with pytest.raises(DownloadError, match="pip could not fetch it"):
+        fetch(resolve([source]), tmp_path, progress=lambda *args: told.append(args), partial=tmp_path / "partial")
+    assert (5000, None, "bytes") in told
+    assert not list((tmp_path / "partial").glob("pip-*"))
+
+
+def test_a_pip_that_hangs_is_ended(tmp_path: Path, source: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip("import time; time.sleep(60)", monkeypatch)
+    monkeypatch.setattr(package_index, "_STALLED_S", 0.3)
+    with pytest.raises(DownloadError, match="has fetched nothing for") as failed:
+        get(source, tmp_path)
+    assert failed.value.failure is FailureClass.TRANSIENT

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -279,6 +280,30 @@ def test_perf_wants_whole_positive_concurrencies(start: Start, concurrency: Json
     work = start(files={"input_data": PROMPTS}, **{**PERF, "concurrency": concurrency})
     with pytest.raises(StageError, match="expected a list of positive integers"):
         perf.run(work)
+
+
+def test_perf_wants_an_engine_with_a_tokenizer(start: Start) -> None:
+    work = start(files={"input_data": PROMPTS}, **PERF)
+    (work.inputs["engine"] / "tokenizer.json").unlink()
+    with pytest.raises(StageError, match=r"tokenizer.json cannot be read as a tokenizer: .*No such file") as caught:
+        perf.run(work)
+    assert caught.value.failure is FailureClass.USER
+
+
+@pytest.mark.parametrize("stage", [smoke, perf, accuracy])
+@pytest.mark.parametrize(
+    ("cause", "failure"),
+    [("Stub process 'tensorrt_llm_0_0' is not healthy.", FailureClass.TRANSIENT), ("boom", FailureClass.BUG)],
+)
+def test_a_model_process_that_died_is_worth_another_try(
+    start: Start, stage: ModuleType, cause: str, failure: FailureClass
+) -> None:
+    data = ROWS if stage is accuracy else PROMPTS
+    params = {smoke: SMOKE, perf: PERF, accuracy: ACCURACY}[stage]
+    work = start(lambda _m, _v: Script((), error=cause), files={"input_data": data}, **params)
+    with pytest.raises(StageError, match=cause) as caught:
+        stage.run(work)
+    assert caught.value.failure is failure
 
 
 # ---------------------------------------------------------------------------------------------------------- accuracy

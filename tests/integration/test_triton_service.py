@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from clients import Client, Stream
 from engines import script_engine
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import client as asking
+from trtllm_pipeline.serving import installation, triton
 from trtllm_pipeline.toolchains.embedded import repository
 
 pytestmark = pytest.mark.integration
@@ -147,8 +150,10 @@ def test_an_open_stream_does_not_keep_it_from_ending(models: Path, tmp_path: Pat
         stream = Stream(client.grpc_url)
         stream.send("ensemble", "1", text_input="A", max_tokens=500, stream=True)
         stream.receive()
+        told = time.monotonic()
         service.process.terminate()
         assert service.end(triton.STOP_TIMEOUT_S + 5)[0] == 0
+        assert time.monotonic() - told < triton.STOP_TIMEOUT_S + 1
         assert gone(service.process.pid)
         assert not shared_memory(service.process.pid)
         stream.close(cancel=True)
@@ -180,6 +185,50 @@ def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
         assert "Started Metrics Service" in log, "the tail of the server's log is shown"
         assert gone(service.process.pid)
         assert not shared_memory(service.process.pid)
+
+
+def test_a_server_that_dies_is_started_again_where_it_was(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt", restarts=1) as service:
+        first = service.ready()
+        os.kill(int(str(first["pid"])), signal.SIGSEGV)
+        deadline = time.monotonic() + 30
+        while service.log.read_text().count("ready: ") < 2:
+            assert time.monotonic() < deadline, service.log.read_text()
+            time.sleep(0.05)
+        second = service.ready()
+        assert {**second, "pid": 0} == {**first, "pid": 0}
+        assert second["pid"] != first["pid"]
+        assert service.client().text(text_input="s", max_tokens=4) == "top-"
+        os.kill(int(str(second["pid"])), signal.SIGSEGV)
+        assert service.end()[0] == 1
+        assert gone(service.process.pid)
+        assert not shared_memory(service.process.pid)
+
+
+def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt") as service:
+        service.ready()
+        service.process.send_signal(signal.SIGHUP)
+        assert service.end()[0] == 0
+        assert gone(service.process.pid)
+        assert not shared_memory(service.process.pid)
+
+
+def test_a_stage_waits_for_models_that_are_loaded_again(models: Path, tmp_path: Path) -> None:
+    async def ask(path: Path) -> str | None:
+        async with asking.Client(asking.Service.read(path), "ensemble", "grpc", timeout_s=60) as client:
+            return (await client.lane().generate(asking.Generation("s", 4))).error
+
+    with launched(models, tmp_path / "attempt") as service:
+        server = int(str(service.ready()["pid"]))
+        ready = f"http://{service.ready()['http']}/v2/models/ensemble/ready"
+        assert httpx.get(ready).is_success
+        os.kill(next(pid for pid, model in triton.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while httpx.get(ready).is_success:
+            assert time.monotonic() < deadline, service.log.read_text()
+            time.sleep(0.01)
+        assert asyncio.run(ask(service.attempt / "service.json")) is None
 
 
 def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> None:
@@ -237,7 +286,7 @@ def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: P
         other.bind((triton.LOOPBACK, ports.grpc))
         other.listen()
         server = triton.start(
-            triton.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
+            installation.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
         )
         try:
             with pytest.raises(ServerError) as error:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,7 @@ def test_published_whole_with_log_and_manifest(store: Store) -> None:
     assert list((store.workspace / "work").iterdir()) == []
 
 
-@pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest"])
+@pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest", "empty manifest"])
 def test_a_damaged_artifact_is_no_artifact_and_goes_away(store: Store, harm: str) -> None:
     artifact = publish(store)
     if harm == "delete":
@@ -53,11 +55,71 @@ def test_a_damaged_artifact_is_no_artifact_and_goes_away(store: Store, harm: str
     elif harm == "truncate":
         (artifact.out / "deep/weights").chmod(0o644)
         (artifact.out / "deep/weights").write_text("")
+    elif harm == "empty manifest":
+        (artifact.folder / "manifest.json").write_text("")
     else:
         (artifact.folder / "manifest.json").unlink()
     assert store.get("build", artifact.fingerprint) is None
     assert not artifact.folder.exists()
     assert publish(store).out.is_dir()
+
+
+def unreadable_schema(manifest: Path) -> None:
+    manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 99'))
+
+
+def unreadable_file(manifest: Path) -> None:
+    manifest.unlink()
+    manifest.symlink_to(manifest)  # reading it is an OSError, for root as well
+
+
+@pytest.mark.parametrize("harm", [unreadable_schema, unreadable_file])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda store, artifact: store.get("build", artifact.fingerprint),
+        lambda store, artifact: store.present({artifact.fingerprint: "build"}),
+        lambda store, _artifact: store.repair(),
+    ],
+)
+def test_an_artifact_that_cannot_be_read_is_kept_and_named(
+    store: Store, harm: Callable[[Path], None], look: Callable[[Store, Artifact], object]
+) -> None:
+    artifact = publish(store)
+    store.index.remove_artifact(artifact.fingerprint)
+    harm(artifact.folder / "manifest.json")
+    with pytest.raises(StateError, match=artifact.fingerprint) as caught:
+        look(store, artifact)
+    assert caught.value.hint
+    assert (artifact.out / "deep/weights").read_text() == "a"
+
+
+def test_verify_keeps_what_another_release_wrote(store: Store) -> None:
+    artifact = publish(store)
+    unreadable_schema(artifact.folder / "manifest.json")
+    with pytest.raises(StateError, match="schema 99"):
+        store.verify(print)
+    assert artifact.out.is_dir()
+
+
+def test_files_that_cannot_be_looked_at_are_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = publish(store)
+
+    def stat(path: object, **_: object) -> os.stat_result:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trtllm_pipeline.store.store.os.stat", stat)
+        with pytest.raises(StateError, match="Input/output error"):
+            store.present({artifact.fingerprint: "build"})
+    assert store.get("build", artifact.fingerprint) == artifact
+
+
+def test_a_file_in_the_place_of_a_stage_is_named(store: Store) -> None:
+    (store.artifacts_dir / "build").write_text("")
+    for look in (lambda: store.present({Fingerprint("a" * 32): "build"}), store.repair):
+        with pytest.raises(StateError, match="not a folder"):
+            look()
 
 
 def test_damage_of_content_is_found_by_verify(store: Store) -> None:
@@ -93,6 +155,51 @@ def test_lost_or_broken_index_is_rebuilt(store: Store, tmp_path: Path) -> None:
     store = Store(tmp_path / "w")
     assert store.get("build", artifact.fingerprint) is not None
     assert (tmp_path / "w" / "state.db.damaged").exists()
+
+
+def damage(database: Path, *, first_page: int, pages: int = 1) -> None:
+    with database.open("r+b") as file:
+        file.seek((first_page - 1) * 4096)
+        file.write(b"\xff" * 4096 * pages)
+
+
+def test_an_index_with_damaged_tables_is_rebuilt_when_opened(store: Store, tmp_path: Path) -> None:
+    artifact = publish(store)
+    store.close()
+    damage(tmp_path / "w/state.db", first_page=2, pages=9)
+    store = Store(tmp_path / "w")
+    assert store.get("build", artifact.fingerprint) == artifact
+    assert (tmp_path / "w/state.db.damaged").exists()
+
+
+def test_damage_deep_in_the_index_is_found_by_repair(store: Store, tmp_path: Path) -> None:
+    artifact = publish(store)
+    with store.index.transaction():
+        for number in range(3000):
+            store.index.begin_attempt("run", "build", Fingerprint(f"{number:032}"), number, tmp_path)
+    store.close()
+    damage(tmp_path / "w/state.db", first_page=40, pages=20)
+    store = Store(tmp_path / "w")
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        store.index.attempts([artifact.fingerprint])
+    assert store.repair() == 1
+    assert store.index.attempts([artifact.fingerprint]) == {}
+    assert store.get("build", artifact.fingerprint) == artifact
+    assert (tmp_path / "w/state.db.damaged").exists()
+
+
+def test_an_index_of_an_older_release_is_rebuilt(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = publish(store)
+    store.close()
+    with sqlite3.connect(tmp_path / "w/state.db") as db:
+        db.execute("ALTER TABLE artifacts DROP COLUMN manifest_bytes")
+        db.execute("PRAGMA user_version=1")
+    store = Store(tmp_path / "w")
+    assert "rebuilt from the manifests" in caplog.text
+    assert store.get("build", artifact.fingerprint) == artifact
+    assert (tmp_path / "w/state.db.schema-1").exists()
 
 
 def test_an_index_of_another_release_is_refused_and_kept(tmp_path: Path) -> None:
@@ -170,6 +277,31 @@ def test_claims_exclude_pass_on_and_leave_no_file(tmp_path: Path) -> None:
     again.release()
     again.release()
     assert not path.exists()
+
+
+def test_leases_lie_in_the_temporary_folder_where_there_is_no_runtime_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert claims.machine_leases().parent == tmp_path
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "not ours"])
+def test_a_lease_folder_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / f"trtllm-pipeline-{os.getuid()}"
+    if kind == "file":
+        folder.write_text("")
+    elif kind == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.mkdir()
+        owner = os.getuid()
+        monkeypatch.setattr("trtllm_pipeline.store.claims.os.getuid", lambda: owner + 1)
+        folder.rename(tmp_path / f"trtllm-pipeline-{owner + 1}")
+    with pytest.raises(StateError, match="not a folder of yours"):
+        claims.machine_leases()
 
 
 def test_leases_are_shared_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,11 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from trtllm_pipeline import __version__
@@ -62,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 a stage failed, 2 bad usage or matrix, 3 nothing feasible, 130 interrupted."""
+    """Run one command.
+
+    Returns the exit code: 0 done, 1 a stage failed, 2 the user has to mend or do something first, 3 nothing is feasible,
+    130 interrupted.
+    """
     # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
     top = parser()
@@ -72,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     debug = args.debug or bool(os.environ.get("PIPELINE_DEBUG"))
     try:
-        return _dispatch(args.command, args.arguments)
+        with _terminable(args.arguments):
+            return _dispatch(args.command, args.arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
@@ -87,6 +95,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None or debug:
             raise
         return code
+
+
+@contextmanager
+def _terminable(arguments: Sequence[str]) -> Iterator[None]:
+    """Let SIGTERM interrupt as Ctrl-C does, unless something else has been arranged.
+
+    An attempt of a run just dies: that is quick, and its run knows what to say.
+    """
+    free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not free or "--attempt-dir" in arguments:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _dispatch(command: str, arguments: Sequence[str]) -> int:

@@ -6,10 +6,16 @@ import argparse
 import os
 import subprocess
 from pathlib import Path
+from typing import Final
 
-from trtllm_pipeline.cli.output import emit, note
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.executors.base import failure_of, read_job
+from trtllm_pipeline.stages.verbs import empty_folder
+
+_STDERR: Final = 2
+"""What the commands print is no data: stdout has the folder alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,21 +34,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="use this instead of the job's input NAME, e.g. service=FILE for a server of yours",
     )
+    options.add_format(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the commands; returns the first exit code that is not 0."""
     job = read_job(Path(args.job))
-    attempt = Path(args.output_dir).absolute()
-    if attempt.exists() and any(attempt.iterdir()):
-        raise UsageError(f"{attempt}: is not empty", hint="name a new folder with --output-dir")
-    replaced = {job.attempt: str(attempt)}
+    replaced = {}
     for given in args.input:
         name, _, path = given.partition("=")
         if name not in job.inputs or not path:
             raise UsageError(f"--input {given}: expected NAME=PATH with one of {', '.join(job.inputs)}")
         replaced[job.inputs[name]] = str(Path(path).absolute())
-    (attempt / "out").mkdir(parents=True)
+    attempt = empty_folder(args.output_dir)
+    replaced[job.attempt] = str(attempt)
+    out = attempt / "out"
+    out.mkdir()
     for command in job.commands:
         words = []
         for word in command:
@@ -50,9 +57,12 @@ def run(args: argparse.Namespace) -> int:
                 word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
             words.append(word)
         note("+ " + " ".join(words))
-        code = subprocess.call(words, env={**os.environ, **job.environment})
+        code = subprocess.call(words, stdout=_STDERR, env={**os.environ, **job.environment})
         if code:
             note(f"error: {failure_of(job, code, timed_out=False).message}")
             return 1
-    emit(str(attempt / "out"))
+    if args.format == "json":
+        emit_json({"schema": 1, "output_dir": str(out)})
+    else:
+        emit(str(out))
     return 0

@@ -22,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     init = verbs.add_parser("init", help="write a commented matrix to start from")
     init.add_argument("file", type=Path, nargs="?", default=Path("matrix.yaml"), help="default: matrix.yaml")
     init.add_argument("--force", action="store_true", help="overwrite a file that is there")
+    _format(init)
 
     validate = verbs.add_parser("validate", help="check matrix files and the recipes they name")
     validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help="matrix files")
@@ -57,6 +58,10 @@ def _shared(verb: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change a value, e.g. axes.precision=[fp16]",
     )
+    _format(verb)
+
+
+def _format(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--format", choices=("text", "json"), default="text", help="default text")
 
 
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Do what was asked; the exit code is 2 when a file has faults."""
     match args.verb:
         case "init":
-            return _init(args.file, force=args.force)
+            return _init(args.file, force=args.force, as_json=args.format == "json")
         case "validate":
             return _validate(args)
         case "show":
@@ -77,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
 
 
-def _init(path: Path, *, force: bool) -> int:
-    from trtllm_pipeline.cli.output import emit
+def _init(path: Path, *, force: bool, as_json: bool) -> int:
+    from trtllm_pipeline.cli.output import emit, emit_json
     from trtllm_pipeline.errors import UsageError
     from trtllm_pipeline.matrix.load import TEMPLATE
 
@@ -89,7 +94,10 @@ def _init(path: Path, *, force: bool) -> int:
         raise UsageError(f"{path} is there already", hint="choose another name, or --force to overwrite it") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    emit(f"wrote {path}; next: pipeline matrix show {path}")
+    if as_json:
+        emit_json({"schema": 1, "file": str(path)})
+    else:
+        emit(f"wrote {path}; next: pipeline matrix show {path}")
     return 0
 
 
@@ -124,6 +132,7 @@ def _show(args: argparse.Namespace) -> int:
     from trtllm_pipeline.cli.output import emit, emit_json
     from trtllm_pipeline.matrix.expand import expand, select
     from trtllm_pipeline.matrix.load import load_matrix
+    from trtllm_pipeline.report.planfile import axes
 
     cells = select(expand(load_matrix(args.file, args.sets), default_toolchain=args.toolchain), args.cells)
     if args.format == "json":
@@ -131,20 +140,7 @@ def _show(args: argparse.Namespace) -> int:
             {
                 "schema": 1,
                 "cells": [
-                    {
-                        "id": cell.id,
-                        "model": cell.model,
-                        "toolchain": cell.toolchain,
-                        "precision": cell.precision,
-                        "tp": cell.tp,
-                        "pp": cell.pp,
-                        "max_batch_size": cell.max_batch_size,
-                        "isl": cell.isl,
-                        "osl": cell.osl,
-                        "settings": cell.settings,
-                        "reason": cell.reason,
-                    }
-                    for cell in cells
+                    {"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in cells
                 ],
             }
         )

@@ -15,8 +15,19 @@ WORKSPACE = ".pipeline"
 def add_workspace(parser: argparse.ArgumentParser) -> None:
     """`--workspace DIR`."""
     parser.add_argument(
-        "-w", "--workspace", metavar="DIR", default=WORKSPACE, help=f"folder of all results (default {WORKSPACE})"
+        "-w",
+        "--workspace",
+        metavar="DIR",
+        type=_folder,
+        default=WORKSPACE,
+        help=f"folder of all results (default {WORKSPACE})",
     )
+
+
+def _folder(text: str) -> str:
+    if not text:
+        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
+    return text
 
 
 def add_format(parser: argparse.ArgumentParser, *formats: str) -> None:

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 from typing import Any
 
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError
 
 
 def emit(text: str) -> None:
@@ -26,14 +26,20 @@ def note(text: str) -> None:
 
 
 def explain_error(error: Exception) -> int | None:
-    """Say what went wrong and return the exit code; None for what is a bug of ours and needs its traceback."""
+    """Say what went wrong and return the exit code; None for what is a bug of ours and needs its traceback.
+
+    What the user has to do first, about the request or about the workspace, is 2: trying again as it is cannot help.
+    """
     if isinstance(error, PipelineError):
         note(f"error: {error.message}")
         if isinstance(error, StageError) and error.log is not None:
             note(f"  log: {error.log}")
         if error.hint:
             note(f"  try: {error.hint}")
-        return error.exit_code
+        blocked = isinstance(error, StateError) or (
+            isinstance(error, StageError) and error.failure is FailureClass.USER
+        )
+        return 2 if blocked else error.exit_code
     if isinstance(error, OSError) and error.errno == 28:
         note(f"error: the disk is full: {error.filename or error}")
         note("  try: free some space, then `pipeline resume`; what was finished is kept")
@@ -45,6 +51,10 @@ def explain_error(error: Exception) -> int | None:
         note(f"error: the workspace's index cannot be used: {error}")
         note("  try: is the disk full, or the workspace read-only?")
         return 1
+    if type(error) is sqlite3.DatabaseError:  # its subclasses, but for the one above, are mistakes of ours
+        note(f"error: the workspace's index is damaged: {error}")
+        note("  try: pipeline store repair, with the same --workspace; it rebuilds the index, no artifact is lost")
+        return 2
     return None
 
 

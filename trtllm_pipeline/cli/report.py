@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import TextIO
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import note
+from trtllm_pipeline.errors import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         show(sys.stdout)
     else:
-        with Path(args.output).open("w", encoding="utf-8", newline="") as file:
-            show(file)
+        text = StringIO()
+        show(text)
+        try:
+            Path(args.output).write_text(text.getvalue(), encoding="utf-8", newline="")
+        except OSError as error:
+            raise UsageError(f"--output {args.output}: cannot be written: {error.strerror}") from error
         note(f"written to {args.output}")
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_json, note
+from trtllm_pipeline.cli.output import note
 from trtllm_pipeline.runner import Request
 from trtllm_pipeline.store.store import Store
 
@@ -69,12 +70,7 @@ def run(args: argparse.Namespace) -> int:
         command=tuple(sys.argv),
         keep_going=not args.fail_fast,
     )
-    if args.format == "json":
-        emit_json(runner.read_report(store, result.run_id))
-    else:
-        print_report(
-            result.rows, args.format, run_id=result.run_id, matrix=str(request.matrix), workspace=store.workspace
-        )
+    print_report(result.rows, args.format, run_id=result.run_id, matrix=str(request.matrix), workspace=store.workspace)
     if result.outcome.interrupted:
         note("interrupted; go on with: pipeline resume" + _workspace(args))
     elif result.outcome.exit_code:
@@ -89,4 +85,4 @@ def _request(args: argparse.Namespace, store: Store | None) -> Request:
 
 
 def _workspace(args: argparse.Namespace) -> str:
-    return "" if args.workspace == options.WORKSPACE else f" --workspace {args.workspace}"
+    return "" if args.workspace == options.WORKSPACE else f" --workspace {shlex.quote(args.workspace)}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -156,22 +157,37 @@ def _in_attempt(work: Work, stage: Stage) -> int:
 def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
     """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
     _find_files(args, stage)
-    with tempfile.TemporaryDirectory(prefix=f"pipeline-{stage.name}-") as scratch:
+    with _scratch(stage.name) as scratch:
         if stage.scope is Scope.SERVICE:
-            args.output_dir = args.output_dir or f"{scratch}/out"
+            args.output_dir = args.output_dir or str(scratch / "out")
         args.attempt_dir = scratch
         work = verbs.to_work(stage, args)
         if stage.scope is Scope.SERVICE:
-            _announce_when_ready(work, sys.stdout, as_json=args.format == "json")
+            with _announced_when_ready(work, sys.stdout, as_json=args.format == "json"), redirect_stdout(sys.stderr):
+                _program(stage, work)
+            return 0
         with redirect_stdout(sys.stderr):
             _program(stage, work)
-        if stage.scope is Scope.SERVICE:
-            return 0
     if args.format == "json":
         emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})
     else:
         emit(str(work.out))
     return 0
+
+
+@contextmanager
+def _scratch(name: str) -> Iterator[Path]:
+    """A folder for the time being. It stays where an error names a log in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"pipeline-{name}-"))
+    kept = False
+    try:
+        yield folder
+    except StageError as error:
+        kept = error.log is not None and error.log.is_relative_to(folder)
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _find_files(args: argparse.Namespace, stage: Stage) -> None:
@@ -186,7 +202,8 @@ def _find_files(args: argparse.Namespace, stage: Stage) -> None:
             setattr(args, f"file_{name}", str(data_file(str(given), Path())))
 
 
-def _announce_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> None:
+@contextmanager
+def _announced_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> Iterator[None]:
     """Print the endpoints to `stream` as soon as the service has written them."""
 
     def look(_signal: int, _frame: FrameType | None) -> None:
@@ -208,5 +225,10 @@ def _announce_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> None:
                 """-d '{"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}'"""
             )
 
-    signal.signal(signal.SIGALRM, look)
+    before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before the handler goes: an alarm that nobody handles kills
+        signal.signal(signal.SIGALRM, before)

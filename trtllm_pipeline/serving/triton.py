@@ -1,8 +1,4 @@
-"""Finds a Triton Inference Server, starts it on loopback, sees what goes wrong with it, and stops it.
-
-The server is the one of an NGC container (on PATH or in its usual folder), or the binary inside the `nvidia-pytriton`
-wheel. That package's own Python API is never imported.
-"""
+"""Starts a Triton Inference Server on loopback, sees what goes wrong with it, and stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import contextlib
 import ctypes.util
 import http.client
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -29,20 +24,20 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving.installation import Triton
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
-CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 STUB: Final = "triton_python_backend_stub"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
-EXIT_TIMEOUT_S: Final = 5
+EXIT_TIMEOUT_S: Final = 1
 """How long Triton waits for requests in flight when it is asked to end."""
-STOP_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
-UNLOAD_SHARE: Final = 0.3
-"""How much of the time to stop is spent on unloading models before the server is asked to end with them."""
+UNLOAD_S: Final = 1.0
+"""Most time spent on unloading models before the server is asked to end with them."""
 
 
 class Ports(NamedTuple):
@@ -51,49 +46,6 @@ class Ports(NamedTuple):
     http: int
     grpc: int
     metrics: int
-
-
-@dataclass(frozen=True, slots=True)
-class Triton:
-    """An installed server."""
-
-    binary: Path
-    source: str
-    """Where it comes from, with that package's or container's version."""
-    backends: Path
-    stubs: Path | None = None
-    """The wheel's folder of Python stubs by Python version; None where the backend has its own."""
-    libraries: Path | None = None
-
-
-def find() -> Triton:
-    """The server to use: on PATH, in the container's folder, or in the PyPI wheel, in this order.
-
-    Raises ServerError when there is none.
-    """
-    on_path = shutil.which("tritonserver")
-    for candidate in (on_path and Path(on_path), CONTAINER_BINARY):
-        if candidate and candidate.is_file():
-            version = os.environ.get("TRITON_SERVER_VERSION", "")
-            home = candidate.resolve().parent.parent
-            return Triton(candidate, f"tritonserver {version}".strip(), home / "backends")
-    spec = importlib.util.find_spec("pytriton")  # looks, and imports nothing
-    if spec is not None and spec.submodule_search_locations:
-        package = Path(spec.submodule_search_locations[0])
-        home = package / "tritonserver"
-        if (home / "bin" / "tritonserver").is_file():
-            return Triton(
-                home / "bin" / "tritonserver",
-                f"nvidia-pytriton {importlib.metadata.version('nvidia-pytriton')}",
-                home / "backends",
-                home / "python_backend_stubs",
-                package.parent / "nvidia_pytriton.libs",
-            )
-    raise ServerError(
-        "no Triton Inference Server found: not on PATH, not in /opt/tritonserver, not as a Python package",
-        failure=FailureClass.USER,
-        hint="pip install 'trtllm-pipeline[embedded]', or run inside a Triton container",
-    )
 
 
 def check(triton: Triton, python_models: int) -> None:
@@ -179,7 +131,7 @@ def link_backends(triton: Triton, folder: Path) -> Path:
 
 
 def free_ports(host: str = LOOPBACK) -> Ports:
-    """Three ports that nobody listens on now."""
+    """Three ports that nobody listens on now. Raises OSError when `host` is not an address of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:
@@ -285,7 +237,7 @@ class Server:
         deadline = time.monotonic() + timeout_s
         stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
-            if self._unload(UNLOAD_SHARE * timeout_s):
+            if self._unload(min(UNLOAD_S, timeout_s)):
                 self.process.kill()
             else:
                 self.process.terminate()
@@ -302,15 +254,16 @@ class Server:
         return self.process.returncode
 
     def _unload(self, timeout_s: float) -> bool:
-        """Unload all models; whether all were gone in time. The server has nothing to lose then.
+        """Unload all models, which takes no new requests; whether all were gone in time. The server has nothing to lose then.
 
         Asked to end with its models loaded, Triton takes seconds longer: it looks once a second whether they are gone.
         """
         with contextlib.suppress(OSError, http.client.HTTPException):
+            deadline = time.monotonic() + timeout_s
             for model in self.models:
                 body = {"parameters": {"unload_dependents": True}}
-                self.request("POST", f"/v2/repository/models/{model}/unload", body, timeout_s=1)
-            deadline = time.monotonic() + timeout_s
+                left_s = max(0.01, deadline - time.monotonic())
+                self.request("POST", f"/v2/repository/models/{model}/unload", body, timeout_s=left_s)
             while time.monotonic() < deadline:
                 if not self._live_stubs():
                     return True

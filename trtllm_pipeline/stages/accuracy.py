@@ -15,7 +15,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.perf.scores import NORMALISATION, SCORES
-from trtllm_pipeline.serving.client import Answer, Client, Service
+from trtllm_pipeline.serving.client import Answer, Client, Service, failure_class
 from trtllm_pipeline.stages.asking import generation, number
 from trtllm_pipeline.stages.base import Work, write_json
 
@@ -37,7 +37,8 @@ def run(work: Work) -> None:
         prompt, answer = failed[0]
         raise StageError(
             f"{len(failed)} of {len(prompts)} requests failed, so there is no score; the first, {prompt.id!r}, "
-            f"with: {answer.error}"
+            f"with: {answer.error}",
+            failure=failure_class(str(answer.error)),
         )
     rows = [
         {

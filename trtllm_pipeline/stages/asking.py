@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.serving.client import Generation, Option
 from trtllm_pipeline.stages.base import Work
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
@@ -20,6 +26,21 @@ def generation(prompt: Prompt, *, max_tokens: int, temperature: float, seed: int
     if prompt.stop_words:
         options["stop_words"] = prompt.stop_words
     return Generation(prompt.text, prompt.max_tokens or max_tokens, options)
+
+
+def read_tokenizer(engine: Path) -> Tokenizer:
+    """The tokenizer in an engine folder. Raises StageError when there is none, or none that can be read."""
+    from tokenizers import Tokenizer
+
+    path = engine / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise StageError(
+            f"{path} cannot be read as a tokenizer: {error}",
+            failure=FailureClass.USER,
+            hint="--engine takes a folder that `pipeline build` left",
+        ) from error
 
 
 def number(work: Work, name: str, default: float | None = None) -> float:

@@ -65,12 +65,17 @@ def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable
             Option("metrics_port", "int", "0 for a free one", default=0),
             Option("host", "str", "address to listen on", default="127.0.0.1"),
             Option("ready_timeout_s", "float", "seconds until the server must be ready", default=300.0),
-            Option("stop_timeout_s", "float", "seconds a server has to stop by itself", default=10.0),
+            Option("stop_timeout_s", "float", "seconds a server has to stop by itself", default=3.0),
+            Option("restarts", "int", "how often a server that died is started again", default=3),
         ),
         params=lambda cell: pick(cell, "serve", *params),
-        advice=lambda cell: pick(
-            cell, "serve", "http_port", "grpc_port", "metrics_port", "host", "ready_timeout_s", "stop_timeout_s"
-        ),
+        # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
+        advice=lambda cell: {
+            **pick(
+                cell, "serve", "http_port", "grpc_port", "metrics_port", "host", "ready_timeout_s", "stop_timeout_s"
+            ),
+            "restarts": 0,
+        },
         resources=lambda cell: Resources(
             cpus=cpu_count(), gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
         ),

@@ -19,12 +19,13 @@ def run(work: Work) -> None:
 
     Advice: `max_workers` (files at once), `offline`, and `folder`, where a local source lies.
     """
+    from trtllm_pipeline.hub.sources import fetch, kind_of
+
+    kind = kind_of(work.params["source"])
     source = cast("dict[str, Json]", work.params["source"])
-    if "generated" in source:
+    if kind == "generated":
         _generate(work.out, str(source["generated"]), int(cast("int", source.get("seed", 0))))
         return
-    from trtllm_pipeline.hub.sources import fetch
-
     folder = work.params.get("folder")
     fetch(
         source,

@@ -7,25 +7,23 @@ fail the validity gate fail the stage; both files stay in the attempt's folder.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.load import EventFile, closed_loop, levels
 from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
-from trtllm_pipeline.serving.client import Client, Generation, Service, running_since
+from trtllm_pipeline.serving.client import Client, Generation, Service, failure_class, running_since
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import generation, number
+from trtllm_pipeline.stages.asking import generation, number, read_tokenizer
 from trtllm_pipeline.stages.base import Work, write_json
 
 
 def run(work: Work) -> None:
     """Measure; raises StageError when the numbers may not be believed."""
-    from tokenizers import Tokenizer
-
     engine = work.inputs["engine"]
-    tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
+    tokenizer = read_tokenizer(engine)
     prompts = read(work.files["input_data"], chat_renderer(engine))
     default_max_tokens = int(number(work, "max_tokens"))
     EngineLimits.read(engine).check(
@@ -43,11 +41,17 @@ def run(work: Work) -> None:
     if invalid:
         raise StageError(
             "the measurement is not valid: " + "; ".join(finding["message"] for finding in invalid),
-            failure=FailureClass.TRANSIENT
-            if all(f["check"].startswith("client") for f in invalid)
-            else FailureClass.BUG,
+            failure=_failure_class(invalid),
             hint=f"everything observed is in {events.name} beside the log of this attempt",
         )
+
+
+def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
+    """TRANSIENT where the machine was too busy to measure, or requests failed while the server was being repaired."""
+    if all(finding["check"].startswith("client") for finding in invalid):
+        return FailureClass.TRANSIENT
+    causes = "; ".join(finding["message"] for finding in invalid if finding["check"] == "failures")
+    return failure_class(causes)
 
 
 async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:

@@ -21,12 +21,13 @@ from trtllm_pipeline.serving.client import (
     Generation,
     Option,
     Service,
+    failure_class,
     parse_config,
     running_since,
     wire_types,
 )
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.stages.asking import number, read_tokenizer, sampling
 from trtllm_pipeline.stages.base import Work, write_json
 
 if TYPE_CHECKING:
@@ -69,18 +70,19 @@ def run(work: Work) -> None:
     if failed:
         one = failed[0]
         more = f" (and {len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
-        raise StageError(f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}")
+        raise StageError(
+            f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}",
+            failure=failure_class(one.detail),
+        )
 
 
 class _Smoke:
     """The checks of one server, in order."""
 
     def __init__(self, work: Work) -> None:
-        from tokenizers import Tokenizer
-
         self.work = work
         self.service = Service.read(work.inputs["service"])
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(work.inputs["engine"] / "tokenizer.json"))
+        self.tokenizer = read_tokenizer(work.inputs["engine"])
         self.prompt = str(work.params["prompt"])
         self.max_tokens = int(number(work, "max_tokens", 16))
         self.checks: list[Check] = []

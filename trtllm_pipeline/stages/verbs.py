@@ -115,10 +115,7 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
             f"pipeline {stage.name}: " + "\n  ".join(wrong),
             hint=f"give a matrix (pipeline {stage.name} --matrix FILE --cells ID) or see pipeline {stage.name} --help",
         )
-    out = Path(args.output_dir).absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--output-dir {out}: is not an empty folder", hint="name a new one; nothing is overwritten")
-    out.mkdir(parents=True, exist_ok=True)
+    out = empty_folder(args.output_dir)
     return Work(
         params=params,
         inputs={name: Path(path).absolute() for name, path in inputs.items() if path},
@@ -126,6 +123,22 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
         out=out,
         attempt=Path(args.attempt_dir).absolute(),
     )
+
+
+def empty_folder(given: str) -> Path:
+    """The folder that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
+    folder = Path(given).absolute()
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(
+                f"--output-dir {folder}: is not an empty folder", hint="name a new one; nothing is overwritten"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--output-dir {folder}: cannot be made: {error.strerror}", hint="name a folder that you may write"
+        ) from error
+    return folder
 
 
 def _read(option: Option, text: str) -> Json:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from pathlib import Path
+
+from trtllm_pipeline.errors import StateError
 
 
 class Claim:
@@ -55,10 +58,24 @@ def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | No
 
 
 def machine_leases() -> Path:
-    """Folder of the claims on this machine's GPUs and on the machine as a whole, shared by all of a user's workspaces."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    """Folder of the claims on this machine's GPUs and on the machine as a whole, shared by all of a user's workspaces.
+
+    Raises StateError when something else, or somebody else's, is in its place.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    # After `su`, and in containers, the variable names a folder that is not there, or another user's.
+    if not (os.access(base, os.W_OK | os.X_OK) and Path(base).is_dir()):
+        base = tempfile.gettempdir()
     folder = Path(base) / f"trtllm-pipeline-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    hint = "move it away, or set XDG_RUNTIME_DIR to a folder of yours"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StateError(f"{folder}: is not a folder of yours; claims on GPUs lie there", hint=hint) from None
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be made: {error.strerror}", hint=hint) from error
     return folder
 
 

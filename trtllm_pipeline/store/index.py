@@ -20,12 +20,13 @@ from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.store.manifest import Manifest
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS artifacts (
   fingerprint TEXT PRIMARY KEY, stage TEXT NOT NULL, label TEXT NOT NULL, key TEXT NOT NULL,
-  files TEXT NOT NULL, size_bytes INTEGER NOT NULL, duration_s REAL NOT NULL, published_s REAL NOT NULL) WITHOUT ROWID;
+  files TEXT NOT NULL, manifest_bytes INTEGER NOT NULL, size_bytes INTEGER NOT NULL, duration_s REAL NOT NULL,
+  published_s REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS attempts (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, number INTEGER NOT NULL,
   folder TEXT NOT NULL, started_s REAL NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT);
@@ -39,16 +40,29 @@ CREATE TABLE IF NOT EXISTS latest (
 CREATE TABLE IF NOT EXISTS infeasible (fingerprint TEXT PRIMARY KEY, message TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID;
 """
+_NAMES: Final = ("artifacts", "attempts", "runs", "latest", "infeasible", "pins")
+
+
+class UnusableIndexError(Exception):
+    """The file is damaged, or of an older release: it is to be put aside under `suffix`, and made anew."""
+
+    def __init__(self, message: str, *, suffix: str) -> None:
+        super().__init__(message)
+        self.suffix = suffix
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRow:
-    """A published artifact as the index knows it; `files` are paths below `out/` with their sizes."""
+    """A published artifact as the index knows it.
+
+    `files` are paths below `out/` with their sizes, `size_bytes` their sum; `manifest_bytes` is the manifest's own size.
+    """
 
     fingerprint: Fingerprint
     stage: str
     label: str
     files: tuple[tuple[str, int], ...]
+    manifest_bytes: int
     size_bytes: int
     duration_s: float
 
@@ -84,7 +98,10 @@ class RunRow:
 
 
 class Index:
-    """One connection to a workspace's `state.db`. Other processes may write at the same time."""
+    """One connection to a workspace's `state.db`. Other processes may write at the same time.
+
+    Opening raises UnusableIndexError for what can be rebuilt, StateError for what cannot be helped from here.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,17 +112,34 @@ class Index:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
-            elif version != SCHEMA:
+            elif version > SCHEMA:
                 raise StateError(
                     f"{path}: index of schema {version}, this release reads {SCHEMA}",
                     hint="use the release that wrote it, or move state.db away: it is rebuilt from the manifests",
                 )
+            elif version < SCHEMA:
+                self._db.close()
+                raise UnusableIndexError(f"{path}: index of an older release", suffix=f"schema-{version}")
+            for table in _NAMES:  # damage is better found here than in the middle of a run
+                self._db.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608
         except sqlite3.OperationalError as error:
             raise StateError(f"{path}: cannot open the index: {error}", hint="is the folder writable?") from error
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise UnusableIndexError(f"{path}: damaged index: {error}", suffix="damaged") from error
 
     def close(self) -> None:
         """Close the connection."""
         self._db.close()
+
+    def sound(self) -> bool:
+        """Whether every page of the file can be made sense of. Reads all of it."""
+        try:
+            return bool(self._db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            return False
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -114,7 +148,8 @@ class Index:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # some errors have rolled back already
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -127,13 +162,11 @@ class Index:
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
-            query = (
-                "SELECT fingerprint, stage, label, files, size_bytes, duration_s FROM artifacts WHERE fingerprint IN "
-            )
-            for row in self._db.execute(f"{query}({marks})", part):
-                found[row[0]] = ArtifactRow(
-                    row[0], row[1], row[2], tuple((name, size) for name, size in json.loads(row[3])), row[4], row[5]
-                )
+            columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s"
+            query = f"SELECT {columns} FROM artifacts WHERE fingerprint IN ({marks})"  # noqa: S608
+            for row in self._db.execute(query, part):
+                files = tuple((name, size) for name, size in json.loads(row[3]))
+                found[row[0]] = ArtifactRow(row[0], row[1], row[2], files, row[4], row[5], row[6])
         return found
 
     def all_artifacts(self) -> list[ArtifactRow]:
@@ -143,18 +176,19 @@ class Index:
         found = self.artifacts(order)
         return [found[fingerprint] for fingerprint in order]
 
-    def add_artifact(self, manifest: Manifest) -> None:
-        """Record a published artifact."""
+    def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> None:
+        """Record a published artifact, whose manifest file has this size."""
         files = [[entry.path, entry.size] for entry in manifest.files]
         duration = manifest.provenance.get("duration_s")
         self._db.execute(
-            "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 manifest.fingerprint,
                 manifest.stage,
                 manifest.label,
                 manifest.key,
                 json.dumps(files),
+                manifest_bytes,
                 manifest.size_bytes,
                 duration if isinstance(duration, (int, float)) else 0.0,
                 time.time(),

@@ -19,6 +19,10 @@ SCHEMA: Final = 1
 NAME: Final = "manifest.json"
 
 
+class NoManifestError(StateError):
+    """The folder has no manifest, or what is in its place is none: so it is not an artifact."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file or symbolic link below `out/`. A link has a target and no digest."""
@@ -65,14 +69,21 @@ class Manifest:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in `folder`. Raises StateError when there is none or it cannot be one."""
+    """The manifest in `folder`.
+
+    Raises NoManifestError when there is none. Another StateError says nothing against the artifact: the manifest was
+    written by another release, or cannot be read just now.
+    """
     from trtllm_pipeline.fingerprint import canonical
 
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
-            raise StateError(f"{path}: manifest schema {data['schema']}, this release reads {SCHEMA}")
+            raise StateError(
+                f"{path}: manifest schema {data['schema']}, this release reads {SCHEMA}",
+                hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
+            )
         files = tuple(
             FileEntry(entry["path"], 0, link=entry["link"])
             if "link" in entry
@@ -87,8 +98,18 @@ def read(folder: Path) -> Manifest:
             files,
             data["provenance"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path}: not a manifest: {error}") from error
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
+        raise NoManifestError(f"{path}: not a manifest: {error}") from error
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def unreadable(error: OSError, path: str | Path) -> StateError:
+    """The error for a file of an artifact that is there, for all one can tell, but cannot be looked at."""
+    return StateError(
+        f"{error.filename or path}: cannot be read: {error.strerror}; the artifact is kept",
+        hint="see to the disk or the file's permissions, or move the artifact's folder away to have it made again",
+    )
 
 
 def scan(out: Path) -> tuple[FileEntry, ...]:

@@ -11,11 +11,12 @@ runs/RUN_ID/               plan, report and lock file of each run
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import shutil
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,12 +25,16 @@ from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import ArtifactRow, Index
+from trtllm_pipeline.store.index import ArtifactRow, Index, UnusableIndexError
 from trtllm_pipeline.store.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
 JOB: Final = "job.json"
 OUT: Final = "out"
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""What the system says of a file that is not there, or of a link that leads nowhere."""
 _DURABLE_AFTER_S: Final = 1.0
 """Work that took longer than this is worth an fsync of its files before it is published."""
 
@@ -93,20 +98,25 @@ class Store:
                 f"{workspace}: cannot be a workspace: {error.strerror}",
                 hint="choose another folder with --workspace DIR",
             ) from error
-        database = self.workspace / "state.db"
-        lost = not database.exists()
+        self._database = self.workspace / "state.db"
+        lost = not self._database.exists()
         try:
-            self.index = Index(database)
-        except sqlite3.DatabaseError:
-            # Not a database any more. The manifests know all that is needed; the remains are kept for the curious.
-            for suffix in ("", "-wal", "-shm"):
-                remains = database.with_name(f"state.db{suffix}")
-                if remains.exists():
-                    remains.replace(database.with_name(f"state.db{suffix}.damaged"))
-            self.index = Index(database)
+            self.index = Index(self._database)
+        except UnusableIndexError as error:
+            self._begin_index_anew(str(error), suffix=error.suffix)
             lost = True
         if lost:
-            self.repair()
+            self._adopt_all()
+
+    def _begin_index_anew(self, why: str, *, suffix: str) -> None:
+        """The manifests know all that is needed; the old file is kept for the curious."""
+        kept = self._database.with_name(f"{self._database.name}.{suffix}")
+        logger.warning("%s; rebuilt from the manifests, without the history of runs; kept as %s", why, kept.name)
+        for part in ("", "-wal", "-shm"):
+            old = Path(f"{self._database}{part}")
+            if old.exists():
+                old.replace(f"{kept}{part}")
+        self.index = Index(self._database)
 
     def close(self) -> None:
         """Close the index."""
@@ -125,7 +135,8 @@ class Store:
         """Those of `wanted` (fingerprint -> stage) that are published with every file in place, of the right size.
 
         An artifact with a missing or changed file is forgotten and moved away, so that it is made again. One that was
-        published but is not in the index, because the pipeline was killed in between, is taken in.
+        published but is not in the index, because the pipeline was killed in between, is taken in. Raises StateError for
+        one that cannot be judged, since its files cannot be read or another release wrote it.
         """
         rows = self.index.artifacts(wanted)
         names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
@@ -147,25 +158,21 @@ class Store:
             return None
         path = self._path(stage, fingerprint)
         if row is None:
-            adopted = self._adopt(Path(path))
-            if adopted is None:
+            if self._adopt(Path(path)) is None:
                 return None
-            files = tuple((entry.path, entry.size) for entry in adopted.files)
-            size, duration = adopted.size_bytes, _duration(adopted)
-        else:
-            files, size, duration = row.files, row.size_bytes, row.duration_s
-        if _whole(path, files):
-            return Artifact(stage, fingerprint, path, size, duration)
+            row = self.index.artifacts((fingerprint,)).get(fingerprint)
+        if row is not None and _whole(path, row):
+            return Artifact(stage, fingerprint, path, row.size_bytes, row.duration_s)
         self._discard(Path(path), fingerprint)
         return None
 
     def _adopt(self, folder: Path) -> Manifest | None:
         try:
             found = manifest.read(folder)
-        except StateError:
+        except manifest.NoManifestError:
             self._discard(folder, Fingerprint(folder.name))
             return None
-        self.index.add_artifact(found)
+        self.index.add_artifact(found, _manifest_bytes(folder))
         return found
 
     def _discard(self, folder: Path, fingerprint: Fingerprint) -> None:
@@ -233,7 +240,7 @@ class Store:
             self._discard(final, attempt.fingerprint)
         attempt.folder.rename(final)
         with self.index.transaction():
-            self.index.add_artifact(sealed)
+            self.index.add_artifact(sealed, _manifest_bytes(final))
             self.index.end_attempt(attempt.id, "succeeded", folder=final)
         return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, _duration(sealed))
 
@@ -251,7 +258,17 @@ class Store:
     # upkeep
 
     def repair(self) -> int:
-        """Rebuild the index's artifacts from the manifests; returns how many there are. Invalid folders are removed."""
+        """Rebuild the index's artifacts from the manifests; returns how many there are.
+
+        A damaged index is put aside first. Folders without a manifest are removed; raises StateError, and removes
+        nothing, for one that cannot be read or that another release wrote.
+        """
+        if not self.index.sound():
+            self.index.close()
+            self._begin_index_anew(f"{self._database}: damaged index", suffix="damaged")
+        return self._adopt_all()
+
+    def _adopt_all(self) -> int:
         count = 0
         for stage in _names(self.artifacts_dir):
             for name in _names(self.artifacts_dir / stage):
@@ -263,7 +280,7 @@ class Store:
         """Read every artifact's files again and compare them with the manifest's digests.
 
         Returns how many artifacts were read and which were damaged; those are removed, and so made again by a run.
-        `tell` is given a line for each.
+        `tell` is given a line for each. Raises StateError for one that cannot be read or that another release wrote.
         """
         from trtllm_pipeline.digest import digest_file
 
@@ -275,10 +292,12 @@ class Store:
                 for entry in manifest.read(folder).files:
                     path = folder / OUT / entry.path
                     if entry.digest is not None and digest_file(path) != entry.digest:
-                        raise StateError(f"{path}: its content changed")
+                        raise _DamageError(f"{path}: its content changed")
                     if entry.link is not None and not path.exists():
-                        raise StateError(f"{path}: its target {entry.link} is gone")
-            except (StateError, OSError) as error:
+                        raise _DamageError(f"{path}: its target {entry.link} is gone")
+            except (_DamageError, manifest.NoManifestError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _GONE:
+                    raise manifest.unreadable(error, folder) from error
                 tell(f"{row.stage} {row.fingerprint}: {error}")
                 damaged.append(row.fingerprint)
                 self._discard(folder, row.fingerprint)
@@ -309,20 +328,35 @@ def _names(folder: Path) -> Iterator[str]:
                 yield entry.name
     except FileNotFoundError:
         return
+    except NotADirectoryError:
+        raise StateError(f"{folder}: is not a folder", hint="nothing of ours: move it away") from None
 
 
-def _whole(folder: str, files: Iterable[tuple[str, int]]) -> bool:
-    """Whether every file is there with its size. Links count as size 0 and must lead somewhere."""
+class _DamageError(Exception):
+    """A file of an artifact is not what its manifest says."""
+
+
+def _manifest_bytes(folder: Path) -> int:
+    return (folder / manifest.NAME).stat().st_size
+
+
+def _whole(folder: str, row: ArtifactRow) -> bool:
+    """Whether manifest and files are there with their sizes. Links count as size 0 and must lead somewhere.
+
+    Raises StateError when that cannot be told.
+    """
     try:
-        if not os.path.isfile(f"{folder}/{manifest.NAME}"):
+        if os.stat(f"{folder}/{manifest.NAME}").st_size != row.manifest_bytes:
             return False
-        for name, size in files:
+        for name, size in row.files:
             path = f"{folder}/{OUT}/{name}"
             stat = os.stat(path)
             if stat.st_size != size and not os.path.islink(path):
                 return False
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise manifest.unreadable(error, folder) from error
     return True
 
 

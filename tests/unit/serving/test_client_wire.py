@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -10,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving.client import (
     Answer,
+    Client,
     Event,
     Generation,
     Model,
     ServerSentEvents,
     Service,
     deltas,
+    failure_class,
     infer_request,
     num_output_tokens,
     parse_config,
@@ -146,3 +149,51 @@ def test_service_file(tmp_path: Path) -> None:
 def test_running_since_knows_live_and_dead_processes() -> None:
     assert running_since(os.getpid()) == running_since(os.getpid()) is not None
     assert running_since(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        ("UNAVAILABLE: failed to connect to all addresses", FailureClass.TRANSIENT),
+        ("NOT_FOUND: Request for unknown model: 'ensemble' has no available versions", FailureClass.TRANSIENT),
+        ("in ensemble 'ensemble', Stub process 'tensorrt_llm_0_0' is not healthy.", FailureClass.TRANSIENT),
+        ("NOT_FOUND: Request for unknown model: 'assemble' is not found", FailureClass.BUG),
+        ("INVALID_ARGUMENT: a prompt of 9 tokens exceeds max_input_len 8", FailureClass.BUG),
+    ],
+)
+def test_what_passes_while_a_server_is_repaired(cause: str, expected: FailureClass) -> None:
+    assert failure_class(cause) is expected
+
+
+class Reloading(Client):
+    """A client whose server answers a question for the configuration with an error `refusals` times."""
+
+    def __init__(self, refusals: int, words: str) -> None:
+        super().__init__(Service("h:1", "127.0.0.1:1", None, None, "m", None), "m", "grpc", timeout_s=0.5)
+        self.left, self.words = refusals, words
+
+    async def config(self, model: str) -> model_config_pb2.ModelConfig:
+        self.left -= 1
+        if self.left >= 0:
+            raise ServerError(self.words, failure=failure_class(self.words))
+        return model_config_pb2.ModelConfig(name=model)
+
+
+async def _enter(client: Client) -> str:
+    async with client:
+        return client.model.name
+
+
+LOADING = "NOT_FOUND: Request for unknown model: 'm' has no available versions"
+
+
+def test_a_client_waits_for_a_model_that_is_loaded_again() -> None:
+    assert asyncio.run(_enter(Reloading(3, LOADING))) == "m"
+
+
+@pytest.mark.parametrize(("refusals", "words"), [(1000, LOADING), (1, "NOT_FOUND: 'm' is not found")])
+def test_a_client_does_not_wait_for_ever_or_for_a_model_that_is_not_there(refusals: int, words: str) -> None:
+    client = Reloading(refusals, words)
+    with pytest.raises(ServerError, match="NOT_FOUND"):
+        asyncio.run(_enter(client))
+    assert client.left >= 0

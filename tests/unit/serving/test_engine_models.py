@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtllm_pipeline import machine
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.runtime import (
@@ -18,8 +21,10 @@ from trtllm_pipeline.toolchains.embedded.runtime import (
     Limits,
     RequestError,
     Sampling,
+    physical_cores,
     sampler_settings,
 )
+from trtllm_pipeline.toolchains.embedded.runtime import _check as check_sampling
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -216,3 +221,23 @@ def test_limits_are_read_from_the_engine(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ServerError, match="is not an engine folder"):
         Limits.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_p"]
+)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_numbers_that_json_does_not_have_are_refused(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=f"{name} is {value}; it must be"):
+        check_sampling(Sampling(**{name: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8)]
+)
+def test_a_quota_limits_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int) -> None:
+    (tmp_path / "cpu.max").write_text(f"{text}\n")
+    monkeypatch.setattr(machine, "_QUOTA_FILE", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    assert machine.cpu_count() == expected
+    assert physical_cores() <= expected

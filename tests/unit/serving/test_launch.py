@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import launch, triton
+from trtllm_pipeline.serving import installation, launch, triton
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.stages.common import launch as stage
 from trtllm_pipeline.toolchains.embedded.models import tensors
@@ -43,7 +43,7 @@ class FakeServer:
 
 
 def watch(server: FakeServer) -> None:
-    launch.watch(cast("triton.Server", cast("Any", server)), server.ended)
+    launch.watch(cast("triton.Server", cast("Any", server)), server.ended, os.getppid())
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_dead_server_ends_it() -> None:
 
 
 def test_it_ends_when_its_parent_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    parents = iter([10, 10, 1])
+    parents = iter([10, 10, 1])  # asked by `watch` above, then on each look
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     server = FakeServer([set()] * 100)
     watch(server)
@@ -118,3 +118,97 @@ def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
 
 def test_the_engine_model_reads_the_variable_that_launch_writes() -> None:
     assert launch.THREADS_VARIABLE == tensors.THREADS_VARIABLE
+
+
+class Dying:
+    """Servers that die at once, `lives` of them; the next one is told to end."""
+
+    def __init__(self, lives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings: list[launch.Settings] = []
+        self.stopped = 0
+        self.lives = lives
+        monkeypatch.setattr(installation, "find", lambda: None)
+        monkeypatch.setattr(triton, "check", lambda *_args, **_options: None)
+        monkeypatch.setattr(launch, "service", lambda _server: {"http": "h", "grpc": "g", "metrics": "m"})
+        monkeypatch.setattr(launch, "start", self.start)
+
+    def start(self, _found: None, _work: Work, settings: launch.Settings, ended: threading.Event) -> SimpleNamespace:
+        self.settings.append(settings)
+        status = -11 if len(self.settings) <= self.lives else None
+
+        def dead_models() -> set[str]:
+            ended.set()
+            return set()
+
+        return SimpleNamespace(
+            process=SimpleNamespace(poll=lambda: status),
+            ports=triton.Ports(1001, 1002, 1003),
+            died=lambda: ServerError("ended by SIGSEGV"),
+            dead_models=dead_models,
+            stop=self.stop,
+        )
+
+    def stop(self, _timeout_s: float) -> None:
+        self.stopped += 1
+
+    def run(self, folder: Path, **params: int) -> None:
+        (folder / launch.MODEL).mkdir()
+        (folder / launch.MODEL / "config.pbtxt").touch()
+        launch.run(Work(params, {"repository": folder}, {}, folder, folder))
+
+
+def test_a_dead_server_is_started_again_on_its_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dying = Dying(3, monkeypatch)
+    dying.run(tmp_path, restarts=3)
+    assert [(each.http_port, each.metrics_port) for each in dying.settings] == [(0, 0), *[(1001, 1003)] * 3]
+    assert dying.stopped == 4
+    said = capsys.readouterr().out
+    assert "ended by SIGSEGV\nstarting it again (1 of 3 times)" in said
+    assert said.count("ready: ") == 4
+
+
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = Dying(9, monkeypatch)
+    with pytest.raises(ServerError, match="SIGSEGV"):
+        dying.run(tmp_path, restarts=3)
+    assert (len(dying.settings), dying.stopped) == (4, 4)
+
+
+def test_a_pipeline_s_server_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = Dying(1, monkeypatch)
+    with pytest.raises(ServerError, match="SIGSEGV"):
+        dying.run(tmp_path)
+    assert len(dying.settings) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (launch.Settings(http_port=99999), "http_port is 99999; expected 0 to 65535"),
+        (launch.Settings(metrics_port=-1), "metrics_port is -1"),
+        (launch.Settings(http_port=18000, grpc_port=18000), "must differ: http_port 18000, grpc_port 18000"),
+        (launch.Settings(host="not.a.host.invalid"), "host 'not.a.host.invalid' cannot be listened on"),
+        (launch.Settings(host="8.8.8.8"), "host '8.8.8.8' cannot be listened on: Cannot assign"),
+    ],
+)
+def test_what_cannot_be_listened_on_is_refused_with_words(settings: launch.Settings, words: str) -> None:
+    with pytest.raises(ServerError, match=words) as error:
+        settings.ports()
+    assert error.value.failure is FailureClass.USER
+
+
+def test_a_hangup_ends_it_in_order_unless_ignored() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with launch.told_to_end() as ended:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert ended.wait(5)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with launch.told_to_end() as ended:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not ended.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)

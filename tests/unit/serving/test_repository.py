@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.embedded import REPOSITORY, repository
 
@@ -115,3 +115,20 @@ def test_every_option_of_the_stage_is_used(tmp_path: Path, engine: Path) -> None
             repository.config_text(name, engine, settings) != repository.config_text(name, engine, changed)
             for name in repository.MODELS
         ), option
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"max_batch_size": -4}, "max_batch_size is -4; expected 1 to 4, the engine's max_batch_size"),
+        ({"max_batch_size": 400}, "max_batch_size is 400; expected 1 to 4"),
+        ({"preprocessing_instances": -1}, "preprocessing_instances is -1; expected at least 1"),
+        ({"bls_instances": 0}, "bls_instances is 0; expected at least 1"),
+        ({"max_queue_delay_microseconds": -1}, "max_queue_delay_microseconds is -1; expected at least 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tmp_path: Path, engine: Path, params: dict[str, int], words: str) -> None:
+    with pytest.raises(StageError, match=words) as error:
+        written(tmp_path, engine, **params)
+    assert error.value.failure is FailureClass.INFEASIBLE
+    assert not list((tmp_path / "out").iterdir())

@@ -15,13 +15,14 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.toolchains import embedded
 
-WHEEL = triton.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
+WHEEL = installation.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
 
 
 @pytest.fixture
-def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton.Triton:
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> installation.Triton:
     """A wheel's server whose environment has nothing wrong with it."""
     stub = triton.stub_binary(tmp_path / "stubs")
     stub.parent.mkdir(parents=True)
@@ -31,7 +32,9 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton.Triton:
     (backend / "libtriton_python.so").touch()
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: "1.26.4")
     monkeypatch.setattr(triton, "python_library", lambda: Path("/lib/libpython3.so"))
-    return triton.Triton(Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path)
+    return installation.Triton(
+        Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path
+    )
 
 
 def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,17 +44,17 @@ def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     binary.chmod(0o755)
     monkeypatch.setenv("PATH", str(binary.parent))
     monkeypatch.setenv("TRITON_SERVER_VERSION", "2.60.0")
-    found = triton.find()
+    found = installation.find()
     assert (found.binary, found.source, found.stubs) == (binary, "tritonserver 2.60.0", None)
     assert found.backends == tmp_path / "home" / "backends"
 
 
 def test_no_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    monkeypatch.setattr(triton, "CONTAINER_BINARY", Path("/nowhere/tritonserver"))
+    monkeypatch.setattr(installation, "CONTAINER_BINARY", Path("/nowhere/tritonserver"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ServerError, match="no Triton Inference Server found") as error:
-        triton.find()
+        installation.find()
     assert error.value.failure is FailureClass.USER
     assert "pip install" in str(error.value.hint)
 
@@ -60,7 +63,7 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     pytest.importorskip("tritonclient")
     if importlib.util.find_spec("pytriton") is None:
         pytest.skip("nvidia-pytriton is not installed")
-    code = "import sys; from trtllm_pipeline.serving import triton; triton.find(); print('pytriton' in sys.modules)"
+    code = "import sys; from trtllm_pipeline.serving import installation; installation.find(); print('pytriton' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -71,19 +74,19 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_healthy_environment_passes(healthy: triton.Triton) -> None:
+def test_a_healthy_environment_passes(healthy: installation.Triton) -> None:
     triton.check(healthy, 4)
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.4.1", "3.0.0rc1"])
-def test_numpy_2_is_refused(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_numpy_2_is_refused(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
     with pytest.raises(ServerError, match=f"numpy {version} is installed") as error:
         triton.check(healthy, 4)
     assert error.value.hint == "pip install 'numpy<2'"
 
 
-def test_a_python_without_stub_is_refused(healthy: triton.Triton) -> None:
+def test_a_python_without_stub_is_refused(healthy: installation.Triton) -> None:
     assert healthy.stubs is not None
     folder = triton.stub_binary(healthy.stubs).parent
     folder.rename(folder.with_name("2.7"))
@@ -91,13 +94,13 @@ def test_a_python_without_stub_is_refused(healthy: triton.Triton) -> None:
         triton.check(healthy, 4)
 
 
-def test_a_missing_libpython_is_named(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libpython_is_named(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "python_library", lambda: None)
     with pytest.raises(ServerError, match=r"libpython3\.\d+\.so\.1\.0 is missing"):
         triton.check(healthy, 4)
 
 
-def test_small_shared_memory_is_named(healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_is_named(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
     triton.check(healthy, 1)
     with pytest.raises(ServerError, match="has 4 MiB free; 4 Python models need 10") as error:
@@ -105,7 +108,7 @@ def test_small_shared_memory_is_named(healthy: triton.Triton, monkeypatch: pytes
     assert "--shm-size" in str(error.value.hint)
 
 
-def test_backends_are_links_that_can_be_made_twice(healthy: triton.Triton, tmp_path: Path) -> None:
+def test_backends_are_links_that_can_be_made_twice(healthy: installation.Triton, tmp_path: Path) -> None:
     for _ in range(2):
         folder = triton.link_backends(healthy, tmp_path / "links")
     links = {path.name: path.is_symlink() for path in (folder / "python").iterdir()}
@@ -113,7 +116,7 @@ def test_backends_are_links_that_can_be_made_twice(healthy: triton.Triton, tmp_p
 
 
 def test_the_server_s_environment_puts_this_python_first(
-    healthy: triton.Triton, monkeypatch: pytest.MonkeyPatch
+    healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/own/lib")
@@ -188,3 +191,32 @@ def test_only_shared_memory_of_dead_starters_is_removed(tmp_path: Path, monkeypa
         (tmp_path / name).touch()
     triton.remove_stale_shared_memory()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [({}, "tritonserver unknown"), ({"NVIDIA_TRITON_SERVER_VERSION": "24.11"}, "tritonserver 24.11")],
+)
+def test_a_server_on_path_is_named_without_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], source: str
+) -> None:
+    monkeypatch.delenv("TRITON_SERVER_VERSION", raising=False)
+    monkeypatch.delenv("NVIDIA_TRITON_SERVER_VERSION", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "tritonserver").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert installation.find().source == source
+    assert embedded._triton() == source
+
+
+def test_the_toolchain_asks_for_any_server_not_for_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> installation.Triton:
+        raise ServerError("no Triton Inference Server found")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytriton" else object())
+    monkeypatch.setattr(sys, "version_info", (3, 11, 4))
+    monkeypatch.setattr(installation, "find", lambda: WHEEL)
+    assert embedded._missing() is None
+    monkeypatch.setattr(installation, "find", nothing)
+    assert embedded._missing() == "the package nvidia-pytriton is not installed"

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import cpu_count, cpu_name
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SMOKE, launch, pick
@@ -23,12 +24,24 @@ _CALIBRATED: Final = ("int4_awq",)
 
 
 def _missing() -> str | None:
-    for module, package in (("xllamacpp", "xllamacpp"), ("gguf", "gguf"), ("pytriton", "nvidia-pytriton")):
-        if importlib.util.find_spec(module) is None:
-            if sys.version_info >= (3, 13):
-                return f"needs Python 3.10 to 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
-            return f"the package {package} is not installed"
-    return None
+    missing = next((package for package in ("xllamacpp", "gguf") if importlib.util.find_spec(package) is None), None)
+    if missing is None:
+        missing = "nvidia-pytriton" if _triton() is None else None
+    if missing is None:
+        return None
+    if sys.version_info >= (3, 13):
+        return f"needs Python 3.10 to 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
+    return f"the package {missing} is not installed"
+
+
+def _triton() -> str | None:
+    """The server that would be started and its version, without its path; None where there is none."""
+    from trtllm_pipeline.serving import installation
+
+    try:
+        return installation.find().source
+    except ServerError:
+        return None
 
 
 @lru_cache(maxsize=1)
@@ -44,7 +57,7 @@ def _identity() -> Mapping[str, Json]:
     return {
         "gguf": installed("gguf"),
         "xllamacpp": installed("xllamacpp"),
-        "triton": f"nvidia-pytriton {installed('nvidia-pytriton')}",
+        "triton": _triton(),
         "cpu": f"{cpu_name()} x {cpu_count()}",
     }
 

@@ -7,6 +7,7 @@ lines that fetch it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -52,10 +53,15 @@ def run(work: Work) -> None:
 
 
 def write(folder: Path, engine: Path, params: Mapping[str, Json]) -> None:
-    """Write the five models for `engine` into the empty `folder`. `params` are REPOSITORY's; its defaults stand in."""
+    """Write the five models for `engine` into the empty `folder`. `params` are REPOSITORY's; its defaults stand in.
+
+    Raises StageError for numbers no repository for this engine can have.
+    """
+    limit = Limits.read(engine).max_batch_size
     settings: dict[str, Any] = {option.name: option.default for option in REPOSITORY.options}
-    settings["max_batch_size"] = Limits.read(engine).max_batch_size
+    settings["max_batch_size"] = limit
     settings.update(params)
+    _check(settings, limit)
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(config_text(name, engine, settings), encoding="utf-8")
@@ -63,6 +69,20 @@ def write(folder: Path, engine: Path, params: Mapping[str, Json]) -> None:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
     # Triton wants a version folder, and an empty one does not survive every way of copying folders.
     (folder / "ensemble" / "1" / ".keep").touch()
+
+
+def _check(settings: Mapping[str, Any], max_batch_size: int) -> None:
+    """Raise StageError for a setting out of its range; `max_batch_size` is the engine's."""
+    instances = ("preprocessing_instances", "postprocessing_instances", "bls_instances")
+    ranges: dict[str, tuple[int, float]] = {
+        "max_batch_size": (1, max_batch_size),
+        **dict.fromkeys(instances, (1, math.inf)),
+        "max_queue_delay_microseconds": (0, math.inf),
+    }
+    for name, (least, most) in ranges.items():
+        if not least <= settings[name] <= most:
+            expected = f"at least {least}" if most == math.inf else f"{least} to {most}, the engine's {name}"
+            raise StageError(f"{name} is {settings[name]}; expected {expected}", failure=FailureClass.INFEASIBLE)
 
 
 def config_text(name: str, engine: Path, settings: Mapping[str, Any]) -> str:

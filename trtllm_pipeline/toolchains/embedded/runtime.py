@@ -15,6 +15,7 @@ tokens back while its own text ends within a character and would then not report
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine import limited_by_quota
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -421,14 +423,7 @@ def physical_cores() -> int:
             )
         except OSError:
             cores.add(str(cpu))
-    count = len(cores)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no cgroup v2
-    return count
+    return limited_by_quota(len(cores))
 
 
 def _ends_with_any(tokens: Sequence[int], token: int, words: Sequence[Sequence[int]]) -> bool:
@@ -442,10 +437,12 @@ def _ends_with_any(tokens: Sequence[int], token: int, words: Sequence[Sequence[i
 def _check(sampling: Sampling) -> None:
     """Raise RequestError for values outside their range."""
     for name, valid, expected in (
-        ("temperature", sampling.temperature >= 0, "at least 0"),
+        ("temperature", 0 <= sampling.temperature < math.inf, "a number of at least 0"),
         ("top_k", sampling.top_k >= 0, "at least 0"),
         ("top_p", 0 <= sampling.top_p <= 1, "between 0 and 1"),
-        ("repetition_penalty", sampling.repetition_penalty > 0, "above 0"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "a number above 0"),
+        ("presence_penalty", math.isfinite(sampling.presence_penalty), "a finite number"),
+        ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a finite number"),
         ("min_length", sampling.min_length >= 0, "at least 0"),
     ):
         if not valid:

@@ -1,0 +1,64 @@
+"""Finds an installed Triton Inference Server. Imports next to nothing: every plan asks.
+
+The server is the one of an NGC container (on PATH or in its usual folder), or the binary inside the `nvidia-pytriton`
+wheel. That package's own Python API is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+
+CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Triton:
+    """An installed server."""
+
+    binary: Path
+    source: str
+    """Where it comes from, with that package's or container's version."""
+    backends: Path
+    stubs: Path | None = None
+    """The wheel's folder of Python stubs by Python version; None where the backend has its own."""
+    libraries: Path | None = None
+
+
+def find() -> Triton:
+    """The server to use: on PATH, in the container's folder, or in the PyPI wheel, in this order.
+
+    Raises ServerError when there is none.
+    """
+    on_path = shutil.which("tritonserver")
+    for candidate in (on_path and Path(on_path), CONTAINER_BINARY):
+        if candidate and candidate.is_file():
+            known = (os.environ.get(name) for name in ("TRITON_SERVER_VERSION", "NVIDIA_TRITON_SERVER_VERSION"))
+            version = next(filter(None, known), "unknown")
+            home = candidate.resolve().parent.parent
+            return Triton(candidate, f"tritonserver {version}", home / "backends")
+    spec = importlib.util.find_spec("pytriton")  # looks, and imports nothing
+    if spec is not None and spec.submodule_search_locations:
+        package = Path(spec.submodule_search_locations[0])
+        home = package / "tritonserver"
+        if (home / "bin" / "tritonserver").is_file():
+            from importlib.metadata import version as version_of
+
+            return Triton(
+                home / "bin" / "tritonserver",
+                f"nvidia-pytriton {version_of('nvidia-pytriton')}",
+                home / "backends",
+                home / "python_backend_stubs",
+                package.parent / "nvidia_pytriton.libs",
+            )
+    raise ServerError(
+        "no Triton Inference Server found: not on PATH, not in /opt/tritonserver, not as a Python package",
+        failure=FailureClass.USER,
+        hint="pip install 'trtllm-pipeline[embedded]', or run inside a Triton container",
+    )
