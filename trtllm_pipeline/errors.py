@@ -4,10 +4,10 @@
     ├── UsageError           the command line cannot be followed                            (exit code 2)
     ├── MatrixError          a matrix, recipe or data file has faults; carries all of them  (exit code 2)
     ├── PlanError            cells that cannot be planned: no toolchain, nothing selected   (exit code 3 or 2)
-    ├── StageError           a stage run failed; carries its failure class                  (exit code 1)
+    ├── StageError           a stage run failed; carries its failure class        (exit code 1; 2 for class USER)
     │   ├── DownloadError    a model could not be fetched or did not verify
     │   └── ServerError      a server did not start, died, or answered wrongly
-    └── StateError           the workspace is not usable: wrong version, no space, not writable
+    └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
 
 `cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
 its traceback.

@@ -36,8 +36,8 @@ EXIT_TIMEOUT_S: Final = 1
 """How long Triton waits for requests in flight when it is asked to end."""
 STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
-UNLOAD_S: Final = 1.0
-"""Most time spent on unloading models before the server is asked to end with them."""
+UNLOAD_S: Final = 1.5
+"""Most time spent on unloading models before the server is asked to end with them. Idle ones were gone after 1.2 s."""
 
 
 class Ports(NamedTuple):
