@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,9 @@ sys.exit(code)
 
 
 def imported(*words: str) -> set[str]:
-    done = subprocess.run([sys.executable, "-c", _CALL, *words], capture_output=True, text=True, check=True)
+    # Measuring coverage imports things of its own.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run([sys.executable, "-c", _CALL, *words], capture_output=True, text=True, check=True, env=env)
     return set(done.stderr.splitlines()[-1].split())
 
 

@@ -196,7 +196,7 @@ def test_token_counts_of_a_batch_and_of_the_engine_alone(client: Client) -> None
         ({"lora_task_id": 0}, "lora_task_id is not supported"),
         ({"embedding_bias_words": ["x"]}, "embedding_bias_words is not supported"),
         ({"top_p": 1.5}, "top_p is 1.5; it must be between 0 and 1"),
-        ({"temperature": -1.0}, "temperature is -1.0; it must be at least 0"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be a number of at least 0"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_words(

@@ -152,7 +152,7 @@ def test_limits_and_settings_are_checked_before_anything_runs(runtime: Runtime) 
         ([], 1, Sampling(), "no tokens"),
         ([1] * 257, 1, Sampling(), "a prompt of 257 tokens exceeds the engine's max_input_len 256"),
         ([1] * 200, 313, Sampling(), r"200 prompt tokens \+ 313 output tokens exceed the engine's max_seq_len 512"),
-        ([1], 1, Sampling(repetition_penalty=0), "repetition_penalty is 0; it must be above 0"),
+        ([1], 1, Sampling(repetition_penalty=0), "repetition_penalty is 0; it must be a number above 0"),
         ([1], 1, Sampling(temperature=float("nan")), "temperature is nan"),
     ):
         with pytest.raises(RequestError, match=words):

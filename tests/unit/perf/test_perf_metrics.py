@@ -238,21 +238,24 @@ def test_the_server_must_live_through_the_run(tmp_path: Path, end: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("cpu", "lag_ms", "expected"),
+    ("cpu", "wall_ms", "lag_ms", "expected"),
     [
-        (0.5, 1, {}),
-        (0.9, 1, {"client_cpu": "invalid"}),
-        (0.5, 6, {"client_lag": "warning"}),
-        (0.5, 60, {"client_lag": "invalid"}),
+        (0.5, 2000, 1, {}),
+        (0.9, 2000, 1, {"client_cpu": "invalid"}),
+        (0.9, 100, 1, {"client_cpu": "warning"}),
+        (0.5, 2000, 6, {"client_lag": "warning"}),
+        (0.5, 2000, 60, {"client_lag": "invalid"}),
     ],
 )
-def test_the_client_must_not_be_in_the_way(tmp_path: Path, cpu: float, lag_ms: float, expected: dict[str, str]) -> None:
+def test_the_client_must_not_be_in_the_way(
+    tmp_path: Path, cpu: float, wall_ms: int, lag_ms: float, expected: dict[str, str]
+) -> None:
     client = {
         "type": "client",
         "concurrency": 1,
         "repeat": 0,
-        "wall_ns": 100 * MS,
-        "cpu_ns": int(cpu * 100 * MS),
+        "wall_ns": wall_ms * MS,
+        "cpu_ns": int(cpu * wall_ms * MS),
         "lag_ns": [int(lag_ms * MS)] * 10,
     }
     result = analyze(write(tmp_path / "e", request(0, [(1, " a")]), client), Words())
