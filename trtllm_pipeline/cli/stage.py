@@ -16,7 +16,7 @@ from typing import TextIO
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE, Stage, Work, write_json
 from trtllm_pipeline.toolchains import base as toolchains
@@ -144,10 +144,11 @@ def _in_attempt(work: Work, stage: Stage) -> int:
     """Run for a pipeline: what went wrong goes into a file beside the log."""
     try:
         _program(stage, work)
-    except StageError as error:
+    except PipelineError as error:
+        # Anything but a StageError is a fault in what the user wrote, such as a row of a prompt file.
+        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
         write_json(
-            work.attempt / FAILURE_FILE,
-            {"failure": error.failure.value, "message": error.message, "hint": error.hint},
+            work.attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint}
         )
         raise
     return 0

@@ -23,10 +23,11 @@ from trtllm_pipeline.serving.client import (
     Service,
     parse_config,
     running_since,
+    sampling,
     wire_types,
 )
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, sampling
+from trtllm_pipeline.stages.asking import number
 from trtllm_pipeline.stages.base import Work, write_json
 
 if TYPE_CHECKING:

@@ -172,7 +172,13 @@ def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
     assert (level["tpot_ms"]["n"], level["tpot_ms"]["mean"]) == (1, round(110 / 3, 3))
     assert (level["itl_ms"]["n"], level["itl_ms"]["min"], level["itl_ms"]["max"]) == (3, 30, 50)
     assert level["tokens_per_event"] == 2
-    assert result["token_count"] == {"source": "server", "server": 7, "encoded_again": 4, "mismatch": round(3 / 7, 6)}
+    assert result["token_count"] == {
+        "source": "server",
+        "server": 7,
+        "encoded_again": 4,
+        "events": 3,
+        "mismatch": round(3 / 7, 6),
+    }
     assert found(result) == {"token_count": "warning"}
     assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
 
@@ -195,6 +201,7 @@ def test_encoding_again_may_give_a_few_tokens_too_many(tmp_path: Path, over: int
         "source": "encoded_again",
         "server": None,
         "encoded_again": 100 + over,
+        "events": 10,
         "mismatch": None,
     }
 
@@ -251,8 +258,8 @@ def test_the_client_must_not_be_in_the_way(tmp_path: Path, cpu: float, lag_ms: f
         "type": "client",
         "concurrency": 1,
         "repeat": 0,
-        "wall_ns": 100 * MS,
-        "cpu_ns": int(cpu * 100 * MS),
+        "wall_ns": 1000 * MS,
+        "cpu_ns": int(cpu * 1000 * MS),
         "lag_ns": [int(lag_ms * MS)] * 10,
     }
     result = analyze(write(tmp_path / "e", request(0, [(1, " a")]), client), Words())
