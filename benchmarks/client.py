@@ -8,7 +8,7 @@ both clocks are CLOCK_MONOTONIC. Lateness of the server is in no error.
 
     ours (openai), ours (grpc)   the whole command `pipeline perf -u ...`
     aiperf                       `aiperf profile --endpoint-type chat --streaming`, where it is installed
-    threads                      a thread and a tritonclient stream for each request, as scripts of the field do it
+    threads                      a pool of threads and a tritonclient for each request, as scripts of the field do it
 
 Processor time is that of the tool and all its processes. What an event costs is the difference between a run with many
 events and one with few, divided by the events: starting up is in neither, connecting and sending are the same in both.
@@ -39,6 +39,8 @@ from trtllm_pipeline.perf.stats import percentile
 from trtllm_pipeline.serving.client import Service
 
 FEW_EVENTS: Final = 10
+REQUESTS: Final = 2
+"""Of each stream, one after the other: the fewest that `pipeline perf` sends."""
 Times = Mapping[str, Sequence[int]]
 """Prompt -> time of each of its events with text, in nanoseconds."""
 
@@ -119,7 +121,14 @@ def tools(aiperf: str | None) -> Iterator[Tool]:
             "aiperf",
             lambda at, to, n: [
                 *(aiperf, "profile", "--model", "ensemble", "--url", at.http, "--endpoint-type", "chat", "--streaming"),
-                *("--concurrency", str(n), "--request-count", str(n), "--input-file", str(to / "aiperf.jsonl")),
+                *(
+                    "--concurrency",
+                    str(n),
+                    "--request-count",
+                    str(REQUESTS * n),
+                    "--input-file",
+                    str(to / "aiperf.jsonl"),
+                ),
                 *("--custom-dataset-type", "single-turn", "--tokenizer", str(to / "tokenizer"), "--ui", "none"),
                 *("--use-server-token-count", "--artifact-dir", str(to / "artifacts"), "--export-level", "raw"),
             ],
@@ -139,7 +148,7 @@ def measure(tool: Tool, streams: int, events: int) -> Row:
     """One run with few events and one with many."""
     few_s, _, few_failed = load(tool, streams, FEW_EVENTS)
     many_s, errors, failed = load(tool, streams, events)
-    cost_s = (many_s - few_s) / (streams * (events - FEW_EVENTS))
+    cost_s = (many_s - few_s) / (REQUESTS * streams * (events - FEW_EVENTS))
     first, every = sorted(row[0] for row in errors), sorted(error for row in errors for error in row)
     return Row(
         tool.name,
@@ -156,7 +165,7 @@ def measure(tool: Tool, streams: int, events: int) -> Row:
 
 
 def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]], int]:
-    """(processor seconds, errors in ms of each stream's events, streams that failed) of one run."""
+    """(processor seconds, errors in ms of each request's events, requests that failed) of one run."""
     with tempfile.TemporaryDirectory(prefix="client-benchmark-") as scratch:
         folder = Path(scratch)
         prompts = write_inputs(folder, streams, events)
@@ -179,8 +188,8 @@ def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]
         if len(found.get(prompt, ())) == len(truth.get(prompt, ())) == events
     ]
     if not errors:
-        raise SystemExit(f"{tool.name}: no stream came through whole")
-    return usage.ru_utime + usage.ru_stime, errors, streams - len(errors)
+        raise SystemExit(f"{tool.name}: no request came through whole")
+    return usage.ru_utime + usage.ru_stime, errors, len(prompts) - len(errors)
 
 
 def write_inputs(folder: Path, streams: int, events: int) -> list[str]:
@@ -190,7 +199,7 @@ def write_inputs(folder: Path, streams: int, events: int) -> list[str]:
     draw, gap_ms = random.Random(1), 1e3 / self_test.EVENTS_PER_S
     prompts = [
         json.dumps({"name": number, "first_ms": 1000 + draw.random() * gap_ms, "gap_ms": gap_ms, "events": events})
-        for number in range(streams)
+        for number in range(REQUESTS * streams)
     ]
     # Ours takes every fourth prompt for its warm-up, of which there is none here: three measured ones, one left out.
     padded = [line for number, text in enumerate(prompts) for line in ([text, "unused"] if number % 3 == 2 else [text])]
@@ -252,12 +261,16 @@ def thread_times(folder: Path) -> Times:
 
 
 def thread_peer(url: str, folder: Path) -> None:
-    """A client, a stream and a thread for each request, stamped in tritonclient's callback."""
+    """A thread for each stream, and a client for each of its requests, stamped in tritonclient's callback."""
     import numpy as np
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     prompts = json.loads((folder / "prompts.json").read_text())
     found: list[str] = []
+
+    def user(own: Sequence[str]) -> None:
+        for prompt in own:
+            ask(prompt)
 
     def ask(prompt: str) -> None:
         times_ns: list[int] = []
@@ -281,7 +294,8 @@ def thread_peer(url: str, folder: Path) -> None:
             client.stop_stream()
         found.append(json.dumps({"prompt": prompt, "times_ns": times_ns}))
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    streams = len(prompts) // REQUESTS
+    threads = [threading.Thread(target=user, args=(prompts[number::streams],)) for number in range(streams)]
     for thread in threads:
         thread.start()
     for thread in threads:
