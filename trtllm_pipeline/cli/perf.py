@@ -153,7 +153,12 @@ def _configure_load(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="of every request, e.g. ignore_eos:true",
     )
-    add("--profile-export-file", type=Path, metavar="FILE", help="where all events go (default perf-DATE-TIME.jsonl)")
+    add(
+        "--profile-export-file",
+        type=Path,
+        metavar="FILE",
+        help="where all events go (default perf-DATE-TIME-PID.jsonl)",
+    )
     _add_analysis(parser)
     parser.set_defaults(form=_load)
 
@@ -177,7 +182,7 @@ def _load(args: argparse.Namespace) -> int:
 
     if args.concurrency is not None and args.request_rate is not None:
         raise UsageError("--concurrency and --request-rate exclude each other", hint="two runs, one with each")
-    path = args.profile_export_file or Path(time.strftime("perf-%Y%m%d-%H%M%S.jsonl"))
+    path = args.profile_export_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl"))
     if path.exists():
         raise UsageError(f"--profile-export-file {path}: is there already", hint="name another; nothing is overwritten")
     if not path.parent.is_dir():

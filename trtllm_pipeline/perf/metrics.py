@@ -328,7 +328,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, 
         "findings": [_placed(finding) for finding in findings],
         "token_count": _token_count(run),
         "client": {
-            "transport": "asyncio, times of arrival from the kernel (SO_TIMESTAMPNS)",
+            "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
             "self_test": run.header.get("self_test"),
             "levels": [_client(record) for record in run.clients],
         },

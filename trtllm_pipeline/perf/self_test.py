@@ -50,7 +50,7 @@ class Size:
 
 
 FULL: Final = Size(256, 40)
-QUICK: Final = Size(32, 20)
+QUICK: Final = Size(32, 10)
 
 DEFINITIONS: Final = {
     "ttft_error_ms": "client's time of the first content - the server's time just before it sent it",

@@ -55,9 +55,7 @@ def run(work: Work) -> None:
         )
 
 
-async def _measure(
-    work: Work, prompts: Sequence[Prompt], tokenizer: Tokenizer, tested: dict[str, Any] | None
-) -> None:
+async def _measure(work: Work, prompts: Sequence[Prompt], tokenizer: Tokenizer, tested: dict[str, Any] | None) -> None:
     service = Service.read(work.inputs["service"])
     concurrency = work.params["concurrency"]
     concurrencies = [c for c in concurrency if isinstance(c, int) and c > 0] if isinstance(concurrency, list) else []

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
 from trtllm_pipeline.perf import counters
 
 BEFORE = """\
@@ -40,3 +46,65 @@ def test_without_a_gpu_there_are_no_samples() -> None:
     with counters.gpus() as devices:
         pass
     assert all(device["name"] for device in devices)
+
+
+class _Nvml:
+    """One GPU that does not tell its load, with the names of nvidia-ml-py."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.shut_down = False
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shut_down = True
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
+        return "NVIDIA Something"
+
+    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
+        return "GPU-1"
+
+    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
+        return 70_500
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=1 << 30)
+
+    def nvmlDeviceGetClockInfo(self, _handle: int, kind: int) -> int:  # noqa: N802
+        assert kind == self.NVML_CLOCK_SM
+        return 1410
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        raise self.NVMLError("not supported")
+
+
+def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = _Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(counters, "SAMPLE_S", 0.005)
+    with counters.gpus() as devices:
+        time.sleep(0.06)
+        assert devices == []
+    assert nvml.shut_down
+    (told,) = counters.gpu_summary({"devices": devices})
+    assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
+    assert (told["sm_clock_mhz"], told["busy_percent"]) == (1410, None)
+    assert len(devices[0]["samples"]) > 2
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    for name in vars(_Nvml):
+        assert name.startswith("__") or hasattr(real, name)
