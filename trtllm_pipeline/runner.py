@@ -1,8 +1,11 @@
 """The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
 
-cells = select_cells(request)             matrix + recipes -> cells
-plan = plan_cells(cells, store, ...)      cells -> plan, with models pinned and files digested
-result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
+    loaded = load(request)                    matrix + recipes, checked
+    cells = select_cells(request, loaded)     -> cells
+    plan = plan_cells(cells, store, ...)      -> plan, with models pinned and files digested
+    result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
+
+`bring_up_to_date` is the same for a command that wants artifacts only.
 """
 
 from __future__ import annotations
@@ -241,7 +244,7 @@ def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Arti
 
     runs = plan.stage_runs.values()
     if present is None:
-        present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
+        present = {} if store is None else _present(plan, store)
     durations = store.index.durations() if store is not None else {}
     expected_s = expectations(plan, durations)
     there = frozenset(run.id for run in runs if run.fingerprint in present)
@@ -303,9 +306,7 @@ def run(
     from trtllm_pipeline.report.writers import to_json
 
     loaded = load(request)
-    plan = plan_cells(select_cells(request, loaded), store, until=request.until)
-    _check_toolchains(plan)
-    store.sweep()
+    plan = _runnable_plan(request, loaded, store)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = store.runs_dir / run_id
     folder.mkdir()
@@ -313,13 +314,19 @@ def run(
     code = 1
     try:
         write_json(folder / REQUEST_FILE, request.to_json())
-        present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+        present = _present(plan, store)
         seen = forecast(plan, store, present)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         write_lock(request, loaded, plan, folder / "lock")
-        executor = LocalExecutor()
         outcome = execute(
-            plan, store, executor, observer, run_id=run_id, machine=machine(), present=present, keep_going=keep_going
+            plan,
+            store,
+            LocalExecutor(),
+            observer,
+            run_id=run_id,
+            machine=machine(),
+            present=present,
+            keep_going=keep_going,
         )
         table = rows(plan, store, outcome)
         write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
@@ -334,22 +341,27 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution import execute, machine
     from trtllm_pipeline.executors.local import LocalExecutor
 
-    plan = plan_cells(select_cells(request, load(request)), store, until=request.until)
-    _check_toolchains(plan)
-    store.sweep()
-    present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
-    executor = LocalExecutor()
-    return plan, execute(plan, store, executor, observer, run_id=BY_HAND, machine=machine(), present=present)
+    plan = _runnable_plan(request, load(request), store)
+    present = _present(plan, store)
+    return plan, execute(plan, store, LocalExecutor(), observer, run_id=BY_HAND, machine=machine(), present=present)
 
 
-def _check_toolchains(plan: Plan) -> None:
-    """Raises PlanError when this machine lacks something that a toolchain of the plan needs to run."""
+def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
+    """What the store has of a plan, every file looked at."""
+    return store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+
+
+def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan:
+    """The plan, with the workspace ready for it. Raises PlanError when this machine lacks what a toolchain needs to run."""
+    plan = plan_cells(select_cells(request, loaded), store, until=request.until)
     for name in sorted({cell.toolchain for cell in plan.feasible}):
         missing = toolchains.load(name).missing()
         if missing is not None:
             raise PlanError(
                 f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
             )
+    store.sweep()
+    return plan
 
 
 def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:

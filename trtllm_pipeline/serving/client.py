@@ -16,6 +16,7 @@ import json
 import re
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,7 +315,7 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
-class _Lane:
+class _Lane(ABC):
     """What all lanes share: limits in time, errors as part of the answer, deltas of accumulated text."""
 
     def __init__(self, client: Client) -> None:
@@ -346,13 +347,13 @@ class _Lane:
             answer.events = list(deltas(answer.events))
         return answer
 
-    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _encode(self, tensors: Mapping[str, Option]) -> bytes: ...
 
-    async def _exchange(self, message: bytes, answer: Answer) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _exchange(self, message: bytes, answer: Answer) -> None: ...
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most lanes have nothing to close
         """Nothing is held between requests."""
 
 

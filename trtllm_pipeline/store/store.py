@@ -1,12 +1,14 @@
 """The store of a workspace: looks artifacts up, gives out attempts, publishes them whole or not at all.
 
-WORKSPACE/
-state.db                   index, rebuilt from the manifests when lost
-store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
-work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
-work/FINGERPRINT.lock      the claim of whoever works on it
-work/partial/              broken downloads, to be gone on with
-runs/RUN_ID/               plan, report and lock file of each run
+    WORKSPACE/
+      state.db                   index, rebuilt from the manifests when lost
+      store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
+      work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
+      work/FINGERPRINT.lock      the claim of whoever works on it
+      work/partial/              broken downloads, to be gone on with
+      runs/RUN_ID/               plan, report and lock file of each run
+
+`docs/formats.md` says what is in these files.
 """
 
 from __future__ import annotations
