@@ -20,6 +20,7 @@ from typing import Any, Final
 from trtllm_pipeline.cli.app import COMMANDS, STAGES
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.matrix.models import Settings, json_schema
+from trtllm_pipeline.perf.validity import GATES
 from trtllm_pipeline.toolchains import base as toolchains
 
 FOLDER: Final = Path(__file__).parent
@@ -96,7 +97,7 @@ def read_by(toolchain: str) -> set[str]:
         cell = Cell(CellId("x"), "x", toolchain, precision, 1, 1, 1, 1, 1, recipe, sections)
         found.infeasible(cell)
         for stage in found.stages:
-            for ask in (stage.params, stage.advice, stage.files, stage.resources):
+            for ask in (stage.applies, stage.params, stage.advice, stage.files, stage.resources):
                 ask(cell)
     return {f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE)}
 
@@ -132,6 +133,14 @@ def fields(name: str) -> Iterator[str]:
         if field.get("default") == [] or "$ref" in field:
             default = "required" if key in required else ""
         yield f"| `{key}` | {values(field)} | {default} | {_line(field.get('description', ''))} |"
+
+
+def gates(_name: str) -> Iterator[str]:
+    """The table of the validity gate."""
+    yield "| gate | looks at | does not pass | because |"
+    yield "|---|---|---|---|"
+    for gate in GATES:
+        yield f"| `{gate.id}` | {_line(gate.what)} | {_line(gate.limit)} | {_line(gate.why)} |"
 
 
 def values(field: Mapping[str, Any]) -> str:
@@ -170,7 +179,7 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-_KINDS: Final = {"options": options, "settings": settings, "fields": fields}
+_KINDS: Final = {"options": options, "settings": settings, "fields": fields, "gates": gates}
 
 
 def rendered(text: str) -> str:

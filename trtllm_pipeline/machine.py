@@ -1,13 +1,83 @@
-"""What this machine has that plans depend on: CPUs we may use, the CPU's name, GPUs."""
+"""What a machine has that plans depend on: CPUs, GPUs, and the software that turns weights into something served.
+
+`probe.py` fills a `Machine` by looking; `--assume` fills one for planning on another machine.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 _QUOTA_FILE: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU, or one MIG slice of one."""
+
+    index: int
+    uuid: str
+    """The name that CUDA_VISIBLE_DEVICES takes, whatever the order of devices."""
+    name: str
+    memory_bytes: int
+    sm: int
+    """Compute capability as one number: 90 is 9.0."""
+    mig: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTLLM:
+    """An installed TensorRT-LLM: its release, and where its parts are."""
+
+    release: str
+    """As its package metadata says, such as 0.12.0 or 1.3.0rc3."""
+    build: str | None = None
+    """Path of `trtllm-build`. Its presence, not the release, says whether engines can be built."""
+    serve: str | None = None
+    """Path of `trtllm-serve`."""
+    examples: str | None = None
+    """Folder `examples` of the source tree of this release; wheels have none."""
+    templates: str | None = None
+    """Folder `all_models` with this release's Triton model templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonServer:
+    """An installed Triton Inference Server."""
+
+    path: str
+    version: str | None
+    backends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything a plan may ask of the machine that it is for."""
+
+    cpus: int
+    cpu: str
+    """The processor's name."""
+    gpus: tuple[Gpu, ...] = ()
+    """Those this process may use: CUDA_VISIBLE_DEVICES is respected."""
+    driver: str | None = None
+    cuda: str | None = None
+    """Newest CUDA that the driver supports, such as 13.0."""
+    tensorrt_llm: TensorRTLLM | None = None
+    model_optimizer: str | None = None
+    """Version of NVIDIA Model Optimizer."""
+    torch: str | None = None
+    triton: TritonServer | None = None
+    mpirun: str | None = None
+    assumed: bool = False
+    """Described by `--assume`, not found: for plans, nothing can run on it."""
+
+    @property
+    def sm(self) -> int | None:
+        """Compute capability of the weakest GPU; None without GPUs."""
+        return min((gpu.sm for gpu in self.gpus), default=None)
 
 
 def cpu_count() -> int:

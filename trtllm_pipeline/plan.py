@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.toolchains.base import Toolchain
@@ -69,7 +70,8 @@ def make_plan(
     """The plan for `cells`, up to and including the stage `until`.
 
     `digest(path, cell)` gives path on this machine and content digest of a file that a cell's settings name.
-    Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain has no stage `until`.
+    Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
+    stage `until`.
     """
     identities = {name: toolchain.identity() for name, toolchain in toolchains.items()}
     stages = {name: _stages_until(toolchain, until) for name, toolchain in toolchains.items()}
@@ -79,10 +81,17 @@ def make_plan(
         of_cell: dict[str, StageRunId] = {}
         if cell.reason is None:
             for stage in stages[cell.toolchain]:
+                if not stage.applies(cell):
+                    continue
                 run = _stage_run(stage, cell, of_cell, runs, identities[cell.toolchain], digest)
                 run.cells.append(cell.id)
                 of_cell[stage.name] = run.id
         by_cell[cell.id] = tuple(of_cell.values())
+    if until is not None and runs and all(run.stage.name != until for run in runs.values()):
+        raise UsageError(
+            f"none of these cells has the stage {until!r}",
+            hint="their settings leave it out: `pipeline plan` shows all",
+        )
     return Plan(tuple(cells), runs, by_cell)
 
 
@@ -136,14 +145,19 @@ def _stage_run(
 
 
 def wanted(plan: Plan) -> set[StageRunId]:
-    """The stage runs whose results somebody may look at: those no other reads. Services leave none.
+    """The stage runs whose results somebody may look at, see `is_result`. Services leave none.
 
     What they read is made only when one of them has to be: an intermediate that is gone stays gone.
     """
     read: set[StageRunId] = set()
     for run in plan.stage_runs.values():
         read.update(run.inputs.values())
-    return {run.id for run in plan.stage_runs.values() if run.id not in read and run.stage.scope is not Scope.SERVICE}
+    return {run.id for run in plan.stage_runs.values() if is_result(run.stage.scope, read=run.id in read)}
+
+
+def is_result(scope: Scope, *, read: bool) -> bool:
+    """Whether somebody may look at what such a stage run leaves: nothing reads it, or it was measured on a server."""
+    return scope is Scope.INSIDE or (scope is Scope.ARTIFACT and not read)
 
 
 def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:

@@ -379,6 +379,8 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path)
         path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded))
+    if any("metric_module" in run.files for run in plan.stage_runs.values()):
+        matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
     for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
         _make_absolute(settings, loaded.path.parent)
     (folder / "recipes").mkdir(parents=True)
@@ -392,9 +394,9 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path)
 
 
 def _make_absolute(settings: dict[str, Any], base: Path) -> None:
-    """Let the data files that settings name be found from any folder."""
+    """Let the files and folders that settings name be found from any folder."""
     sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
     for section in sections:
-        for name in ("input_data", "data"):
+        for name in ("input_data", "data", "python_path"):
             if section and name in section and not str(section[name]).startswith("builtin:"):
                 section[name] = str((base / section[name]).absolute())

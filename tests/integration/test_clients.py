@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.perf.load import EventFile, Level, closed_loop
+from trtllm_pipeline.perf.load import EventFile, Level, run_level
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.scripted_server import Script, ScriptedServer, config, running
 from trtllm_pipeline.perf.stats import summary
@@ -154,8 +154,8 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""
     log, lanes = tmp_path / "log", 16
-    with scripted("--events", "6", "--log", str(log)) as service, (tmp_path / "events.jsonl").open("w") as file:
-        asyncio.run(_load(service, protocol, lanes, EventFile(file)))
+    with scripted("--events", "6", "--log", str(log)) as service, EventFile(tmp_path / "events.jsonl") as events:
+        asyncio.run(_load(service, protocol, lanes, events))
     truth = {}
     for line in log.read_text().splitlines():
         record = json.loads(line)
@@ -181,7 +181,7 @@ async def _load(service: Service, protocol: str, lanes: int, events: EventFile) 
     prompts = tuple(Prompt(str(number), str(number)) for number in range(2 * lanes))
     async with Client(service, "ensemble", protocol, timeout_s=20) as client:
         level = Level(lanes, 0, (), prompts)
-        await closed_loop(client, level, lambda prompt, _: Generation(prompt.text, 6), events, lambda: None)
+        await run_level(client, level, lambda prompt, _: Generation(prompt.text, 6), events, lambda: None)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.scripted_server import Respond, Script, config, running
-from trtllm_pipeline.stages import accuracy, perf, smoke
+from trtllm_pipeline.stages import accuracy, perf, score, smoke
 from trtllm_pipeline.stages.base import Work
 
 pytestmark = pytest.mark.integration
@@ -61,14 +61,15 @@ def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
         def start(
             respond: Respond = behave, files: Mapping[str, str] | None = None, *, counts: bool = False, **params: Json
         ) -> Work:
-            _server, service = stack.enter_context(running(respond, COUNTING if counts else BOTH))
+            models = COUNTING if counts else BOTH
+            _server, service = stack.enter_context(running(respond, models))
             engine, repository, out = tmp_path / "engine", tmp_path / "repository", tmp_path / "out"
-            for folder in (engine, out, *(repository / name for name in BOTH)):
+            for folder in (engine, out, *(repository / name for name in models)):
                 folder.mkdir(parents=True)
             tokenizer.save(str(engine / "tokenizer.json"))
             limits = {"build_config": {"max_input_len": MAX_INPUT_LEN, "max_seq_len": 40}}
             (engine / "config.json").write_text(json.dumps(limits))
-            for name, message in BOTH.items():
+            for name, message in models.items():
                 (repository / name / "config.pbtxt").write_text(text_format.MessageToString(message))
             (tmp_path / "service.json").write_text(json.dumps(service))
             paths = {}
@@ -193,6 +194,7 @@ def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str
         "source": "server" if counts else "encoded_again",
         "server": 160 if counts else None,
         "encoded_again": 160,
+        "events": 160,
         "mismatch": 0.0 if counts else None,
     }
     assert [(level["concurrency"], level["requests"], level["failures"]) for level in written["levels"]] == [
@@ -331,9 +333,14 @@ def test_accuracy(start: Start) -> None:
 @pytest.mark.parametrize(
     ("params", "rows", "respond", "message"),
     [
-        ({"min_score": 0.9}, ROWS, behave, "contains is 0.800 on 5 rows, expected at least 0.9"),
-        ({"metrics": ["bleu"]}, ROWS, behave, "expected a list of exact, contains"),
-        ({}, ROWS + '{"input": "x"}', behave, "1 rows have no `output`.*'6'"),
+        ({"min_score": 0.9}, ROWS, behave, "contains is 0.800 on 5 questions, expected at least 0.9"),
+        ({"metrics": ["bleu"]}, ROWS, behave, "there is no metric 'bleu'"),
+        (
+            {},
+            ROWS + '{"input": "x"}',
+            behave,
+            "1 rows cannot be scored; the first: row '6': output: there is no reference",
+        ),
         ({}, ROWS, lambda _m, _v: Script((), error="boom"), "5 of 5 requests failed.*'a', with: boom"),
     ],
 )
@@ -343,3 +350,24 @@ def test_accuracy_fails_in_words(
     work = start(respond, files={"input_data": rows}, **{**ACCURACY, **params})
     with pytest.raises(StageError, match=message):
         accuracy.run(work)
+
+
+def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:
+    rows = "".join(f'{{"id": "{n}", "input": "count {n}", "output": "{w}"}}\n' for n, w in enumerate(("one", "x") * 4))
+    work = start(
+        files={"input_data": rows}, concurrency=[1, 3], requests=6, warmup_requests=1, max_tokens=4, protocol="grpc"
+    )
+    perf.run(work)
+    scores = work.attempt / "scores"
+    scores.mkdir()
+    params: dict[str, Json] = {"metrics": ["contains"], "min_score": None}
+    inputs = {"perf": work.out, "engine": work.inputs["engine"]}
+    score.run(dataclasses.replace(work, params=params, inputs=inputs, out=scores))
+    found = json.loads((scores / "accuracy.json").read_text())
+    assert found["answers"] == sum(level["requests"] for level in result(work, "perf.json")["levels"])
+    assert found["not_scored"] == {"rows": 0, "failed_requests": 0, "not_asked": ["3", "7"]}, "warm-up is not timed"
+    assert found["scores"] == {"contains": round(4 / 6, 6)}
+    assert [level["concurrency"] for level in found["levels"]] == [1, 3]
+    first = json.loads((scores / "answers.jsonl").read_text().splitlines()[0])
+    assert first["answer"] == " one two three four"
+    assert len(first["tokens"]) > 0

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from tests.unit import fabricated
 from tests.unit.conftest import make_cell, make_toolchain
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.domain import Cell, Json, Scope
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.plan import Plan, make_plan, to_run, wanted
 
 
@@ -76,3 +80,55 @@ def test_intermediates_that_are_gone_are_made_only_when_needed() -> None:
     assert stages(plan, to_run(plan, lambda run: run.stage.name == "make")) == ["look", "serve"]
     assert stages(plan, to_run(plan, lambda run: run.stage.name == "look")) == []
     assert stages(plan, to_run(plan, lambda _run: False)) == ["get", "look", "make", "serve"]
+
+
+def scoring(answers: str, metrics: list[Json] | None = None) -> Cell:
+    """A cell whose answers are scored as told."""
+    cell = fabricated.cell()
+    changed = {**cell.settings["accuracy"], "answers": answers, "metrics": metrics or ["exact"]}
+    return replace(cell, settings={**cell.settings, "accuracy": changed})
+
+
+def test_answers_are_asked_for_or_are_those_of_perf() -> None:
+    own, timed = fabricated.plan(scoring("own")), fabricated.plan(scoring("perf"))
+    assert set(stages(own)) - set(stages(timed)) == {"accuracy"}
+    assert set(stages(timed)) - set(stages(own)) == {"score"}
+    score = fabricated.stage_run(timed, timed.cells[0], "score")
+    perf = fabricated.stage_run(timed, timed.cells[0], "perf")
+    assert score.inputs["perf"] == perf.id
+    assert score.files == {"input_data": "builtin:prompts"}, "perf's questions"
+    assert score.stage.scope is Scope.ARTIFACT
+
+
+def test_another_metric_scores_again_and_measures_nothing_again() -> None:
+    before = fingerprints(fabricated.plan(scoring("perf")))
+    after = fingerprints(fabricated.plan(scoring("perf", ["chrf"])))
+    assert [name for name in before if before[name] != after[name]] == ["score"]
+
+
+def test_what_was_measured_is_wanted_though_it_is_read() -> None:
+    plan = fabricated.plan(scoring("perf"))
+    names = {plan.stage_runs[run].stage.name for run in wanted(plan)}
+    assert names == {"smoke", "perf", "score"}
+    scored = {run.id for run in plan.stage_runs.values() if run.stage.name == "score"}
+    assert "perf" in stages(plan, to_run(plan, lambda run: run.id in scored))
+
+
+@pytest.mark.parametrize("answers", ["own", "perf"])
+def test_a_function_of_the_user_is_in_the_fingerprint(answers: str) -> None:
+    cell = scoring(answers, ["exact", "my.metrics:f"])
+    stage = "accuracy" if answers == "own" else "score"
+    seen = [
+        make_plan((cell,), {"embedded": fabricated._TOOLCHAIN}, digest=lambda path, _cell, v=version: (path, path + v))
+        for version in ("1", "2")
+    ]
+    runs = [fabricated.stage_run(plan, cell, stage) for plan in seen]
+    assert runs[0].files["metric_module"] == "./my/metrics.py"
+    assert runs[0].fingerprint != runs[1].fingerprint
+
+
+def test_until_a_stage_that_no_cell_has() -> None:
+    with pytest.raises(UsageError, match="none of these cells has the stage 'accuracy'"):
+        fabricated.plan(scoring("perf"), until="accuracy")
+    assert "perf" in stages(fabricated.plan(scoring("perf"), until="score"))
+    assert "perf" not in stages(fabricated.plan(scoring("own"), until="accuracy"))

@@ -26,7 +26,9 @@ COMMANDS: Final = {
     "status": ("trtllm_pipeline.cli.status", "show how far each cell is"),
     "explain": ("trtllm_pipeline.cli.explain", "say why a stage has to run, or what its result came from"),
     "logs": ("trtllm_pipeline.cli.logs", "show the log of a cell's stage"),
-    "report": ("trtllm_pipeline.cli.report", "show a run's results as a table, JSON, CSV or Markdown"),
+    "report": ("trtllm_pipeline.cli.report", "show a run's results: table, HTML page, JSON, CSV, Markdown, JUnit XML"),
+    "compare": ("trtllm_pipeline.cli.compare", "show what is better and what is worse than before, and fail on it"),
+    "recommend": ("trtllm_pipeline.cli.recommend", "say which configuration to take, and why not the others"),
     "matrix": ("trtllm_pipeline.cli.matrix", "start, check and describe matrix files"),
     "recipes": ("trtllm_pipeline.cli.recipes", "list and show model recipes"),
     "store": ("trtllm_pipeline.cli.store", "verify, repair and clean a workspace"),
@@ -41,7 +43,10 @@ STAGES: Final = {
     "smoke": "check a running server's answers over every protocol",
     "perf": "measure a running server's latency and throughput",
     "accuracy": "score a running server's answers",
+    "score": "score the answers that perf timed",
 }
+# Stages that have other forms too, such as one for any server by its URL; `arguments` tell which is meant.
+STAGE_MODULES: Final = {"perf": "trtllm_pipeline.cli.perf", "accuracy": "trtllm_pipeline.cli.accuracy"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -116,7 +121,7 @@ def _terminable(arguments: Sequence[str]) -> Iterator[None]:
 
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
     if command in STAGES:
-        module = importlib.import_module("trtllm_pipeline.cli.stage")
+        module = importlib.import_module(STAGE_MODULES.get(command, "trtllm_pipeline.cli.stage"))
     elif command in COMMANDS:
         module = importlib.import_module(COMMANDS[command][0])
     else:

@@ -25,6 +25,20 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
+def rendered(content: Any) -> str:
+    """Rich content as text, coloured where stdout is a terminal, without spaces at the ends of lines."""
+    import shutil
+
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((120, 0)).columns if terminal else 160
+    console = Console(width=width, highlight=False, emoji=False, markup=False, force_terminal=terminal)
+    with console.capture() as capture:
+        console.print(content)
+    return "".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines())
+
+
 def explain_error(error: Exception) -> int | None:
     """Say what went wrong and return the exit code; None for what is a bug of ours and needs its traceback.
 

@@ -24,6 +24,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from trtllm_pipeline.accuracy.scores import METRICS
+from trtllm_pipeline.matrix.document import nearest
+
 Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
 Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
@@ -38,6 +41,7 @@ T = TypeVar("T")
 
 _PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?")
 _LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
 
 
@@ -92,6 +96,23 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+def _metric(value: str) -> str:
+    if ":" in value:
+        if not _FUNCTION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a function: write MODULE:FUNCTION")
+    elif value not in METRICS:
+        raise ValueError(f'"{value}" is not allowed{nearest(value, METRICS)}')
+    return value
+
+
+def _one_module(values: tuple[str, ...]) -> tuple[str, ...]:
+    # One file a stage can watch for changes.
+    modules = {value.partition(":")[0] for value in values if ":" in value}
+    if len(modules) > 1:
+        raise ValueError(f"functions must be of one module, not of {' and '.join(sorted(modules))}")
+    return values
+
+
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
@@ -102,6 +123,11 @@ Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 DataFile = Annotated[Text, AfterValidator(_data_file)]
+MetricName = Annotated[
+    str,
+    AfterValidator(_metric),
+    WithJsonSchema({"anyOf": [{"enum": list(METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}),
+]
 Parallel = Annotated[
     str,
     AfterValidator(canonical_parallel),
@@ -405,7 +431,7 @@ class Perf(Section):
     request_timeout_s: Seconds = 300.0
     """Limit of one request."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Runs of the whole list of levels."""
+    """Runs of the whole list of levels, on one server; intervals of comparisons come from them."""
     exclusive: bool = True
     """Nothing else of ours runs on this machine meanwhile."""
 
@@ -413,12 +439,18 @@ class Perf(Section):
 class Accuracy(Section):
     """Which answers are scored, and how."""
 
+    answers: Literal["own", "perf"] = "own"
+    """own: ask `input_data`, greedily. perf: score the very answers that perf timed, to those rows of its own
+    `input_data` that have an `output`; nothing is asked again."""
     input_data: DataFile = "builtin:accuracy"
     """JSONL of prompts with reference answers: a path from the matrix file's folder, or builtin:NAME."""
     max_tokens: Positive = 32
     """Length of answers; they are greedy."""
-    metrics: Annotated[tuple[Literal["exact", "contains"], ...], NonEmpty, Unique] = ("exact", "contains")
-    """exact: the answer is the reference. contains: the reference is in the answer."""
+    metrics: Annotated[tuple[MetricName, ...], NonEmpty, Unique, AfterValidator(_one_module)] = ("exact", "contains")
+    """exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python; of rows that name
+    no `metric` themselves."""
+    python_path: Text = "."
+    """Folder that MODULE is imported from: a path from the matrix file's folder."""
     concurrency: Annotated[int, Field(ge=1, le=65536)] = 4
     """Requests in flight."""
     min_score: Annotated[float, Field(ge=0, le=1)] | None = None

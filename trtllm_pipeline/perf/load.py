@@ -1,21 +1,31 @@
 """Sends requests to a server and writes down what happened, nothing else: no tokenizing, no arithmetic.
 
-Closed loop: a fixed number of requests in flight, the next sent when one ends. The first requests of a level are its
-warm-up; the measured ones follow without draining, so the server never falls idle between them.
+Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
+beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
+the measured ones follow without draining, so the server never falls idle between them.
 
 Event file (JSON Lines; times are CLOCK_MONOTONIC nanoseconds; written as requests end, so an interrupted run keeps
-what it measured):
+what it measured; several processes append to it, each record in one write):
 
-    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "settings"}
+    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "settings", "self_test"}
     {"type": "prompt", "id", "text"}
     {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
-    {"type": "request", "concurrency", "repeat", "phase": "warmup" | "measured", "slot", "prompt", "max_tokens",
-     "scheduled_ns", "sent_ns", "first_byte_ns", "events": [[time, new text, tokens so far], ...], "output_tokens",
-     "end_ns", "error"}
-    {"type": "client", "concurrency", "repeat", "wall_ns", "cpu_ns", "lag_ns": [...]}
+    {"type": "request", "concurrency", "request_rate", "repeat", "phase": "warmup" | "measured", "worker", "slot",
+     "prompt", "max_tokens", "scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns",
+     "role_ns", "events": [[time, new text, tokens so far], ...], "usage_ns", "output_tokens", "input_tokens",
+     "cached_tokens", "finish_reason", "late_ns", "end_ns", "error"}
+    {"type": "client", "concurrency", "request_rate", "repeat", "worker", "wall_ns", "cpu_ns", "lag_ns": [...]}
+    {"type": "triton", "concurrency", "request_rate", "repeat", "models": {NAME: {COUNTER: growth during the level}}}
+    {"type": "gpu", "concurrency", "request_rate", "repeat", "devices": [{"name", "samples": [[time, W, B, MHz, %], ...]}]}
+    {"type": "settings", "at", "checks": [{"setting", "asked", "asked_by", "got", "got_from"}]}
+    {"type": "roofline", "at", "pass_s", "weight_bytes", "reason"}
+    {"type": "reused_blocks", "at", "blocks"}
+    {"type": "probe", "pair", "send": 0 | 1, "ttft_ms", "cached_tokens", "error"}
 
-Tokens are the server's own count, null where it sends none; `output_tokens` is the whole answer's. Files written before
-there were counts have neither; they are read all the same.
+Of `concurrency` and `request_rate` one is null: it was a closed or an open loop. An event with a fourth element, true,
+is reasoning, not answer. Tokens are the server's own count, null where it sends none; `output_tokens` is the whole
+answer's. `late_ns` is how long bytes lay in the kernel before the client read them, which is in no other time. Keys
+that are missing, as in files written before there were any, mean null.
 """
 
 from __future__ import annotations
@@ -23,29 +33,70 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import cycle, islice
-from typing import IO, Final
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.serving.client import Client, Generation, Lane
+from trtllm_pipeline.serving.client import Answer, Generation, Lane
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from trtllm_pipeline.perf.target import AnyClient
 
 SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
 """How often the event loop is asked how late it is."""
+_SPIN_S: Final = 0.002
+"""An event loop's timers are this coarse: the rest of the way to a scheduled time is waited by looking at the clock."""
+_WARM_LANES: Final = 128
+_OBSERVED: Final = tuple(field.name for field in fields(Answer))
+
+Distribution = Literal["constant", "poisson", "gamma"]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One concurrency, measured once."""
+    """One concurrency or request rate, measured once."""
 
-    concurrency: int
+    concurrency: int | None
     repeat: int
     warmup: tuple[Prompt, ...]
     measured: tuple[Prompt, ...]
+    request_rate: float | None = None
+    """Open loop: requests a second on average."""
+    at_s: tuple[float, ...] = ()
+    """Open loop: when each request is due, in seconds from the start."""
+
+    @property
+    def planned(self) -> tuple[Prompt, ...]:
+        """All prompts in the order they are sent."""
+        return (*self.warmup, *self.measured)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its records say about where they belong."""
+        return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a level that one of several processes has."""
+
+    worker: int = 0
+    workers: int = 1
+
+    def slots(self, total: int) -> range:
+        """Which of `total` slots are its own."""
+        return range(self.worker, total, self.workers)
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
@@ -56,22 +107,24 @@ def split(prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, 
     if len(prompts) == 1:
         return tuple(prompts), tuple(prompts)
     warmup = tuple(prompts[3::4]) or tuple(prompts[-1:])
-    return warmup, tuple(prompt for prompt in prompts if prompt not in warmup)
+    kept = {prompt.id for prompt in warmup}
+    return warmup, tuple(prompt for prompt in prompts if prompt.id not in kept)
 
 
 def levels(
-    prompts: Sequence[Prompt], concurrencies: Sequence[int], *, requests: int, warmup_requests: int, repeats: int
+    prompts: Sequence[Prompt], concurrencies: Sequence[int], *, requests: int, warmup_requests: int | None, repeats: int
 ) -> list[Level]:
     """The levels to measure, repeats interleaved: drift of the machine then hits every level alike.
 
-    A level has `requests` requests, but never fewer than two for each one in flight; prompts repeat when they run out.
+    A level has `requests` requests, but never fewer than two for each one in flight, and as many warm-up requests where
+    their number is not given; prompts repeat when they run out.
     """
     warmup, measured = split(prompts)
     return [
         Level(
             concurrency,
             repeat,
-            tuple(islice(cycle(warmup), warmup_requests)),
+            tuple(islice(cycle(warmup), 2 * concurrency if warmup_requests is None else warmup_requests)),
             tuple(islice(cycle(measured), max(requests, 2 * concurrency))),
         )
         for repeat in range(repeats)
@@ -79,86 +132,214 @@ def levels(
     ]
 
 
+def rate_levels(
+    prompts: Sequence[Prompt],
+    rates: Sequence[float],
+    *,
+    requests: int,
+    warmup_requests: int,
+    repeats: int,
+    distribution: Distribution = "poisson",
+    burstiness: float = 1.0,
+    seed: int = 0,
+) -> list[Level]:
+    """The levels of an open loop, repeats interleaved. The same seed gives the same times, for every repeat others."""
+    warmup, measured = split(prompts)
+    return [
+        Level(
+            None,
+            repeat,
+            tuple(islice(cycle(warmup), warmup_requests)),
+            tuple(islice(cycle(measured), requests)),
+            rate,
+            schedule(requests + warmup_requests, rate, distribution, burstiness=burstiness, seed=seed + repeat),
+        )
+        for repeat in range(repeats)
+        for rate in rates
+    ]
+
+
+def schedule(
+    count: int, rate: float, distribution: Distribution, *, burstiness: float = 1.0, seed: int = 0
+) -> tuple[float, ...]:
+    """`count` times in seconds, from 0, with 1/`rate` seconds between neighbours on average.
+
+    constant: exactly. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
+    above 1 more even), as vLLM's benchmark defines it.
+    """
+    draw = random.Random(seed)  # noqa: S311 - not a secret
+    shape = 1.0 if distribution == "poisson" else burstiness
+    gaps = (
+        1 / rate if distribution == "constant" else draw.gammavariate(shape, 1 / (rate * shape)) for _ in range(count)
+    )
+    times, now_s = [], 0.0
+    for gap_s in gaps:
+        times.append(now_s)
+        now_s += gap_s
+    return tuple(times)
+
+
 class EventFile:
     """Appends records to an event file, each on disk before the next request of its slot is sent."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        # Unbuffered and appending: a record is one write, so that records of several processes do not mix.
+        self._file = path.open("ab", buffering=0)
+        self.path = path
 
-    def header(self, *, protocol: str, model: str, settings: dict[str, object]) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def header(
+        self, *, protocol: str, model: str, settings: dict[str, object], self_test: dict[str, Any] | None = None
+    ) -> None:
         """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
         anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
-        self.write("header", schema=SCHEMA, anchor=anchor, protocol=protocol, model=model, settings=settings)
+        about = {"protocol": protocol, "model": model, "settings": settings, "self_test": self_test}
+        self.write("header", schema=SCHEMA, anchor=anchor, **about)
 
     def write(self, kind: str, **values: object) -> None:
-        """One record of type `kind`."""
-        self._file.write(json.dumps({"type": kind, **values}, ensure_ascii=False) + "\n")
-        self._file.flush()
+        """One record of type `kind`. Raises StageError when the disk is full."""
+        data = json.dumps({"type": kind, **values}, ensure_ascii=False).encode() + b"\n"
+        if self._file.write(data) != len(data):
+            raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
 
 
-async def closed_loop(
-    client: Client,
+Turns = Callable[[], int]
+"""Number of the next request to send, one more with each call, over all processes."""
+
+
+def counting() -> Turns:
+    """Turns of a single process."""
+    numbers = iter(range(1 << 62))
+    return lambda: next(numbers)
+
+
+async def run_level(
+    client: AnyClient,
     level: Level,
     generation: Callable[[Prompt, int], Generation],
     events: EventFile,
     done: Callable[[], None],
+    *,
+    share: Share = Share(),
+    turns: Turns | None = None,
+    begin: Callable[[], int] = time.monotonic_ns,
 ) -> None:
-    """Run one level. `generation` makes the request for a prompt and its running number; `done` is called after each."""
-    planned = enumerate((*level.warmup, *level.measured))
-    lanes = [client.lane() for _ in range(level.concurrency)]
-    key = {"concurrency": level.concurrency, "repeat": level.repeat}
+    """Run a process's share of one level. `generation` makes the request for a prompt and its number in the level;
+    `done` is called after each. `begin` is called when everything is connected and gives the time of the start.
+    """
+    loop = _Loop(client, level, generation, events, done, share)
     lag_ns: list[int] = []
+    await loop.connect()
     # A collection of everything imported so far stalls the loop for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    start_ns = begin()
     probe = asyncio.create_task(_probe(lag_ns))
     wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
     try:
-        await asyncio.gather(
-            *(_slot(slot, lane, level, planned, generation, events, done) for slot, lane in enumerate(lanes))
-        )
-        wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
+        await (loop.closed(turns or counting()) if level.request_rate is None else loop.open(start_ns))
     finally:
+        wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
         probe.cancel()
         with suppress(asyncio.CancelledError):
             await probe
         gc.unfreeze()
-        for lane in lanes:
+        for lane in loop.lanes:
             await lane.close()
-    events.write("client", **key, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
+        events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
 
 
-async def _slot(
-    slot: int,
-    lane: Lane,
-    level: Level,
-    planned: Iterator[tuple[int, Prompt]],
-    generation: Callable[[Prompt, int], Generation],
-    events: EventFile,
-    done: Callable[[], None],
-) -> None:
-    """One user: takes the next request as soon as the last one has ended."""
-    for number, prompt in planned:
-        scheduled_ns = time.monotonic_ns()
-        request = generation(prompt, number)
+@dataclass
+class _Loop:
+    """One process's part of one level."""
+
+    client: AnyClient
+    level: Level
+    generation: Callable[[Prompt, int], Generation]
+    events: EventFile
+    done: Callable[[], None]
+    share: Share
+
+    def __post_init__(self) -> None:
+        level = self.level
+        self.lanes: list[Lane] = []
+        self.planned = level.planned
+        if level.concurrency is None:
+            assert level.request_rate is not None
+            self.slots = range(min(_WARM_LANES, int(level.request_rate / self.share.workers) + 1))
+        else:
+            self.slots = self.share.slots(level.concurrency)
+
+    async def connect(self) -> None:
+        """Open every slot's lane, a few at a time, or a server's backlog would overflow."""
+        self.lanes = [self.client.lane() for _ in self.slots]
+        for first in range(0, len(self.lanes), 32):
+            await asyncio.gather(*(lane.open() for lane in self.lanes[first : first + 32]))
+
+    async def closed(self, turns: Turns) -> None:
+        """Every slot takes the next request as soon as its last one has ended."""
+
+        async def user(slot: int, lane: Lane) -> None:
+            while (number := turns()) < len(self.planned):
+                await self._request(number, slot, lane, time.monotonic_ns())
+
+        await asyncio.gather(*(user(slot, lane) for slot, lane in zip(self.slots, self.lanes, strict=True)))
+
+    async def open(self, start_ns: int) -> None:
+        """Every request at its time, on a lane that is free or else a new one."""
+        free = list(range(len(self.lanes)))
+        under_way: set[asyncio.Task[None]] = set()
+
+        async def send(number: int, due_ns: int) -> None:
+            if not free:
+                free.append(len(self.lanes))
+                self.lanes.append(self.client.lane())
+            slot = free.pop()
+            await self._request(number, slot, self.lanes[slot], due_ns)
+            free.append(slot)
+
+        for number in self.share.slots(len(self.planned)):
+            due_ns = start_ns + int(self.level.at_s[number] * 1e9)
+            await _until(due_ns)
+            task = asyncio.create_task(send(number, due_ns))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+
+    async def _request(self, number: int, slot: int, lane: Lane, scheduled_ns: int) -> None:
+        prompt = self.planned[number]
+        request = self.generation(prompt, number)
         answer = await lane.generate(request)
-        events.write(
+        record = {name: getattr(answer, name) for name in _OBSERVED}
+        record["events"] = [event if event.reasoning else event[:3] for event in answer.events]
+        self.events.write(
             "request",
-            concurrency=level.concurrency,
-            repeat=level.repeat,
-            phase="warmup" if number < len(level.warmup) else "measured",
+            **self.level.key,
+            phase="warmup" if number < len(self.level.warmup) else "measured",
+            worker=self.share.worker,
             slot=slot,
             prompt=prompt.id,
             max_tokens=request.max_tokens,
             scheduled_ns=scheduled_ns,
-            sent_ns=answer.sent_ns,
-            first_byte_ns=answer.first_byte_ns,
-            events=answer.events,
-            output_tokens=answer.output_tokens,
-            end_ns=answer.end_ns,
-            error=answer.error,
+            **record,
         )
-        done()
+        self.done()
+
+
+async def _until(due_ns: int) -> None:
+    """Wait until CLOCK_MONOTONIC says `due_ns`."""
+    wait_s = (due_ns - time.monotonic_ns()) / 1e9 - _SPIN_S
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+    while time.monotonic_ns() < due_ns:
+        await asyncio.sleep(0)
 
 
 async def _probe(lag_ns: list[int]) -> None:

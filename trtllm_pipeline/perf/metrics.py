@@ -10,15 +10,16 @@ import json
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, percentile, summary
+from trtllm_pipeline.perf import counters, other_tools, validity
+from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, Summary, summary
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",
@@ -27,36 +28,41 @@ DEFINITIONS: Final = {
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
+    "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
+    "stall_ms": "longest gap between content events of a request",
+    "user_tokens_per_s": "1 / TPOT, one value a request",
+    "connect_ms": "connecting, of the requests that had to, before they were sent: in no other time",
+    "ttft_from_schedule_ms": "open loop: first content - scheduled",
+    "response_ms": "open loop: last content - scheduled",
+    "lag_ms": "open loop: sent - scheduled",
+    "achieved_rate": "open loop: requests sent / seconds from the first to the last, one less",
+    "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
+    "count from the schedule",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
-    "without text belong to the next content event, and those after the last one count in n alone. encoded_again: the "
-    "whole text encoded again without special tokens; a token belongs to the event that brought its last character",
+    "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
+    "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
+    "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
+    "events: there is no tokenizer and the server does not count, so each content event is taken for a token",
     "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
-    "input_tokens": "prompt encoded with the special tokens the tokenizer adds",
+    "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
     "whole": "first send -> last content of the measured requests; tokens of the successful ones",
+    "active": "time with at least one measured request in flight; tokens of the successful ones",
     "steady": "longest time with at least 95 % of the wanted requests in flight; tokens by their own time of arrival, "
-    "input tokens when the first content arrives; a slot between two requests counts as in flight for up to 5 ms",
+    "input tokens when the first content arrives; a slot between two requests counts as in flight for up to 5 ms. "
+    "Open loop: first to last measured sending",
     "headline": "steady when it is at least 30 s and half of the whole window, else whole",
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
     "percentiles": PERCENTILE_METHOD,
 }
-"""Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, read before a response is parsed."""
+"""Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
 HANDOVER_NS: Final = 5_000_000
 STEADY_SHARE: Final = 0.95
 HEADLINE_S: Final = 30.0
-MAX_FAILURES: Final = 0.01
-MAX_MISMATCH: Final = 0.02
-"""More than this share between two counts, or above what was asked for, is told."""
-MAX_EXCESS: Final = 0.05
-"""More than this share above what was asked for, after encoding again, is not the tokenizer's ambiguity any more."""
-MAX_BYTES_PER_TOKEN: Final = 3
-"""Encoding again gives at most this many tokens for one: a byte that is no text comes back as U+FFFD, three bytes."""
-MAX_CLIENT_CPU: Final = 0.80
-MIN_CPU_WINDOW_NS: Final = 1_000_000_000
-MARKED_LAG_MS: Final = 5.0
-MAX_LAG_MS: Final = 50.0
+RATES: Final = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+"""Figures of the headline window."""
 
 
 class Encoding(Protocol):
@@ -81,7 +87,8 @@ class Request:
 
     record: Mapping[str, Any]
     prompt: str
-    input_tokens: int
+    input_tokens: int | None
+    """None without a tokenizer, unless the server counts."""
     tokens: tuple[int, ...]
     """New tokens with each content event."""
     output_tokens: int
@@ -115,6 +122,11 @@ class Request:
         return self.ok and bool(self.tokens) and self.output_tokens > 0
 
     @property
+    def counted_by_server(self) -> bool:
+        """The server counted the tokens of the whole answer."""
+        return server_total(self.record) is not None
+
+    @property
     def measured(self) -> bool:
         """Not part of the warm-up."""
         return bool(self.record["phase"] == "measured")
@@ -134,6 +146,31 @@ class Request:
         """(Last content - first content) / tokens that came in between; None when there are none."""
         later = sum(self.tokens[1:])
         return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
+
+    @property
+    def ttfa_ms(self) -> float | None:
+        """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
+        thought = [len(event) > 3 and bool(event[3]) for event in self.record["events"]]
+        if not any(thought) or all(thought):
+            return None
+        return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
+
+    @property
+    def lag_ms(self) -> float:
+        """Sent - scheduled."""
+        return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
+
+    def met(self, objectives: Mapping[str, float]) -> bool:
+        """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
+        if not self.answered:
+            return False
+        waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
+        times: dict[str, float | None] = {
+            "ttft": self.ttft_ms + waited,
+            "tpot": self.tpot_ms,
+            "e2e": self.e2e_ms + waited,
+        }
+        return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
 
     def gaps_ms(self) -> list[float]:
         """Time between neighbouring content events."""
@@ -172,17 +209,27 @@ class Run:
     server: Mapping[str, Mapping[str, Any]]
     """Record of the server's process by "start" and "end"."""
     counted_by_server: bool
+    special_tokens: int | None
+    """How many the tokenizer adds to a text; None without a tokenizer."""
+    evidence: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """All records by type: what `perf/validity.py` judges by beside the requests."""
 
-    def levels(self) -> dict[int, dict[int, list[Request]]]:
-        """Concurrency -> repeat -> requests, in the order measured."""
-        levels: dict[int, dict[int, list[Request]]] = {}
+    def levels(self) -> dict[float, dict[int, list[Request]]]:
+        """Concurrency (an int), or in an open loop request rate (a float) -> repeat -> requests, in the order measured."""
+        levels: dict[float, dict[int, list[Request]]] = {}
         for request in self.requests:
-            repeats = levels.setdefault(request.record["concurrency"], {})
+            repeats = levels.setdefault(_load(request.record), {})
             repeats.setdefault(request.record["repeat"], []).append(request)
         return levels
 
 
-def read(events: Path, tokenizer: Tokenizer) -> Run:
+def _load(record: Mapping[str, Any]) -> float:
+    """What a record's level is called by."""
+    concurrency = record["concurrency"]
+    return int(concurrency) if concurrency is not None else float(record["request_rate"])
+
+
+def read(events: Path, tokenizer: Tokenizer | None) -> Run:
     """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
 
     A last line cut off by a crash is left out.
@@ -202,21 +249,57 @@ def read(events: Path, tokenizer: Tokenizer) -> Run:
     if "header" not in records:
         raise StageError(f"{events} is not an event file of a load run: it has no header")
     prompts = {record["id"]: record["text"] for record in records.get("prompt", [])}
-    input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
     asked = records.get("request", [])
     answers = [record for record in asked if record["error"] is None]
-    by_server = bool(answers) and all(server_tokens(record) is not None for record in answers)
+    by_server = bool(answers) and all(server_total(record) is not None for record in answers)
+    input_tokens: dict[str, int] = {}
+    if tokenizer is not None:
+        input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
     requests = []
     for record in asked:
         texts = [event[1] for event in record["events"]]
-        offsets = tokenizer.encode("".join(texts), add_special_tokens=False).offsets
-        tokens, total = tokens_by_event(texts, offsets), len(offsets)
-        if by_server and (counted := server_tokens(record)) is not None:
-            tokens, total = counted, record["output_tokens"]
+        if tokenizer is None:
+            tokens = (1,) * len(texts)
+        else:
+            tokens = tokens_by_event(texts, tokenizer.encode("".join(texts), add_special_tokens=False).offsets)
+        total = again = sum(tokens)
+        if by_server and (counted := server_total(record)) is not None:
+            total = counted
+            tokens = server_tokens(record) or (
+                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
+            )
+            again = total if tokenizer is None else again
         id_ = record["prompt"]
-        requests.append(Request(record, prompts[id_], input_tokens[id_], tokens, total, len(offsets)))
-    server = {record["at"]: record for record in records.get("server", [])}
-    return Run(records["header"][0], tuple(requests), tuple(records.get("client", [])), server, by_server)
+        input_count = input_tokens.get(id_, record.get("input_tokens"))
+        requests.append(Request(record, prompts[id_], input_count, tokens, total, again))
+    return Run(
+        records["header"][0],
+        tuple(requests),
+        tuple(records.get("client", [])),
+        {record["at"]: record for record in records.get("server", [])},
+        by_server,
+        None if tokenizer is None else len(tokenizer.encode("").ids),
+        records,
+    )
+
+
+def server_total(record: Mapping[str, Any]) -> int | None:
+    """The server's count of a whole answer's tokens; None unless it counted all of it."""
+    total: int | None = record.get("output_tokens")
+    return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
+
+
+def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
+    """`tokens` with the last ones lowered until their sum is not above `total`."""
+    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
+    return tuple(later - earlier for earlier, later in pairwise(sums))
+
+
+def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
+    """`total` tokens shared out over events by their share of the characters."""
+    ends = list(accumulate(map(len, texts), initial=0))
+    sums = [round(total * end / max(1, ends[-1])) for end in ends]
+    return tuple(later - earlier for earlier, later in pairwise(sums))
 
 
 def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -227,27 +310,29 @@ def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
     return tuple(later - earlier for earlier, later in pairwise([0, *totals]))
 
 
-def analyze(events: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """All figures of an event file: the content of perf.json."""
+def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """All figures of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
     run = read(events, tokenizer)
-    findings = [*_server_findings(run), *_client_findings(run)]
-    levels = []
-    for concurrency, repeats in run.levels().items():
-        levels.append(_level(concurrency, repeats))
-        requests = [request for one in repeats.values() for request in one]
-        findings += _level_findings(concurrency, requests)
-        findings += _count_findings(concurrency, requests, by_server=run.counted_by_server)
+    findings = validity.findings(run)
+    levels = [_level(run, load, repeats, objectives or {}) for load, repeats in run.levels().items()]
+    refused = sorted({finding["check"] for finding in findings if finding["severity"] == "invalid"})
+    if refused:
+        levels = [_without_headline(level, f"not valid: {', '.join(refused)}") for level in levels]
     return {
         "schema": 1,
-        "valid": not any(finding["severity"] == "invalid" for finding in findings),
+        "valid": not refused,
         "protocol": run.header["protocol"],
         "model": run.header["model"],
         "settings": run.header["settings"],
         "levels": levels,
-        "findings": findings,
+        "findings": [_placed(finding) for finding in findings],
         "token_count": _token_count(run),
-        "client": {"transport": "one asyncio process", "levels": [_client(record) for record in run.clients]},
-        "definitions": dict(DEFINITIONS),
+        "client": {
+            "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
+            "self_test": run.header.get("self_test"),
+            "levels": [_client(record) for record in run.clients],
+        },
+        "definitions": {**DEFINITIONS, "as": other_tools.DEFINITIONS},
     }
 
 
@@ -255,11 +340,13 @@ def _token_count(run: Run) -> dict[str, Any]:
     """Who counted the output tokens of the measured answers, and what the other count says."""
     answers = [request for request in run.requests if request.measured and request.ok]
     server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
+    blind = run.special_tokens is None
     return {
-        "source": "server" if run.counted_by_server else "encoded_again",
+        "source": "server" if run.counted_by_server else "events" if blind else "encoded_again",
         "server": server,
-        "encoded_again": sum(request.encoded_again for request in answers),
-        "mismatch": None if not server else round(_mismatch(answers) / server, 6),
+        "encoded_again": None if blind else sum(request.encoded_again for request in answers),
+        "events": sum(len(request.tokens) for request in answers),
+        "mismatch": None if blind or not server else round(_mismatch(answers) / server, 6),
     }
 
 
@@ -267,56 +354,154 @@ def _mismatch(requests: Iterable[Request]) -> int:
     return sum(abs(request.output_tokens - request.encoded_again) for request in requests)
 
 
-def _level(concurrency: int, repeats: Mapping[int, Sequence[Request]]) -> dict[str, Any]:
+def _without_headline(level: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """A level of a run that did not pass the gate: what was observed stays, the figures people quote do not."""
+    return {**level, "headline": {"window": None, "reason": reason}, **dict.fromkeys(RATES)}
+
+
+def _placed(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding with its level told as an open or a closed loop's."""
+    if not isinstance(finding["concurrency"], float):
+        return finding
+    return {**finding, "concurrency": None, "request_rate": finding["concurrency"]}
+
+
+def _level(
+    run: Run, load: float, repeats: Mapping[int, Sequence[Request]], objectives: Mapping[str, float]
+) -> dict[str, Any]:
+    closed = isinstance(load, int)
     windows: list[dict[str, Any]] = []
     for repeat, requests in repeats.items():
-        whole, steady = _whole(requests), _steady(requests, concurrency)
-        windows.append({"repeat": repeat, "whole": whole, "steady": steady})
+        whole, steady = _whole(requests), _steady(requests, load) if closed else _while_sending(requests)
+        latencies = _latencies([request for request in requests if request.measured and request.answered])
+        started_s = _started_s(requests, run.header)
+        active = _active(requests)
+        windows.append(
+            {"repeat": repeat, "started_s": started_s, "whole": whole, "active": active, "steady": steady, **latencies}
+        )
     name, reason = _headline(windows)
     chosen = [window[name] for window in windows]
     measured = [request for requests in repeats.values() for request in requests if request.measured]
     good = [request for request in measured if request.answered]
     at_limit = sum(request.output_tokens >= request.record["max_tokens"] for request in good)
-    return {
-        "concurrency": concurrency,
+    here = {"concurrency": load if closed else None, "request_rate": None if closed else load}
+    result = {
+        **here,
         "requests": len(measured),
         "failures": sum(not request.ok for request in measured),
         "headline": {"window": name, "reason": reason},
-        **{
-            key: round(sum(window[key] for window in chosen), 3)
-            for key in ("duration_s", "input_tokens", "output_tokens")
-        },
-        **{
-            key: round(median(window[key] for window in chosen), 3)
-            for key in ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
-        },
+        **{key: _whole_or_none(sum, chosen, key) for key in ("duration_s", "input_tokens", "output_tokens")},
+        **{key: _whole_or_none(median, chosen, key) for key in RATES},
+        **_latencies(good),
+        "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
+        "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
+        "connect_ms": summary(_connect_ms(request) for request in measured if request.record.get("connected_ns")),
+        "input_tokens_per_request": summary(count for request in good if (count := request.input_tokens) is not None),
+        "output_tokens_per_request": summary(request.output_tokens for request in good),
+        "answers_at_limit": at_limit,
+        "finish_reasons": dict(Counter(end for request in good if (end := request.record.get("finish_reason")))),
+        "tokens_per_event": _per_event(good, slice(None)),
+        "tokens_in_first_event": _per_event(good, slice(1)),
+        "repeats": windows,
+        "as": other_tools.columns(good, special_tokens=run.special_tokens),
+    }
+    thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
+    if thoughtful:
+        result["ttfa_ms"] = summary(thoughtful)
+    cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
+    if cached:
+        result["cached_input_tokens"] = sum(cached)
+    if not closed:
+        result["schedule"] = _schedule(repeats, good)
+    if objectives:
+        met = sum(request.met(objectives) for request in measured)
+        seconds = sum(window["whole"]["duration_s"] for window in windows)
+        result["goodput"] = {
+            "objectives_ms": dict(objectives),
+            "share": round(met / len(measured), 6) if measured else None,
+            "requests_per_s": round(met / seconds, 3) if seconds > 0 else None,
+        }
+    for kind, told in (("triton", counters.triton_summary), ("gpu", counters.gpu_summary)):
+        records = [record for record in run.evidence.get(kind, ()) if _load(record) == load]
+        if records:
+            result[kind] = [{"repeat": record["repeat"], "of": told(record)} for record in records]
+    return result
+
+
+def _whole_or_none(how: Callable[[Iterable[float]], float], windows: Sequence[Any], key: str) -> float | None:
+    """`how` of one figure of all windows; None when one of them lacks it."""
+    values = [window[key] for window in windows]
+    return None if None in values else round(how(values), 3)
+
+
+def _connect_ms(request: Request) -> float:
+    return float(request.record["connected_ns"] - request.record["scheduled_ns"]) / 1e6
+
+
+def _per_event(good: Sequence[Request], which: slice) -> float:
+    """Tokens per content event, of the events `which` of each request."""
+    tokens = [count for request in good for count in request.tokens[which]]
+    return round(sum(tokens) / max(1, len(tokens)), 3)
+
+
+def _schedule(repeats: Mapping[int, Sequence[Request]], good: Sequence[Request]) -> dict[str, Any]:
+    """How an open loop went: was it kept, and what users waited who came when they were due."""
+    measured = [[request for request in requests if request.measured] for requests in repeats.values()]
+    rates: list[float] = []
+    most = 0
+    for requests in measured:
+        sent = sorted(request.sent_ns for request in requests)
+        if len(sent) > 1 and sent[-1] > sent[0]:
+            rates.append((len(sent) - 1) * 1e9 / (sent[-1] - sent[0]))
+        ends = [(request.record["end_ns"], -1) for request in requests]
+        changes = sorted([*((at_ns, 1) for at_ns in sent), *ends])
+        most = max(most, *accumulate((change for _, change in changes), initial=0))
+    return {
+        "achieved_rate": round(median(rates), 3) if rates else None,
+        "lag_ms": summary(request.lag_ms for requests in measured for request in requests),
+        "ttft_from_schedule_ms": summary(request.ttft_ms + request.lag_ms for request in good),
+        "response_ms": summary(request.e2e_ms + request.lag_ms for request in good),
+        "most_in_flight": most,
+    }
+
+
+def _latencies(good: Sequence[Request]) -> dict[str, Summary]:
+    return {
         "ttft_ms": summary(request.ttft_ms for request in good),
         "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
         "itl_ms": summary(value for request in good for value in request.itl_ms()),
         "icl_ms": summary(value for request in good for value in request.gaps_ms()),
         "e2e_ms": summary(request.e2e_ms for request in good),
-        "input_tokens_per_request": summary(request.input_tokens for request in good),
-        "output_tokens_per_request": summary(request.output_tokens for request in good),
-        "answers_at_limit": at_limit,
-        "tokens_per_event": round(
-            sum(sum(request.tokens) for request in good) / max(1, sum(len(request.tokens) for request in good)), 3
-        ),
-        "repeats": windows,
     }
 
 
-def _window(start_ns: int, end_ns: int, *, input_tokens: int, output_tokens: int, requests: int) -> dict[str, Any]:
-    duration_s = (end_ns - start_ns) / 1e9
+def _started_s(requests: Sequence[Request], header: Mapping[str, Any]) -> float | None:
+    """Unix time of the first measured request: tells which of two measurements came first."""
+    anchor = header.get("anchor")
+    sent_ns = min((request.sent_ns for request in requests if request.measured), default=None)
+    if anchor is None or sent_ns is None:
+        return None
+    return round(float(anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
+
+
+def _window(duration_ns: int, *, input_tokens: int | None, output_tokens: int, requests: int) -> dict[str, Any]:
+    duration_s = duration_ns / 1e9
     per_s = 1 / duration_s if duration_s > 0 else 0.0
     return {
         "duration_s": round(duration_s, 6),
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "requests": requests,
-        "input_tokens_per_s": round(input_tokens * per_s, 3),
+        "input_tokens_per_s": None if input_tokens is None else round(input_tokens * per_s, 3),
         "output_tokens_per_s": round(output_tokens * per_s, 3),
         "requests_per_s": round(requests * per_s, 3),
     }
+
+
+def _input_tokens(requests: Iterable[Request]) -> int | None:
+    """Of all `requests`; None when those of one are not known."""
+    counts = [request.input_tokens for request in requests]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _whole(requests: Sequence[Request]) -> dict[str, Any]:
@@ -325,16 +510,31 @@ def _whole(requests: Sequence[Request]) -> dict[str, Any]:
     good = [request for request in measured if request.answered]
     start_ns = min((request.sent_ns for request in measured), default=0)
     return _window(
-        start_ns,
-        max((request.times_ns[-1] for request in good), default=start_ns),
-        input_tokens=sum(request.input_tokens for request in good),
+        max((request.times_ns[-1] for request in good), default=start_ns) - start_ns,
+        input_tokens=_input_tokens(good),
+        output_tokens=sum(request.output_tokens for request in good),
+        requests=len(good),
+    )
+
+
+def _active(requests: Sequence[Request]) -> dict[str, Any]:
+    """The time in which at least one measured request was in flight."""
+    measured = [request for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    busy_ns = until_ns = 0
+    for sent_ns, end_ns in sorted((request.sent_ns, int(request.record["end_ns"])) for request in measured):
+        busy_ns += max(0, end_ns - max(sent_ns, until_ns))
+        until_ns = max(until_ns, end_ns)
+    return _window(
+        busy_ns,
+        input_tokens=_input_tokens(good),
         output_tokens=sum(request.output_tokens for request in good),
         requests=len(good),
     )
 
 
 def steady_window(
-    slots: Iterable[Iterable[tuple[int, int]]], *, concurrency: int, not_before_ns: int
+    slots: Iterable[Iterable[tuple[int, int]]], *, concurrency: float, not_before_ns: int
 ) -> tuple[int, int] | None:
     """Longest time in which at least 95 % of `concurrency` slots were busy, as (start, end) in ns; None without one.
 
@@ -363,20 +563,27 @@ def steady_window(
     return best if best is not None and best[1] > best[0] else None
 
 
-def _steady(requests: Sequence[Request], concurrency: int) -> dict[str, Any] | None:
+def _steady(requests: Sequence[Request], concurrency: float) -> dict[str, Any] | None:
     slots: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
         slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
     start_ns = min((request.sent_ns for request in requests if request.measured), default=0)
     window = steady_window(slots.values(), concurrency=concurrency, not_before_ns=start_ns)
-    if window is None:
-        return None
-    start_ns, end_ns = window
+    return None if window is None else _between(requests, *window)
+
+
+def _while_sending(requests: Sequence[Request]) -> dict[str, Any] | None:
+    """First to last measured sending of an open loop: without what drains after it."""
+    sent = [request.sent_ns for request in requests if request.measured]
+    return _between(requests, min(sent), max(sent)) if len(sent) > 1 else None
+
+
+def _between(requests: Sequence[Request], start_ns: int, end_ns: int) -> dict[str, Any]:
+    """What happened from `start_ns` to `end_ns`, warm-up requests included: each token at its own time."""
     good = [request for request in requests if request.answered]
     return _window(
-        start_ns,
-        end_ns,
-        input_tokens=sum(request.input_tokens for request in good if start_ns < request.times_ns[0] <= end_ns),
+        end_ns - start_ns,
+        input_tokens=_input_tokens(request for request in good if start_ns < request.times_ns[0] <= end_ns),
         output_tokens=sum(
             count
             for request in good
@@ -400,116 +607,13 @@ def _headline(windows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return "steady", "every repeat has a steady window that is long enough"
 
 
-def _finding(severity: str, check: str, message: str, concurrency: int | None = None) -> dict[str, Any]:
-    return {"severity": severity, "check": check, "concurrency": concurrency, "message": message}
-
-
-def _level_findings(concurrency: int, requests: Sequence[Request]) -> Iterable[dict[str, Any]]:
-    """The validity gate for one level, all repeats together; "invalid" ones make the run's numbers unusable."""
-    measured = [request for request in requests if request.measured]
-    good = [request for request in measured if request.ok]
-    failed = len(measured) - len(good)
-    if failed:
-        causes = Counter(request.record["error"] for request in measured if not request.ok)
-        cause, times = causes.most_common(1)[0]
-        severity = "invalid" if failed > MAX_FAILURES * len(measured) else "warning"
-        message = f"{failed} of {len(measured)} requests failed, {times} of them with: {cause}"
-        yield _finding(severity, "failures", message, concurrency)
-    empty = [request for request in good if not request.answered]
-    if empty:
-        what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
-        message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
-        yield _finding("invalid", "empty_answers", message, concurrency)
-    echoed = [request for request in good if request.text.lstrip().startswith(request.prompt.strip())]
-    if echoed:
-        message = f"{len(echoed)} of {len(good)} answers begin with their prompt, which would count as output"
-        yield _finding("invalid", "prompt_echo", message, concurrency)
-    warmup = {request.record["prompt"] for request in requests if not request.measured}
-    shared = warmup & {request.record["prompt"] for request in measured}
-    if shared:
-        message = f"the warm-up used prompts that were measured as well: {', '.join(sorted(shared)[:3])}"
-        yield _finding("warning", "warmup", message, concurrency)
-    most = Counter((request.record["prompt"], request.record["repeat"]) for request in measured).most_common(1)
-    if most and most[0][1] > 1:
-        message = f"prompts were sent up to {most[0][1]} times; a server that keeps their KV cache is flattered"
-        yield _finding("info", "repeated_prompts", message, concurrency)
-
-
-def _count_findings(concurrency: int, requests: Sequence[Request], *, by_server: bool) -> Iterable[dict[str, Any]]:
-    """Can the token counts be right? What tokenizers do is a warning, what nothing explains is invalid."""
-    good = [request for request in requests if request.measured and request.answered]
-    total = sum(request.output_tokens for request in good)
-    over = [request for request in good if request.output_tokens > request.record["max_tokens"]]
-    if not by_server:
-        uncounted = [request for request in requests if request.ok and server_tokens(request.record) is None]
-        if len(uncounted) < sum(request.ok for request in requests):
-            message = f"the server counted the tokens of some answers, not of {len(uncounted)}; all are encoded again"
-            yield _finding("warning", "token_count", message, concurrency)
-        excess = sum(request.output_tokens - request.record["max_tokens"] for request in over)
-        if excess > MAX_MISMATCH * total:
-            message = f"{excess} of {total} output tokens, by encoding the answers again, are more than was asked for"
-            if excess <= MAX_EXCESS * total:
-                yield _finding("warning", "token_count", message, concurrency)
-            else:
-                yield _finding("invalid", "token_count", f"{message}: is this the right tokenizer?", concurrency)
-        return
-    if over:
-        worst = max(over, key=lambda request: request.output_tokens - request.record["max_tokens"])
-        message = (
-            f"the server counts more tokens than were asked for in {len(over)} of {len(good)} answers, for prompt "
-            f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
-        )
-        yield _finding("invalid", "token_count", message, concurrency)
-    backwards = [request for request in good if min(*request.tokens, request.output_tokens - sum(request.tokens)) < 0]
-    if backwards:
-        message = f"the server's token count goes back within {len(backwards)} of {len(good)} answers"
-        yield _finding("invalid", "token_count", message, concurrency)
-    encoded, mismatch = sum(request.encoded_again for request in good), _mismatch(good)
-    if encoded > MAX_BYTES_PER_TOKEN * total:
-        message = f"the server counts {total} output tokens where encoding the answers again gives {encoded}"
-        yield _finding("invalid", "token_count", message, concurrency)
-    elif mismatch > MAX_MISMATCH * total:
-        message = (
-            f"the server counts {total} output tokens, encoding the answers again gives {encoded}; answer by answer "
-            f"they differ by {mismatch / total:.1%}. The server's count is used"
-        )
-        yield _finding("warning", "token_count", message, concurrency)
-
-
-def _server_findings(run: Run) -> Iterable[dict[str, Any]]:
-    start, end = run.server.get("start"), run.server.get("end")
-    if start is None or end is None:
-        yield _finding("invalid", "server", "the run was interrupted: the server was not looked at after it")
-        return
-    if start["pid"] is None:
-        yield _finding("info", "server", "the server's process is not known here; that it stayed the same is unchecked")
-    elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
-        yield _finding("invalid", "server", f"the server's process {start['pid']} did not live through the run")
-    if not end["ready"]:
-        yield _finding("invalid", "server", "the server was not ready after the run")
-
-
 def _client(record: Mapping[str, Any]) -> dict[str, Any]:
     lag_ms = sorted(value / 1e6 for value in record["lag_ns"])
     return {
         "concurrency": record["concurrency"],
+        "request_rate": record.get("request_rate"),
         "repeat": record["repeat"],
+        "worker": record.get("worker", 0),
         "cpu_share": round(record["cpu_ns"] / max(1, record["wall_ns"]), 3),
         "loop_lag_ms": summary(lag_ms),
     }
-
-
-def _client_findings(run: Run) -> Iterable[dict[str, Any]]:
-    """Was the client itself in the way?"""
-    for record in run.clients:
-        cpu = record["cpu_ns"] / max(1, record["wall_ns"])
-        if cpu > MAX_CLIENT_CPU:
-            # A share of a few milliseconds says little: a fast answer to a short question is mostly the client's work.
-            severity = "invalid" if record["wall_ns"] >= MIN_CPU_WINDOW_NS else "warning"
-            message = f"the client used {cpu:.0%} of a core; beyond {MAX_CLIENT_CPU:.0%} it measures itself"
-            yield _finding(severity, "client_cpu", message, record["concurrency"])
-        lag_ms = percentile(sorted(record["lag_ns"]), 0.99) / 1e6 if record["lag_ns"] else 0.0
-        if lag_ms > MARKED_LAG_MS:
-            severity = "invalid" if lag_ms > MAX_LAG_MS else "warning"
-            message = f"the client's event loop was up to {lag_ms:.1f} ms late (p99), so times may be too long by that"
-            yield _finding(severity, "client_lag", message, record["concurrency"])

@@ -23,6 +23,8 @@ class Prompt:
     max_tokens: int | None = None
     references: tuple[str, ...] = ()
     stop_words: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The chat messages that `text` was made of, for endpoints that take those."""
 
 
 def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
@@ -73,19 +75,20 @@ def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
         raise _RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
-    text = row[given[0]]
+    text, messages = row[given[0]], ()
     if given[0] == "messages":
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
             raise _RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
             raise _RowError("messages", "this model has no chat template; give `input`")
-        text = render(text)
+        messages, text = tuple(text), render(text)
     if not isinstance(text, str) or not text.strip():
         raise _RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise _RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
-    return Prompt(str(row.get("id", default_id)), text, max_tokens, _texts(row, "output"), _texts(row, "stop_words"))
+    references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
+    return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages)
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -95,6 +98,11 @@ def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
         raise _RowError(key, "expected a text or a list of texts")
     return tuple(texts)
+
+
+def unrendered(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What messages say, for servers that apply their chat template themselves: contents, a line each."""
+    return "\n".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 
 def chat_renderer(model: Path) -> Render | None:

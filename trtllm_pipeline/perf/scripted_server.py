@@ -1,10 +1,14 @@
 """A server whose timeline is known: what the client reports can be held against what really happened.
 
 Speaks the KServe v2 protocols a Triton server speaks (gRPC ModelStreamInfer, ModelInfer, metadata, configuration,
-readiness; HTTP generate and generate_stream) and answers each request with a `Script`. It notes when each request
-arrived and when each response was handed to the network, on the same CLOCK_MONOTONIC the client uses.
+readiness; HTTP generate and generate_stream) and OpenAI's chat and completions, and answers each request with a
+`Script`. It notes when each request arrived and when each response was handed to the network, on the same
+CLOCK_MONOTONIC the client uses. For that it frames gRPC itself: a gRPC library sends when it sees fit.
 
     python -m trtllm_pipeline.perf.scripted_server --first-ms 50 --gap-ms 50 --events 20 --log FILE
+
+A prompt that is a JSON object with any of `first_ms`, `gap_ms`, `events`, `merge`, `cut`, `stall_ms` (before the last
+event), `drop` and `error` is answered that way instead.
 """
 
 from __future__ import annotations
@@ -17,16 +21,18 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
-import grpc
-import grpc.aio
+from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2, service_pb2
+
+from trtllm_pipeline.serving.http2 import PREFACE, STATUS, Headers, Http2, Http2Error, Kind, Messages, message
 
 _STREAM_END: Final = "triton_final_response"
 
@@ -38,6 +44,8 @@ class Script:
     events: tuple[tuple[float, str], ...]
     error: str | None = None
     """Sent after the events, instead of the end."""
+    drop: bool = False
+    """Close the connection after the events, instead of the end."""
     hang: bool = False
     """Never send the end."""
     cut: bool = False
@@ -46,6 +54,10 @@ class Script:
     """HTTP: this many server-sent events arrive in one read."""
     counts: tuple[int, ...] | None = None
     """`num_output_tokens` of each event, true or not, for clients that ask; None for a server that does not count."""
+    reasoning: int = 0
+    """OpenAI chat: this many events are thinking."""
+    finish_reason: str = "stop"
+    """OpenAI: why it ended, true or not."""
 
     @classmethod
     def of(cls, text: str, *, first_s: float = 0.0, gap_s: float = 0.0) -> Script:
@@ -62,6 +74,8 @@ class Served:
     prompt: str
     received_ns: int
     sent_ns: list[int] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    """How much later than scripted each event was ready to be sent."""
 
 
 Respond = Callable[[str, Mapping[str, Any]], Script]
@@ -101,21 +115,13 @@ class ScriptedServer:
         self.respond = respond
         self.models = models
         self.served: list[Served] = []
+        self.ready = True
+        """What it says of itself."""
 
     async def start(self) -> dict[str, Any]:
         """Listen on free ports of loopback; returns what a service.json holds."""
-        self._grpc = grpc.aio.server()
-        methods = {
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream),
-            "ModelInfer": _unary(self._infer, service_pb2.ModelInferRequest),
-            "ModelConfig": _unary(self._config, service_pb2.ModelConfigRequest),
-            "ModelMetadata": _unary(self._metadata, service_pb2.ModelMetadataRequest),
-            "ServerReady": _unary(self._ready, service_pb2.ServerReadyRequest),
-        }
-        handler = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
-        self._grpc.add_generic_rpc_handlers((handler,))
-        grpc_port = self._grpc.add_insecure_port("127.0.0.1:0")
-        await self._grpc.start()
+        self._grpc = await asyncio.get_running_loop().create_server(lambda: _GrpcConnection(self), "127.0.0.1", 0)
+        grpc_port = self._grpc.sockets[0].getsockname()[1]
         self._http = await asyncio.start_server(self._connection, "127.0.0.1", 0)
         http_port = self._http.sockets[0].getsockname()[1]
         return {
@@ -130,9 +136,13 @@ class ScriptedServer:
         }
 
     async def stop(self) -> None:
-        """Close both ports."""
-        await self._grpc.stop(None)
+        """Close both ports and what is connected to them."""
+        self._grpc.close()
         self._http.close()
+        others = asyncio.all_tasks() - {task for task in (asyncio.current_task(),) if task is not None}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _play(self, model: str, values: Mapping[str, Any]) -> AsyncIterator[tuple[Served, Script, _Part]]:
         """Each event of the script at its time. The caller notes the moment it sends."""
@@ -145,7 +155,10 @@ class ScriptedServer:
             wait_s = start + at_s - time.monotonic()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
+            served.late_ms.append(round((time.monotonic() - start - at_s) * 1e3, 3))
             yield served, script, _Part(text, tokens)
+        if script.drop:
+            raise _DropError
         if script.hang:
             await asyncio.sleep(3600)
         if script.error is not None:
@@ -153,40 +166,55 @@ class ScriptedServer:
 
     # gRPC
 
-    async def _stream(self, _requests: object, context: Any) -> None:
-        while (raw := await context.read()) is not grpc.aio.EOF:
+    async def call(self, method: str, read: Read, write: Write) -> None:
+        """Serve one gRPC call. Raises _ScriptedError for what its status has to tell."""
+        if method == "ModelStreamInfer":
+            return await self._stream(read, write)
+        kinds: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
+            "ModelInfer": (service_pb2.ModelInferRequest, self._infer),
+            "ModelConfig": (service_pb2.ModelConfigRequest, self._config),
+            "ModelMetadata": (service_pb2.ModelMetadataRequest, self._metadata),
+            "ServerReady": (service_pb2.ServerReadyRequest, self._ready),
+        }
+        if method not in kinds:
+            raise _ScriptedError(f"there is no method {method}", "UNIMPLEMENTED")
+        kind, answer = kinds[method]
+        write((await answer(kind.FromString(await read()))).SerializeToString())
+        return None
+
+    async def _stream(self, read: Read, write: Write) -> None:
+        while raw := await read():
             request = service_pb2.ModelInferRequest.FromString(raw)
             reply = service_pb2.ModelStreamInferResponse()
             try:
                 self._known(request.model_name)
                 async for served, _script, part in self._play(request.model_name, _values(request)):
-                    message = service_pb2.ModelStreamInferResponse(infer_response=_response(request, part))
-                    data = message.SerializeToString()
+                    answer = service_pb2.ModelStreamInferResponse(infer_response=_response(request, part))
+                    data = answer.SerializeToString()
                     served.sent_ns.append(time.monotonic_ns())
-                    await context.write(data)
+                    write(data)
                 reply.infer_response.parameters[_STREAM_END].bool_param = True
             except _ScriptedError as error:
                 reply.error_message = str(error)
             reply.infer_response.id = request.id
-            await context.write(reply.SerializeToString())
+            write(reply.SerializeToString())
 
-    async def _infer(self, request: service_pb2.ModelInferRequest, context: Any) -> bytes:
-        try:
-            self._known(request.model_name, decoupled=False)
-            whole = _joined([part async for _, _, part in self._play(request.model_name, _values(request))])
-        except _ScriptedError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        data: bytes = _response(request, whole).SerializeToString()
-        return data
+    async def _infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
+        self._known(request.model_name, decoupled=False)
+        served: Served | None = None
+        parts = []
+        async for found, _, part in self._play(request.model_name, _values(request)):
+            served = found
+            parts.append(part)
+        response = _response(request, _joined(parts))
+        if served is not None:
+            served.sent_ns.append(time.monotonic_ns())
+        return response
 
-    async def _config(self, request: service_pb2.ModelConfigRequest, context: Any) -> bytes:
-        try:
-            data: bytes = service_pb2.ModelConfigResponse(config=self._known(request.name)).SerializeToString()
-        except _ScriptedError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        return data
+    async def _config(self, request: service_pb2.ModelConfigRequest) -> service_pb2.ModelConfigResponse:
+        return service_pb2.ModelConfigResponse(config=self._known(request.name))
 
-    async def _metadata(self, request: service_pb2.ModelMetadataRequest, _context: object) -> bytes:
+    async def _metadata(self, request: service_pb2.ModelMetadataRequest) -> service_pb2.ModelMetadataResponse:
         model = self._known(request.name)
         reply = service_pb2.ModelMetadataResponse(name=model.name, versions=["1"], platform=model.platform)
         for tensors, described in ((model.input, reply.inputs), (model.output, reply.outputs)):
@@ -194,16 +222,14 @@ class ScriptedServer:
                 kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
                 shape = [*([-1] if model.max_batch_size else []), *tensor.dims]
                 described.add(name=tensor.name, datatype="BYTES" if kind == "STRING" else kind, shape=shape)
-        data: bytes = reply.SerializeToString()
-        return data
+        return reply
 
-    async def _ready(self, _request: object, _context: object) -> bytes:
-        data: bytes = service_pb2.ServerReadyResponse(ready=True).SerializeToString()
-        return data
+    async def _ready(self, _request: object) -> service_pb2.ServerReadyResponse:
+        return service_pb2.ServerReadyResponse(ready=self.ready)
 
     def _known(self, name: str, *, decoupled: bool = True) -> model_config_pb2.ModelConfig:
         if name not in self.models:
-            raise _ScriptedError(f"Request for unknown model: '{name}' is not found")
+            raise _ScriptedError(f"Request for unknown model: '{name}' is not found", "NOT_FOUND")
         if self.models[name].model_transaction_policy.decoupled and not decoupled:
             raise _ScriptedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         return self.models[name]
@@ -226,10 +252,16 @@ class ScriptedServer:
 
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/v2/health/ready":
-            return _whole(writer, 200, {})
-        _, _version, _models, model, verb = path.split("/")
+            return _whole(writer, 200 if self.ready else 400, {})
+        if path.startswith("/v1/"):
+            return await self._openai(path.removeprefix("/v1/"), body, writer)
+        model, _, verb = path.removeprefix("/v2/models/").partition("/")
+        if not path.startswith("/v2/models/"):
+            return _whole(writer, 404, {"error": f"there is no {path}"})
         try:
-            self._known(model)
+            known = self._known(model)
+            if verb == "config":
+                return _whole(writer, 200, json_format.MessageToDict(known, preserving_proto_field_name=True))
             values = json.loads(body)
             if verb == "generate_stream":
                 return await self._events(model, values, writer)
@@ -238,15 +270,34 @@ class ScriptedServer:
             return _whole(writer, 400, {"error": str(error)})
 
     async def _events(self, model: str, values: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        def text(_served: Served, _script: Script, part: _Part) -> dict[str, Any]:
+            return _json(model, part)
+
+        await self._event_stream(model, values, writer, text, ())
+
+    async def _event_stream(
+        self,
+        model: str,
+        values: Mapping[str, Any],
+        writer: asyncio.StreamWriter,
+        body: Callable[[Served, Script, _Part], dict[str, Any]],
+        tail: Iterable[bytes],
+        head: bytes = b"",
+    ) -> None:
+        """Server-sent events: `head`, then `body` of every part at its time, then `tail`."""
+
         def chunk(data: bytes) -> None:
+            if writer.is_closing():
+                raise ConnectionError("the client has gone")
             writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if head:
+            chunk(head)
         waiting: list[bytes] = []
         try:
             async for served, script, part in self._play(model, values):
-                body = json.dumps(_json(model, part), ensure_ascii=False)
-                waiting.append(f"data: {body}\n\n".encode())
+                waiting.append(_event(body(served, script, part)))
                 if len(waiting) < script.merge and len(served.sent_ns) + len(waiting) < len(script.events):
                     continue
                 data = b"".join(waiting)
@@ -258,9 +309,131 @@ class ScriptedServer:
                 served.sent_ns.extend([time.monotonic_ns()] * len(waiting))
                 chunk(data)
                 waiting.clear()
+            for data in tail:
+                chunk(data)
         except _ScriptedError as error:
-            chunk(f"data: {json.dumps({'error': str(error)})}\n\n".encode())
+            chunk(_event({"error": str(error)}))
         chunk(b"")
+
+    async def _openai(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if path == "models":
+            return _whole(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
+        asked = json.loads(body)
+        chat, model = path == "chat/completions", asked["model"]
+        if model not in self.models:
+            return _whole(writer, 404, {"error": {"message": f"the model {model!r} does not exist"}})
+        prompt = asked["messages"][-1]["content"] if chat else asked["prompt"]
+        values = {**asked, "text_input": prompt, "return_num_output_tokens": True}
+        counts, scripts = [0], []
+        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat and asked.get("stream") else "")
+        about = {"id": "1", "object": kind, "created": int(time.time()), "model": model}
+
+        def choice(part: _Part, index: int, script: Script) -> dict[str, Any]:
+            name = "reasoning_content" if index < script.reasoning else "content"
+            return {"index": 0, "delta": {name: part.text}} if chat else {"index": 0, "text": part.text}
+
+        def delta(_served: Served | None, script: Script, part: _Part) -> dict[str, Any]:
+            counts[0] += 1 if part.tokens is None else part.tokens
+            scripts.append(script)
+            return {**about, "choices": [choice(part, len(scripts) - 1, script)]}
+
+        def usage() -> dict[str, Any]:
+            count = len(str(prompt).split())
+            return {"prompt_tokens": count, "completion_tokens": counts[0], "total_tokens": count + counts[0]}
+
+        def tail() -> Iterator[bytes]:
+            reason = scripts[-1].finish_reason if scripts else "stop"
+            end: dict[str, Any] = {"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}
+            yield _event({**about, "choices": [end]})
+            if (asked.get("stream_options") or {}).get("include_usage"):
+                yield _event({**about, "choices": [], "usage": usage()})
+            yield b"data: [DONE]\n\n"
+
+        if asked.get("stream"):
+            role = {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+            return await self._event_stream(model, values, writer, delta, tail(), _event(role) if chat else b"")
+        try:
+            texts = []
+            async for served, script, part in self._play(model, values):
+                delta(served, script, part)
+                texts.append(part.text)
+            text = "".join(texts)
+        except _ScriptedError as error:
+            return _whole(writer, 400, {"error": {"message": str(error)}})
+        whole = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        reason = scripts[-1].finish_reason if scripts else "stop"
+        served.sent_ns.append(time.monotonic_ns())
+        return _whole(
+            writer, 200, {**about, "choices": [{"index": 0, "finish_reason": reason, **whole}], "usage": usage()}
+        )
+
+
+Read = Callable[[], Awaitable[bytes]]
+"""The next message of a call; empty when there is none."""
+Write = Callable[[bytes], None]
+
+
+class _GrpcConnection(asyncio.Protocol):
+    """One client's connection: HTTP/2 frames to calls."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self._server = server
+        self._preface = PREFACE
+        self._calls: dict[int, tuple[Messages, asyncio.Queue[bytes], asyncio.Task[None]]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._http2 = Http2(transport.write, self._on)
+        self._http2.start()
+
+    def data_received(self, data: bytes) -> None:
+        skipped = len(self._preface)
+        self._preface = self._preface[len(data) :]
+        try:
+            self._http2.feed(time.monotonic_ns(), data[skipped:])
+        except Http2Error:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        for _, _, task in self._calls.values():
+            task.cancel()
+
+    def _on(self, _now_ns: int, kind: Kind, stream: int, value: Headers | bytes | int, ended: bool) -> None:
+        if kind == "headers":
+            assert not isinstance(value, (bytes, int))
+            messages: asyncio.Queue[bytes] = asyncio.Queue()
+            method = dict(value)[":path"].rpartition("/")[2]
+            self._calls[stream] = (Messages(), messages, asyncio.create_task(self._serve(stream, method, messages)))
+        if stream not in self._calls:
+            return
+        parser, messages, task = self._calls[stream]
+        if isinstance(value, bytes):
+            for found in parser.feed(value):
+                messages.put_nowait(found)
+        if kind == "reset":
+            task.cancel()
+        elif ended:
+            messages.put_nowait(b"")
+
+    async def _serve(self, stream: int, method: str, messages: asyncio.Queue[bytes]) -> None:
+        status: Headers = (("grpc-status", "0"),)
+        self._http2.headers(stream, ((":status", "200"), ("content-type", "application/grpc")))
+        try:
+            await self._server.call(method, messages.get, lambda data: self._http2.data(stream, message(data)))
+        except _DropError:
+            self._transport.abort()
+            return
+        except _ScriptedError as error:
+            status = (("grpc-status", str(STATUS.index(error.status))), ("grpc-message", quote(str(error))))
+        finally:
+            self._calls.pop(stream, None)
+        self._http2.headers(stream, status, end=True)
+        self._http2.forget(stream)
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n".encode()
 
 
 class _Part(NamedTuple):
@@ -270,12 +443,14 @@ class _Part(NamedTuple):
     tokens: int | None
 
 
-class _ScriptedError(Exception):
+class _DropError(ConnectionError):
     pass
 
 
-def _unary(method: Callable[[Any, Any], Any], request: Any) -> grpc.RpcMethodHandler:
-    return grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
+class _ScriptedError(Exception):
+    def __init__(self, message: str, status: str = "INVALID_ARGUMENT") -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def _whole(writer: asyncio.StreamWriter, status: int, value: object) -> None:
@@ -335,6 +510,25 @@ def running(
         thread.join(10)
 
 
+def scripted(prompt: str, default: Mapping[str, Any]) -> Script:
+    """The script that a prompt is, where it is one, filled up with `default`."""
+    try:
+        told = json.loads(prompt)
+    except ValueError:
+        told = None
+    asked = {**default, **(told if isinstance(told, dict) else {})}
+    events = [[(asked["first_ms"] + index * asked["gap_ms"]) / 1e3, " word"] for index in range(asked["events"])]
+    if events:
+        events[-1][0] += asked.get("stall_ms", 0.0) / 1e3
+    return Script(
+        tuple((at_s, text) for at_s, text in events),
+        error=asked.get("error"),
+        drop=asked.get("drop", False),
+        merge=asked.get("merge", 1),
+        cut=asked.get("cut", False),
+    )
+
+
 def main(argv: list[str] | None = None) -> None:
     """Serve one fixed timeline until stdin closes; then write what happened to the log, a JSON object a line."""
     parser = argparse.ArgumentParser(description="A server with a known timeline.")
@@ -343,17 +537,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--events", type=int, default=20, help="events an answer")
     parser.add_argument("--log", type=Path, required=True, help="file for the truth")
     args = parser.parse_args(argv)
-    script = Script(tuple(((args.first_ms + index * args.gap_ms) / 1e3, " word") for index in range(args.events)))
+    models = {"ensemble": config("ensemble"), "plain": config("plain", decoupled=False)}
+    default = {"first_ms": args.first_ms, "gap_ms": args.gap_ms, "events": args.events}
 
     async def serve() -> None:
-        server = ScriptedServer(lambda _model, _values: script, {"ensemble": config("ensemble")})
+        server = ScriptedServer(lambda _model, values: scripted(values["text_input"], default), models)
         sys.stdout.write(json.dumps(await server.start()) + "\n")
         sys.stdout.flush()
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         with args.log.open("w", encoding="utf-8") as log:
             for served in server.served:
-                record = {"prompt": served.prompt, "received_ns": served.received_ns, "sent_ns": served.sent_ns}
-                log.write(json.dumps(record) + "\n")
+                log.write(json.dumps(asdict(served)) + "\n")
         await server.stop()
 
     asyncio.run(serve())

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.accuracy.drift import DEFINITIONS as DRIFT
+from trtllm_pipeline.accuracy.intervals import METHOD as INTERVAL_METHOD
+from trtllm_pipeline.accuracy.scores import METRICS as SCORES
+from trtllm_pipeline.accuracy.scores import NORMALISATION
 from trtllm_pipeline.perf.metrics import DEFINITIONS
-from trtllm_pipeline.perf.scores import NORMALISATION
 from trtllm_pipeline.report.rows import Level, Row
 
 
@@ -36,9 +39,12 @@ METRICS: Final = (
         Metric(name, "", DEFINITIONS[name])
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
     ),
-    Metric("exact", "0 to 1", "share of answers that equal a reference, both normalised"),
-    Metric("contains", "0 to 1", "share of answers that hold a reference as whole words, both normalised"),
+    *(Metric(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
     Metric("normalisation", "", NORMALISATION),
+    Metric("interval", "", INTERVAL_METHOD),
+    Metric("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
+    Metric("difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"),
+    Metric("first_divergence", "", DRIFT["first_divergence"]),
     Metric("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     Metric("seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"),
 )
@@ -82,7 +88,8 @@ def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
         Column(f"out tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
         Column(f"in tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 7, "input_tokens_per_s"),
         Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 8, "requests_per_s"),
-        *(_score(name, 2 if place == 0 else 6) for place, name in enumerate(scores)),
+        *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
+        Column("agree", lambda row: _share((row.accuracy_drift or {}).get("agreement")), 4, "agreement"),
     ]
     return tuple(column for column in found if any(column.value(row) is not None for row in rows))
 
@@ -97,12 +104,29 @@ def _at(place: int, value: Callable[[Level], float | None]) -> Callable[[Row], s
     return lambda row: _number(value(row.levels[place])) if row.levels else None
 
 
-def _score(name: str, rank: int) -> Column:
-    def value(row: Row) -> str | None:
-        score = row.accuracy.get(name)
-        return None if score is None else f"{score:.2f}"
+def _score(name: str, *, first: bool) -> tuple[Column, ...]:
+    """A score, its interval, and its difference from the unquantized cell's."""
 
-    return Column(name, value, rank, name)
+    def interval(row: Row) -> str | None:
+        return _ends(row.accuracy_intervals.get(name))
+
+    def difference(row: Row) -> str | None:
+        drift = (row.accuracy_drift or {}).get("scores", {}).get(name)
+        return None if drift is None else f"{drift['difference']:+.2f} ({_ends(drift['interval'])})"
+
+    return (
+        Column(name, lambda row: _share(row.accuracy.get(name)), 2 if first else 6, name),
+        Column(f"{name} 95%", interval, 3 if first else 7, "interval"),
+        Column(f"{name} change", difference, 5 if first else 7, "difference"),
+    )
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
+
+
+def _ends(interval: Sequence[float] | None) -> str | None:
+    return None if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
 
 
 def _number(value: float | None) -> str | None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.report import drift
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
 from trtllm_pipeline.report.standing import Standing, standings
 from trtllm_pipeline.store.store import Artifact, Store
@@ -65,6 +66,8 @@ class Level:
     """What the rates are over: "steady", or "whole" where there was no steady window long enough."""
     latencies: Mapping[str, Mapping[str, float]]
     """"ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
+    repeats: tuple[Mapping[str, Any], ...] = ()
+    """Each repeat by itself: `started_s` (Unix time), the rates over the same kind of window, and the latencies."""
 
     def latency(self, name: str, statistic: str) -> float | None:
         """One statistic of one latency, in milliseconds."""
@@ -96,6 +99,10 @@ class Row:
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
     """Questions the accuracy scores are means over."""
+    accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Metric -> lower and upper end of the mean's 95 % interval."""
+    accuracy_drift: Mapping[str, Any] | None = None
+    """How far its answers are from those of the unquantized cell, see `report/drift.py`."""
     smoke: Mapping[str, Json] | None = None
     """What the smoke test noted."""
     findings: tuple[str, ...] = ()
@@ -116,6 +123,7 @@ class Row:
                 **{name: getattr(level, name) for name in _RATES},
                 "headline": {"window": level.window},
                 **{name: dict(values) for name, values in level.latencies.items()},
+                "repeats": [dict(repeat) for repeat in level.repeats],
             }
             for level in self.levels
         ]
@@ -133,6 +141,8 @@ class Row:
             "perf": levels,
             "accuracy": dict(self.accuracy),
             "accuracy_total": self.accuracy_total,
+            "accuracy_intervals": {name: list(ends) for name, ends in self.accuracy_intervals.items()},
+            "accuracy_drift": None if self.accuracy_drift is None else dict(self.accuracy_drift),
             "smoke": None if self.smoke is None else dict(self.smoke),
             "findings": list(self.findings),
         }
@@ -144,7 +154,7 @@ class Row:
         return Row(
             **fields,
             status=CellStatus(data["status"]),
-            levels=_levels(data["perf"]),
+            levels=levels_of(data["perf"]),
             findings=tuple(data["findings"]),
         )
 
@@ -165,13 +175,30 @@ def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row,
             seen[run_id] = Standing(status, artifact)
         else:
             seen[run_id] = Standing(status, artifact, error.failure.value, error.message, error.hint, error.log)
-    return tuple(_row(cell, shape, seen, store.workspace, interrupted=outcome.interrupted) for cell in shape.cells)
+    return _rows(shape, seen, store, interrupted=outcome.interrupted)
 
 
 def rows_of(shape: Outline, store: Store) -> tuple[Row, ...]:
     """One row for each cell of a plan file, from what the store holds now."""
-    seen = standings(shape, store)
-    return tuple(_row(cell, shape, seen, store.workspace, interrupted=True) for cell in shape.cells)
+    return _rows(shape, standings(shape, store), store, interrupted=True)
+
+
+def _rows(shape: Outline, seen: Mapping[StageRunId, Standing], store: Store, *, interrupted: bool) -> tuple[Row, ...]:
+    found = [_row(cell, shape, seen, store.workspace, interrupted=interrupted) for cell in shape.cells]
+    answers = {cell.id: scored.out for cell in shape.cells if (scored := _scored(_made(cell, shape, seen))) is not None}
+    drifts = drift.by_cell({row.id: row.axes for row in found}, answers)
+    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
+
+
+def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, Standing]) -> dict[str, Artifact]:
+    """Stage -> artifact of a cell, as far as they are there."""
+    runs = (shape.stage_runs[run_id] for run_id in cell.stage_runs)
+    return {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
+
+
+def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
+    """What the stage that scored left: answers of its own, or those that perf timed."""
+    return made.get("accuracy") or made.get("score")
 
 
 def _row(
@@ -187,9 +214,9 @@ def _row(
     runs = [shape.stage_runs[run_id] for run_id in cell.stage_runs]
     failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
     why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
-    made = {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
+    made = _made(cell, shape, seen)
     levels, findings = _perf(made.get("perf"))
-    scores, total = _accuracy(made.get("accuracy"))
+    scores, total, intervals = _accuracy(_scored(made))
     return Row(
         id=cell.id,
         axes=cell.axes,
@@ -208,6 +235,7 @@ def _row(
         levels=levels,
         accuracy=scores,
         accuracy_total=total,
+        accuracy_intervals=intervals,
         smoke=_read(made.get("smoke"), "smoke.json"),
         findings=findings,
     )
@@ -261,15 +289,22 @@ def _read(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
 
 def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     data = _read(artifact, "perf.json") or {}
-    return _levels(data.get("levels")), _findings(data.get("findings"))
+    return levels_of(data.get("levels")), _findings(data.get("findings"))
 
 
-def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None]:
+def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None, dict[str, tuple[float, float]]]:
     data = _read(artifact, "accuracy.json") or {}
-    return _numbers(data.get("scores")), _count(data.get("total"))
+    ends = data.get("intervals")
+    intervals = {}
+    for name, pair in ends.items() if isinstance(ends, dict) else ():
+        numbers = [number for end in pair if (number := _number(end)) is not None] if isinstance(pair, list) else []
+        if len(numbers) == 2:
+            intervals[str(name)] = (numbers[0], numbers[1])
+    return _numbers(data.get("scores")), _count(data.get("total")), intervals
 
 
-def _levels(data: object) -> tuple[Level, ...]:
+def levels_of(data: object) -> tuple[Level, ...]:
+    """The levels of a perf.json, or of a cell in a report.json; what is not one is left out."""
     levels = []
     for entry in data if isinstance(data, list) else ():
         concurrency = _count(entry.get("concurrency")) if isinstance(entry, dict) else None
@@ -282,9 +317,22 @@ def _levels(data: object) -> tuple[Level, ...]:
                     **{name: _number(entry.get(name)) for name in _RATES},
                     window=_window(entry.get("headline")),
                     latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
+                    repeats=_repeats(entry.get("repeats"), _window(entry.get("headline"))),
                 )
             )
     return tuple(sorted(levels, key=lambda level: level.concurrency))
+
+
+def _repeats(data: object, window: str | None) -> tuple[Mapping[str, Any], ...]:
+    """The repeats of a level, as perf.json has them (rates for each window) or as a report has them."""
+    found = []
+    for entry in data if isinstance(data, list) else ():
+        if isinstance(entry, dict):
+            rates = entry[window] if window is not None and isinstance(entry.get(window), dict) else entry
+            latencies = {name: _numbers(entry[name]) for name in LATENCIES if entry.get(name)}
+            numbers = {name: _number(rates.get(name)) for name in _RATES}
+            found.append({"started_s": _number(entry.get("started_s")), **numbers, **latencies})
+    return tuple(found)
 
 
 def _number(value: object) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.plan import is_result
 from trtllm_pipeline.report.planfile import Outline, OutlineRun
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims
@@ -82,10 +83,10 @@ def is_held(store: Store, fingerprint: Fingerprint) -> bool:
 
 
 def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[StageRunId]:
-    """What would run now: results nobody reads that are not there, and what those need and is not there."""
+    """What would run now: results that are not there, and what those need and is not there."""
     runs = outline.stage_runs
     read = {upstream for run in runs.values() for upstream in run.inputs}
-    pending = [run.id for run in runs.values() if run.id not in read and run.scope is not Scope.SERVICE]
+    pending = [run.id for run in runs.values() if is_result(run.scope, read=run.id in read)]
     needed: set[StageRunId] = set()
     while pending:
         run = runs[pending.pop()]

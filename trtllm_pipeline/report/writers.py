@@ -78,8 +78,10 @@ def to_csv(rows: Sequence[Row]) -> str:
         name: list(dict.fromkeys(key for row in rows for level in row.levels for key in level.latencies.get(name, {})))
         for name in LATENCIES
     }
+    uncertain = [_uncertain(row, scores) for row in rows]
+    known = [name for name in (uncertain or [{}])[0] if any(flat[name] is not None for flat in uncertain)]
     lines: list[dict[str, object]] = []
-    for row in rows:
+    for row, flat in zip(rows, uncertain, strict=True):
         of_cell: dict[str, object] = {
             "cell": row.id,
             **{name: row.axes.get(name) for name in axes},
@@ -92,6 +94,7 @@ def to_csv(rows: Sequence[Row]) -> str:
             "engine_size_bytes": row.engine_size_bytes,
             "accuracy_total": row.accuracy_total,
             **{f"accuracy_{name}": row.accuracy.get(name) for name in scores},
+            **{name: flat[name] for name in known},
         }
         lines += [{**of_cell, **_flat(level, statistics)} for level in row.levels or (None,)]
     text = io.StringIO()
@@ -99,6 +102,24 @@ def to_csv(rows: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
+    """What stands behind a cell's scores as columns: their intervals, and the drift from the unquantized cell."""
+    flat: dict[str, object] = {}
+    drift = row.accuracy_drift or {}
+    for name in scores:
+        low, high = row.accuracy_intervals.get(name, (None, None))
+        of_name = drift.get("scores", {}).get(name, {})
+        below, above = of_name.get("interval", (None, None))
+        flat |= {
+            f"accuracy_{name}_low": low,
+            f"accuracy_{name}_high": high,
+            f"drift_{name}": of_name.get("difference"),
+            f"drift_{name}_low": below,
+            f"drift_{name}_high": above,
+        }
+    return {**flat, "drift_reference": drift.get("reference"), "drift_agreement": drift.get("agreement")}
 
 
 def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
@@ -124,13 +145,13 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
     title = " ".join(
         filter(None, ("### Pipeline report", _code(run_id), f"of {_code(Path(matrix).name)}" if matrix else ""))
     )
-    lines = [title, "", f"{_summary(rows)}{'; all cells: ' + ' '.join(map(_code, parts)) if parts else ''}", ""]
+    lines = [title, "", f"{summary_of(rows)}{'; all cells: ' + ' '.join(map(_code, parts)) if parts else ''}", ""]
     lines.append("| cell | " + " | ".join(column.head for column in shown) + " |")
     lines.append("|---|" + "|".join("---" if column.head == "status" else "---:" for column in shown) + "|")
     for row in rows:
         cells = (_escape(column.value(row) or "") for column in shown)
         lines.append(f"| {_code(without(row.id, parts))} | " + " | ".join(cells) + " |")
-    problems = list(_problems(rows))
+    problems = list(problems_of(rows))
     if problems:
         lines += ["", "**Why not all cells have results**", ""]
         for what, ids, details in problems:
@@ -138,7 +159,7 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
                 f"- {what}, {count(len(ids), 'cell')} ({', '.join(_code(cell) for cell in ids[:4])}{', …' if len(ids) > 4 else ''}): "
                 + "; ".join(map(_escape, details))
             )
-    notes = _notes(rows)
+    notes = notes_of(rows)
     if notes:
         lines += [
             "",
@@ -146,7 +167,7 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
             "",
             *(f"- {_escape(text)} ({count(cells, 'cell')})" for text, cells in notes),
         ]
-    definitions = _definitions(shown)
+    definitions = definitions_of(shown)
     if definitions:
         lines += ["", "<details><summary>Definitions</summary>", ""]
         lines += [f"- {head}: {_escape(formula)}" for head, formula in definitions]
@@ -176,9 +197,9 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
 
     parts = shared_parts([row.id for row in rows])
     shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
-    said: list[Any] = [Text(f"{_summary(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
+    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
     said.append(_table(rows, shown, parts, name_width, by_model=by_model))
-    problems = list(_problems(rows, workspace))
+    problems = list(problems_of(rows, workspace))
     for what, ids, details in problems[:_MAX_PROBLEMS]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
@@ -186,10 +207,10 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
         said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(problems) > _MAX_PROBLEMS:
         said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
-    notes = _notes(rows)
+    notes = notes_of(rows)
     said += [Text()] if notes else []
     said += [Text(f"note, {count(cells, 'cell')}: {text}", "yellow") for text, cells in notes[:_MAX_PROBLEMS]]
-    definitions = _definitions(shown)
+    definitions = definitions_of(shown)
     if definitions:
         said.append(Text())
         said += [Text(f"{head}: {formula}", "dim") for head, formula in definitions]
@@ -276,13 +297,14 @@ def _table(
 # What all formats for people say beside the numbers.
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def summary_of(rows: Sequence[Row]) -> str:
+    """How many cells there are, by status."""
     counts = Counter(row.status for row in rows)
     words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
 
 
-def _problems(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+def problems_of(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
     """What went wrong, the cells it struck, and details: cells that a shared stage failed are said once."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
@@ -300,7 +322,7 @@ def _problems(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tu
         yield f"{what}{kind}", [row.id for row in struck], details
 
 
-def _notes(rows: Sequence[Row]) -> list[tuple[str, int]]:
+def notes_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
     """What is to be known of the numbers and of how many cells, the most frequent first.
 
     Findings that differ in their figures alone are one note, in the words of the first.
@@ -321,7 +343,7 @@ def _notes(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [(first[kind], number) for kind, number in cells.most_common()]
 
 
-def _definitions(shown: Sequence[Column]) -> list[tuple[str, str]]:
+def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
     """(heads, formula) of the columns shown, equal formulas once."""
     heads: dict[str, list[str]] = {}
     for column in shown:

@@ -4,9 +4,8 @@
         lane = client.lane()                       # one request at a time; as many lanes as requests in flight
         answer = await lane.generate(Generation("The capital of France is", max_tokens=8))
 
-tritonclient's protobuf messages go over `grpc.aio` here, as raw bytes, and every response is stamped with CLOCK_MONOTONIC
-before it is parsed. Measured against a scripted server (`perf/scripted_server.py`), reading in threads was slower than
-that in some settings; tritonclient's own stream, which has a queue and two threads on the way, was not timed.
+tritonclient's protobuf messages go over a wire of our own (`wire.py`, `http2.py`, `http.py`) that knows when each byte
+arrived; questions about the server itself, which nobody times, go over `grpc.aio`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import re
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving.http import Connection, HttpError
+from trtllm_pipeline.serving.http2 import GrpcCall, Http2Error, unary
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -64,7 +65,7 @@ Option = bool | int | float | str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Endpoints of a running server, as its launcher wrote them into service.json."""
+    """Endpoints of a running server, as its launcher wrote them into service.json; "" for one that is not known."""
 
     http: str
     grpc: str
@@ -93,6 +94,13 @@ class Generation:
     text: str
     max_tokens: int
     options: Mapping[str, Option] = field(default_factory=dict)
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The same as chat messages, for endpoints that take those."""
+
+
+def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
+    """Input tensors for a temperature; 0 is greedy, which TensorRT-LLM calls top_k 1."""
+    return {"top_k": 1} if temperature == 0 else {"temperature": temperature, "random_seed": seed}
 
 
 class Event(NamedTuple):
@@ -103,37 +111,67 @@ class Event(NamedTuple):
     """What it added."""
     tokens: int | None
     """Output tokens of the request up to and with it, as the server counts them; None where it does not."""
+    reasoning: bool = False
+    """The text is what the model thinks, not its answer."""
 
 
 @dataclass(slots=True)
 class Answer:
     """Everything observed about one request; times are CLOCK_MONOTONIC nanoseconds, None means it did not happen.
 
-    The texts of `events` joined are the answer. `output_tokens` is the server's count for the whole of it; tokens that
-    brought no text are in it, and may come after the last event. A failed request has `error` and keeps what arrived
-    before it.
+    The texts of `events` joined are what was generated. `output_tokens` is the server's count for the whole of it; tokens
+    that brought no text are in it, and may come after the last event. A failed request has `error` and keeps what
+    arrived before it.
     """
 
     sent_ns: int = 0
+    connected_ns: int | None = None
+    """End of connecting, when this request had to: before `sent_ns`."""
+    headers_ns: int | None = None
+    """HTTP: the head of the answer is complete."""
     first_byte_ns: int | None = None
+    """First bytes of the body, or first gRPC message."""
+    first_event_ns: int | None = None
+    """First whole response, with text or without."""
+    role_ns: int | None = None
+    """OpenAI chat: the message that only says who speaks."""
     events: list[Event] = field(default_factory=list)
+    usage_ns: int | None = None
+    """OpenAI: the message with the server's counts."""
     output_tokens: int | None = None
+    input_tokens: int | None = None
+    """As the server counts them."""
+    cached_tokens: int | None = None
+    """Input tokens whose KV cache the server had already."""
+    finish_reason: str | None = None
+    """Why the server stopped, where it says so: stop, length, ..."""
     end_ns: int = 0
+    late_ns: int = 0
+    """Longest that bytes of this answer lay in the kernel before they were read: load of the client, in no other time."""
     error: str | None = None
 
     @property
     def text(self) -> str:
-        """The generated text."""
-        return "".join(event.text for event in self.events)
+        """The generated text without reasoning."""
+        return "".join(event.text for event in self.events if not event.reasoning)
 
-    def received(self, now_ns: int, text: str, tokens: int | None) -> None:
+    def arrived(self, now_ns: int, late_ns: int) -> None:
+        """Note that bytes of a body arrived."""
+        if self.first_byte_ns is None:
+            self.first_byte_ns = now_ns
+        if late_ns > self.late_ns:
+            self.late_ns = late_ns
+
+    def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:
         """Note one response, with or without text, and the server's count of the tokens it brought."""
         if self.first_byte_ns is None:
             self.first_byte_ns = now_ns
+        if self.first_event_ns is None:
+            self.first_event_ns = now_ns
         if tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + tokens
         if text:
-            self.events.append(Event(now_ns, text, None if tokens is None else self.output_tokens))
+            self.events.append(Event(now_ns, text, None if tokens is None else self.output_tokens, reasoning))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +225,9 @@ class Model:
 class Lane(Protocol):
     """One request at a time over one protocol. Never raises for what the server or the network does: see Answer.error."""
 
+    async def open(self) -> None:
+        """Connect, so that no request has to. What goes wrong shows with the first request."""
+
     async def generate(self, request: Generation) -> Answer:
         """Send `request` and wait for its whole answer."""
 
@@ -211,11 +252,9 @@ class Client:
         self.timeout_s = timeout_s
         self._name = model
         self._lanes: list[Lane] = []
+        self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
-        import grpc
-
-        self.grpc: grpc.aio.Channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
         try:
             self.model = Model.of(await self._config_when_loaded())
         except BaseException:
@@ -231,15 +270,16 @@ class Client:
     async def _close(self) -> None:
         for lane in self._lanes:
             await lane.close()
-        await self.grpc.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     def lane(self) -> Lane:
         """A new lane; closed with the client."""
         kinds: dict[str, Callable[[Client], Lane]] = {
             "grpc": _GrpcStream,
             "grpc_unary": _GrpcUnary,
-            "http": _HttpStream,
-            "http_unary": _HttpUnary,
+            "http": _Http,
+            "http_unary": _Http,
         }
         lane = kinds[self.protocol](self)
         self._lanes.append(lane)
@@ -249,6 +289,8 @@ class Client:
         """The configuration of `model` as the server runs it, defaults filled in."""
         from tritonclient.grpc import service_pb2
 
+        if self.protocol.startswith("http"):
+            return await self._config_over_http(model)
         request = service_pb2.ModelConfigRequest(name=model)
         return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
 
@@ -263,6 +305,32 @@ class Client:
                     raise
             await asyncio.sleep(0.1)
 
+    async def _config_over_http(self, model: str) -> model_config_pb2.ModelConfig:
+        from google.protobuf import json_format
+        from tritonclient.grpc import model_config_pb2
+
+        where = f"the configuration of {model!r} at {self.service.http}"
+        body = bytearray()
+        try:
+            connection = Connection(self.service.http)
+            await asyncio.wait_for(connection.open(), self.timeout_s)
+            asking = connection.request(
+                "GET", f"/v2/models/{model}/config", b"", lambda _now_ns, part: body.extend(part)
+            )
+            status = await asyncio.wait_for(asking, self.timeout_s)
+            connection.close()
+            if status != 200:
+                raise ServerError(f"{where}: {_told(bytes(body)) or f'HTTP status {status}'}")
+            return json_format.Parse(bytes(body), model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
+        except (ValueError, json_format.ParseError) as error:
+            raise ServerError(f"{where}: {error}", failure=FailureClass.USER) from error
+        except (OSError, HttpError, asyncio.TimeoutError) as error:
+            raise ServerError(
+                f"{where}: {str(error) or 'it took too long'}",
+                failure=FailureClass.TRANSIENT,
+                hint="is the server running, and is this its address?",
+            ) from error
+
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as clients are told."""
         from tritonclient.grpc import service_pb2
@@ -271,27 +339,38 @@ class Client:
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
     async def ready(self) -> dict[str, bool]:
-        """Readiness as each endpoint tells it, by name."""
-        from tritonclient.grpc import service_pb2
+        """Readiness as each endpoint tells it, by name; of an endpoint that is not known, nothing."""
+        asking = {"http": self._http_ready, "grpc": self._grpc_ready}
+        known = {"http": self.service.http, "grpc": self.service.grpc}
+        return {name: await ask() for name, ask in asking.items() if known[name]}
 
+    async def _http_ready(self) -> bool:
         connection = Connection(self.service.http)
         try:
             await connection.open()
-            status, _ = await asyncio.wait_for(connection.request("GET", "/v2/health/ready"), self.timeout_s)
+            asking = connection.request("GET", "/v2/health/ready", b"", lambda _now_ns, _part: None)
+            status = await asyncio.wait_for(asking, self.timeout_s)
         except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
-            status = 0
+            return False
         finally:
             connection.close()
+        return status == 200
+
+    async def _grpc_ready(self) -> bool:
+        from tritonclient.grpc import service_pb2
+
         try:
             reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         except ServerError:
-            return {"http": status == 200, "grpc": False}
-        return {"http": status == 200, "grpc": reply.ready}
+            return False
+        return bool(reply.ready)
 
     async def _call(self, method: str, request: Any, response: Any) -> Any:
         import grpc
 
-        call = self.grpc.unary_unary(
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
+        call = self._channel.unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
@@ -302,7 +381,7 @@ class Client:
             raise ServerError(
                 f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {_reason(error)}",
                 failure=failure_class(_reason(error)),
-                hint="is the server running? start one with `pipeline launch`",
+                hint="is the server running, and is this its address?",
             ) from error
 
 
@@ -315,176 +394,216 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
-class _Lane(ABC):
-    """What all lanes share: limits in time, errors as part of the answer, deltas of accumulated text."""
+def _told(body: bytes) -> str:
+    """The error in a JSON answer of Triton."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._count = 0
+
+class TimedLane(ABC):
+    """What all lanes share: limits in time, errors as part of the answer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    async def open(self) -> None:
+        """Connect; what goes wrong shows with the first request."""
+        with suppress(HttpError, Http2Error, OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._connect(), self._timeout_s)
+
+    @abstractmethod
+    async def _connect(self) -> bool: ...
 
     async def generate(self, request: Generation) -> Answer:
-        import grpc
-
+        """Send `request` and wait for its whole answer."""
         answer = Answer()
-        stream = self._client.protocol in STREAMING
-        message = self._encode(self._client.model.tensors(request, stream=stream))
-        timeout_s = self._client.timeout_s
+        message = self._encode(request)
         try:
-            await asyncio.wait_for(self._exchange(message, answer), timeout_s)
+            await asyncio.wait_for(self._exchange(message, answer), self._timeout_s)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-            answer.error = f"no complete answer within {timeout_s:g} s"
-        except grpc.aio.AioRpcError as error:
-            answer.error = _reason(error)
-        except asyncio.InvalidStateError as error:
-            answer.error = f"the stream is closed: {error}"
-        except (HttpError, OSError) as error:
+            answer.error = f"no complete answer within {self._timeout_s:g} s"
+        except (HttpError, Http2Error, OSError) as error:
             answer.error = str(error) or type(error).__name__
         answer.end_ns = time.monotonic_ns()
         answer.sent_ns = answer.sent_ns or answer.end_ns
         if answer.error is not None:
             await self.close()
-        if stream and self._client.model.accumulates:
-            answer.events = list(deltas(answer.events))
         return answer
 
     @abstractmethod
-    def _encode(self, tensors: Mapping[str, Option]) -> bytes: ...
+    def _encode(self, request: Generation) -> bytes: ...
 
     @abstractmethod
     async def _exchange(self, message: bytes, answer: Answer) -> None: ...
 
-    async def close(self) -> None:  # noqa: B027 - most lanes have nothing to close
-        """Nothing is held between requests."""
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up what is held between requests."""
 
 
-class _GrpcUnary(_Lane):
+class _GrpcUnary(TimedLane):
     """ModelInfer: one request, one response. Triton refuses it for decoupled models."""
 
-    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
-        self._count += 1
-        message: bytes = infer_request(self._client.model, tensors, request_id=str(self._count)).SerializeToString()
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.timeout_s)
+        self._model = client.model
+        self._call = GrpcCall(client.service.grpc)
+        self._count = 0
+
+    def _encode(self, request: Generation) -> bytes:
+        message: bytes = self._request(request, stream=False).SerializeToString()
         return message
+
+    def _request(self, request: Generation, *, stream: bool) -> service_pb2.ModelInferRequest:
+        self._count += 1
+        return infer_request(self._model, self._model.tensors(request, stream=stream), request_id=str(self._count))
+
+    async def _connect(self) -> bool:
+        return await self._call.connect()
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         from tritonclient.grpc import service_pb2
 
-        call = self._client.grpc.unary_unary(_SERVICE + "ModelInfer")
+        if await self._call.connect():
+            answer.connected_ns = time.monotonic_ns()
         answer.sent_ns = time.monotonic_ns()
-        raw = await call(message)
-        now_ns = time.monotonic_ns()
+        now_ns, raw = await unary(self._call, _SERVICE + "ModelInfer", message)
         response = service_pb2.ModelInferResponse.FromString(raw)
+        answer.arrived(now_ns, self._call.late_ns)
         answer.received(now_ns, text_output(response), num_output_tokens(response))
 
+    async def close(self) -> None:
+        """End the call and its connection: Triton does not shut down while a stream is open."""
+        self._call.close()
 
-class _GrpcStream(_Lane):
+
+class _GrpcStream(_GrpcUnary):
     """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
-
-    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
-        self._count += 1
-        request = infer_request(self._client.model, tensors, request_id=str(self._count))
+    def _encode(self, request: Generation) -> bytes:
+        message = self._request(request, stream=True)
         # Without it the end of an answer is visible only when the last token carries text.
-        request.parameters["triton_enable_empty_final_response"].bool_param = True
-        message: bytes = request.SerializeToString()
-        return message
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        data: bytes = message.SerializeToString()
+        return data
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
-        import grpc
+        from google.protobuf.message import DecodeError
         from tritonclient.grpc import service_pb2
 
-        if self._call is None or self._call.done():
-            self._call = self._client.grpc.stream_stream(_SERVICE + "ModelStreamInfer")()
-            await self._call.wait_for_connection()
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
-        answer.sent_ns = time.monotonic_ns()
-        await call.write(message)
-        while True:
-            raw = await call.read()
-            now_ns = time.monotonic_ns()
-            if raw is grpc.aio.EOF:
-                answer.error = f"the server ended the stream: {await call.code()}: {await call.details()}"
-                return
-            message_in = parse(raw)
+        if not call.open:
+            if await call.connect():
+                answer.connected_ns = time.monotonic_ns()
+            call.start(_SERVICE + "ModelStreamInfer")
+        done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+        def end(error: str | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        def arrived(now_ns: int, raw: bytes) -> None:
+            try:
+                message_in = parse(raw)
+            except DecodeError as error:
+                return end(f"not a response of ModelStreamInfer: {error}")
             response = message_in.infer_response
-            if response.id not in (request_id, ""):
-                continue  # the rest of an earlier request that ended with an error
+            if response.id not in (request_id, "") or done.done():
+                return None  # the rest of an earlier request that ended with an error
+            answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
-                answer.error = message_in.error_message
-                return
+                return end(message_in.error_message)
             answer.received(now_ns, text_output(response), num_output_tokens(response))
             if response.parameters["triton_final_response"].bool_param:
-                return
+                return end(None)
+            return None
 
-    async def close(self) -> None:
-        """End the stream: Triton does not shut down while one is open."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
+        call.arrived, call.ended = arrived, lambda reason: end(f"the server ended the stream: {reason or 'OK'}")
+        answer.sent_ns = time.monotonic_ns()
+        call.send(message)
+        answer.error = await done
+        if self._model.accumulates:
+            answer.events = list(deltas(answer.events))
 
 
-class _HttpUnary(_Lane):
-    """POST generate: JSON in, JSON out."""
+class HttpLane(TimedLane):
+    """POST of JSON; the answer is JSON, or with `stream` server-sent events of JSON."""
 
-    _verb = "generate"
+    def __init__(self, address: str, path: str, *, stream: bool, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._connection = Connection(address)
+        self._path = path
+        self._stream = stream
+        self._headers: dict[str, str] = {}
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._connection = Connection(client.service.http)
-
-    def _encode(self, tensors: Mapping[str, Option]) -> bytes:
-        return json.dumps(tensors).encode()
+    async def _connect(self) -> bool:
+        return await self._connection.open()
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
-        await self._connection.open()
+        connection, events, whole = self._connection, ServerSentEvents(), bytearray()
+        if await connection.open():
+            answer.connected_ns = time.monotonic_ns()
+
+        def arrived(now_ns: int, part: bytes) -> None:
+            answer.arrived(now_ns, connection.late_ns)
+            if self._stream and connection.status == 200:
+                for data in events.feed(part):
+                    self._parse(now_ns, data, answer)
+            else:
+                whole.extend(part)
+
         answer.sent_ns = time.monotonic_ns()
-        status, parts = await self._connection.request(
-            "POST", f"/v2/models/{self._client.model.name}/{self._verb}", message
-        )
-        await (self._read(parts, answer) if status == 200 else self._read_whole(parts, answer))
-        if status != 200 and answer.error is None:
-            answer.error = f"HTTP status {status}"
+        status = await connection.request("POST", self._path, message, arrived, self._headers)
+        answer.headers_ns = connection.headers_ns
+        if not self._stream or status != 200:
+            self._parse(connection.latest_ns, bytes(whole), answer)
+        if status != 200:
+            answer.error = f"HTTP status {status}: {answer.error}" if answer.error else f"HTTP status {status}"
 
-    async def _read(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
-        await self._read_whole(parts, answer)
+    def _parse(self, now_ns: int, data: bytes, answer: Answer) -> None:
+        try:
+            body = json.loads(data)
+            error = body.get("error")
+            if error is None:
+                self._take(now_ns, body, answer)
+        except (ValueError, AttributeError, KeyError, IndexError, TypeError):
+            answer.error = f"not the JSON that was expected: {data[:200]!r}"
+            return
+        if error is not None:
+            answer.error = str(error.get("message") or error) if isinstance(error, dict) else str(error)
 
-    async def _read_whole(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
-        data = b"".join([part async for part in parts])
-        self._take(time.monotonic_ns(), data, answer)
+    @abstractmethod
+    def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
+        """Note one response."""
 
     async def close(self) -> None:
         """Close the connection: an answer that was not read to its end cannot be followed by another."""
         self._connection.close()
 
-    def _take(self, now_ns: int, data: bytes, answer: Answer) -> None:
-        try:
-            body = json.loads(data)
-            error, text = body.get("error"), body.get("text_output", "")
-        except (ValueError, AttributeError):
-            answer.error = f"not a JSON object: {data[:200]!r}"
-            return
-        if error is not None:
-            answer.error = str(error)
-        else:
-            tokens = body.get("num_output_tokens")
-            whole = text if isinstance(text, str) else "".join(text)
-            answer.received(now_ns, whole, tokens if isinstance(tokens, int) else None)
 
+class _Http(HttpLane):
+    """Triton's generate and generate_stream."""
 
-class _HttpStream(_HttpUnary):
-    """POST generate_stream: JSON in, server-sent events out."""
+    def __init__(self, client: Client) -> None:
+        stream = client.protocol in STREAMING
+        path = f"/v2/models/{client.model.name}/generate{'_stream' if stream else ''}"
+        super().__init__(client.service.http, path, stream=stream, timeout_s=client.timeout_s)
+        self._model = client.model
 
-    _verb = "generate_stream"
+    def _encode(self, request: Generation) -> bytes:
+        return json.dumps(self._model.tensors(request, stream=self._stream)).encode()
 
-    async def _read(self, parts: AsyncIterator[bytes], answer: Answer) -> None:
-        events = ServerSentEvents()
-        async for part in parts:
-            now_ns = time.monotonic_ns()
-            answer.first_byte_ns = answer.first_byte_ns or now_ns
-            for data in events.feed(part):
-                self._take(now_ns, data, answer)
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        await super()._exchange(message, answer)
+        if self._stream and self._model.accumulates:
+            answer.events = list(deltas(answer.events))
+
+    def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
+        text, tokens = body.get("text_output", ""), body.get("num_output_tokens")
+        whole = text if isinstance(text, str) else "".join(text)
+        answer.received(now_ns, whole, tokens if isinstance(tokens, int) else None)
 
 
 class ServerSentEvents:

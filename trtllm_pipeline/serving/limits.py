@@ -26,6 +26,11 @@ class EngineLimits:
             raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
         return cls(build.get("max_input_len"), build.get("max_seq_len"))
 
+    def longest_prompt(self, output_tokens: int) -> int | None:
+        """Tokens a prompt may have at most when its answer has `output_tokens`; None where no limit is known."""
+        known = (self.max_input_len, self.max_seq_len - output_tokens if self.max_seq_len else None)
+        return min((limit for limit in known if limit), default=None)
+
     def check(self, requests: Iterable[tuple[str, int, int]]) -> None:
         """Raise StageError if any (id, input tokens, output tokens) can not be served, naming the worst one."""
         too_long = [

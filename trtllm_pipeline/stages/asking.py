@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.serving.client import Generation, Option
+from trtllm_pipeline.serving.client import Generation, sampling
 from trtllm_pipeline.stages.base import Work
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
-    """Input tensors for a temperature; 0 is greedy, which TensorRT-LLM calls top_k 1."""
-    return {"top_k": 1} if temperature == 0 else {"temperature": temperature, "random_seed": seed}
 
 
 def generation(prompt: Prompt, *, max_tokens: int, temperature: float, seed: int) -> Generation:
@@ -49,3 +45,16 @@ def number(work: Work, name: str, default: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise StageError(f"{name}: expected a number, got {value!r}", failure=FailureClass.USER)
     return value
+
+
+Encode = Callable[[str], tuple[int, ...]]
+
+
+def encoder(engine: Path) -> Encode | None:
+    """Text to tokens, without special ones, as the tokenizer beside the engine does it; None where there is none."""
+    if not (engine / "tokenizer.json").is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
+    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)

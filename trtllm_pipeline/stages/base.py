@@ -92,6 +92,10 @@ def _one_cpu(_cell: Cell) -> Resources:
     return Resources()
 
 
+def _always(_cell: Cell) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One kind of work of one toolchain."""
@@ -112,6 +116,8 @@ class Stage:
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT
+    applies: Callable[[Cell], bool] = _always
+    """Whether a cell has this stage. One that it lacks cannot be an input of another that it has."""
     shared: bool = False
     """The same work whichever toolchain asks, so that lanes side by side share it."""
     files: Callable[[Cell], Mapping[str, str]] = _no_files

@@ -134,13 +134,33 @@ SMOKE = Stage(
     timeout_s=600.0,
 )
 
+
+def _declared(cell: Cell) -> dict[str, Json]:
+    """What a server of this cell must say of itself, under TensorRT-LLM's names."""
+    return {
+        "tp": cell.tp,
+        "max_batch_size": cell.max_batch_size,
+        "max_input_len": cell.isl,
+        "max_seq_len": cell.isl + cell.osl,
+        **pick(cell, "build", "max_num_tokens"),
+        **pick(
+            cell,
+            "repository",
+            "decoupled",
+            "accumulate_tokens",
+            "exclude_input_in_output",
+            "enable_kv_cache_reuse",
+        ),
+    }
+
+
 PERF = Stage(
     name="perf",
-    version=1,
+    version=2,
     summary="measure latency and throughput over a list of concurrencies",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,
-    inputs={"service": "launch", "engine": "build"},
+    inputs={"service": "launch", "repository": "repository", "engine": "build"},
     after=("smoke",),
     scope=Scope.INSIDE,
     options=(
@@ -151,11 +171,13 @@ PERF = Stage(
         Option("temperature", "float", "0 is greedy", default=0.0),
         Option("protocol", "str", "how to talk", default="grpc", choices=("grpc", "http")),
         Option("repeats", "int", "how often each level is measured", default=1),
+        Option("declared", "json", 'settings the server must have, e.g. {"enable_kv_cache_reuse":false}'),
         Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
     ),
     params=lambda cell: {
         **pick(cell, "perf", "concurrency", "requests", "warmup_requests", "temperature", "protocol", "repeats"),
         "max_tokens": cell.settings["perf"]["max_tokens"] or cell.osl,
+        "declared": _declared(cell),
     },
     advice=lambda cell: pick(cell, "perf", "request_timeout_s"),
     file_names=("input_data",),
@@ -165,26 +187,63 @@ PERF = Stage(
     timeout_s=6 * 3600.0,
 )
 
+
+def _score_params(cell: Cell) -> dict[str, Json]:
+    return pick(cell, "accuracy", "metrics", "min_score")
+
+
+def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
+    """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
+    files = {"input_data": str(cell.settings[asked_by]["input_data"])}
+    metrics, folder = (cell.settings["accuracy"][name] for name in ("metrics", "python_path"))
+    own = [str(name).partition(":")[0] for name in metrics if ":" in str(name)] if isinstance(metrics, list) else []
+    if own:
+        files["metric_module"] = f"{folder}/{own[0].replace('.', '/')}.py"
+    return files
+
+
+_SCORE_OPTIONS = (
+    Option("metrics", "json", 'scores to compute, e.g. ["exact","contains"]', default=["exact", "contains"]),
+    Option("min_score", "json", "least mean score of the first metric, or null"),
+)
+
 ACCURACY = Stage(
     name="accuracy",
-    version=1,
+    version=2,
     summary="score the server's greedy answers against references",
     program="trtllm_pipeline.stages.accuracy:run",
     shared=True,
     inputs={"service": "launch", "engine": "build"},
     after=("smoke",),
     scope=Scope.INSIDE,
+    applies=lambda cell: cell.settings["accuracy"]["answers"] == "own",
     options=(
         Option("max_tokens", "int", "output tokens a request", required=True),
-        Option("metrics", "json", 'scores to compute, e.g. ["exact","contains"]', required=True),
+        *_SCORE_OPTIONS,
         Option("concurrency", "int", "requests in flight", default=4),
-        Option("min_score", "json", "least mean score of the first metric, or null"),
         Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
     ),
-    params=lambda cell: pick(cell, "accuracy", "max_tokens", "metrics", "min_score"),
+    params=lambda cell: {**pick(cell, "accuracy", "max_tokens"), **_score_params(cell)},
     advice=lambda cell: pick(cell, "accuracy", "concurrency", "request_timeout_s"),
-    file_names=("input_data",),
-    files=lambda cell: {"input_data": str(cell.settings["accuracy"]["input_data"])},
+    file_names=("input_data", "metric_module"),
+    files=lambda cell: _score_files(cell, "accuracy"),
     expected_s=5.0,
     timeout_s=6 * 3600.0,
+)
+
+# Instead of the accuracy stage, where the matrix says that perf's own answers are to be scored. An artifact of perf's
+# artifact: another metric, or a corrected reference, neither starts a server nor measures again.
+SCORE = Stage(
+    name="score",
+    version=1,
+    summary="score the answers that perf timed against references",
+    program="trtllm_pipeline.stages.score:run",
+    shared=True,
+    inputs={"perf": "perf", "engine": "build"},
+    section="accuracy",
+    applies=lambda cell: cell.settings["accuracy"]["answers"] == "perf",
+    options=_SCORE_OPTIONS,
+    params=_score_params,
+    file_names=("input_data", "metric_module"),
+    files=lambda cell: _score_files(cell, "perf"),
 )

@@ -10,10 +10,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.perf.load import EventFile, closed_loop, levels
-from trtllm_pipeline.perf.metrics import analyze
+from trtllm_pipeline.perf import evidence, self_test
+from trtllm_pipeline.perf.load import EventFile, levels
+from trtllm_pipeline.perf.measure import run_levels
+from trtllm_pipeline.perf.metrics import Tokenizer, analyze
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.perf.target import Target
 from trtllm_pipeline.serving.client import Client, Generation, Service, failure_class, running_since
 from trtllm_pipeline.serving.limits import EngineLimits
 from trtllm_pipeline.stages.asking import generation, number, read_tokenizer
@@ -31,7 +35,8 @@ def run(work: Work) -> None:
         for prompt in prompts
     )
     events = work.out / "events.jsonl"
-    asyncio.run(_measure(work, prompts))
+    tested = self_test.recent(str(work.params.get("protocol") or "grpc"))
+    asyncio.run(_measure(work, prompts, tokenizer, tested))
     result = analyze(events, tokenizer)
     write_json(work.out / "perf.json", result)
     for finding in result["findings"]:
@@ -54,7 +59,7 @@ def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
     return failure_class(causes)
 
 
-async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
+async def _measure(work: Work, prompts: Sequence[Prompt], tokenizer: Tokenizer, tested: dict[str, Any] | None) -> None:
     service = Service.read(work.inputs["service"])
     concurrency = work.params["concurrency"]
     concurrencies = [c for c in concurrency if isinstance(c, int) and c > 0] if isinstance(concurrency, list) else []
@@ -80,19 +85,41 @@ async def _measure(work: Work, prompts: Sequence[Prompt]) -> None:
         done += 1
         work.progress(done, total, "requests")
 
-    def request(prompt: Prompt, running_number: int) -> Generation:
-        return generation(prompt, max_tokens=max_tokens, temperature=temperature, seed=running_number)
+    def ask(text: str, length: int) -> Generation:
+        return generation(Prompt("probe", text), max_tokens=length, temperature=0.0, seed=0)
 
-    async with Client(service, model, protocol, timeout_s=number(work, "request_timeout_s", 300.0)) as client:
-        with (work.out / "events.jsonl").open("w", encoding="utf-8") as file:
-            events = EventFile(file)
-            events.header(protocol=protocol, model=model, settings=dict(work.params))
+    declared = work.params.get("declared") or {}
+    if not isinstance(declared, dict):
+        raise StageError(f"declared: expected an object, got {declared!r}", failure=FailureClass.USER)
+    timeout_s = number(work, "request_timeout_s", 300.0)
+    target = Target(protocol, service, model, timeout_s, max_tokens, temperature)
+    async with Client(service, model, protocol, timeout_s=timeout_s) as client:
+        with EventFile(work.out / "events.jsonl") as events:
+            events.header(protocol=protocol, model=model, settings=dict(work.params), self_test=tested)
             for prompt in prompts:
                 events.write("prompt", id=prompt.id, text=prompt.text)
-            events.write("server", **await _server(client, "start"))
-            for level in plan:
-                await closed_loop(client, level, request, events, count)
-            events.write("server", **await _server(client, "end"))
+            await _look(work, client, declared, events, "start")
+            await run_levels(client, target, plan, events, count)
+            if declared.get("enable_kv_cache_reuse") is False:
+                longest = EngineLimits.read(work.inputs["engine"]).longest_prompt(evidence.PROBE_ANSWER_TOKENS)
+                texts = evidence.probes([prompt.text for prompt in prompts], tokenizer, longest=longest)
+                async for record in evidence.probe(client.lane(), texts, ask):
+                    events.write("probe", **record)
+            await _look(work, client, declared, events, "end")
+
+
+async def _look(work: Work, client: Client, declared: Mapping[str, Json], events: EventFile, at: str) -> None:
+    """Write down what the validity gate needs to know of the server before and after the load."""
+    engine, tp = work.inputs["engine"], declared.get("tp")
+    server = await _server(client, at)
+    events.write("server", **server)
+    if not server["ready"]:
+        return
+    found = await evidence.settings(client, declared, engine=engine, repository=work.inputs.get("repository"))
+    events.write("settings", at=at, **found)
+    if declared.get("enable_kv_cache_reuse") is False:
+        events.write("reused_blocks", at=at, blocks=await evidence.reused_blocks(client))
+    events.write("roofline", at=at, **await evidence.memory(engine, tp if isinstance(tp, int) else 1))
 
 
 async def _server(client: Client, at: str) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from trtllm_pipeline.serving.client import (
     failure_class,
     parse_config,
     running_since,
+    sampling,
     wire_types,
 )
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, read_tokenizer, sampling
+from trtllm_pipeline.stages.asking import number, read_tokenizer
 from trtllm_pipeline.stages.base import Work, write_json
 
 if TYPE_CHECKING:

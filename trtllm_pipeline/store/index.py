@@ -249,17 +249,24 @@ class Index:
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """The latest attempt at each of `fingerprints` that was ever tried."""
-        found: dict[Fingerprint, AttemptRow] = {}
         wanted = set(fingerprints)
         if not wanted:
-            return found
+            return {}
+        latest = self._attempts("id IN (SELECT max(id) FROM attempts GROUP BY fingerprint)", ())
+        return {attempt.fingerprint: attempt for attempt in latest if attempt.fingerprint in wanted}
+
+    def attempts_of(self, run: str) -> tuple[AttemptRow, ...]:
+        """Every attempt that a run made, in the order they began."""
+        return self._attempts("run = ? ORDER BY id", (run,))
+
+    def _attempts(self, where: str, values: tuple[str, ...]) -> tuple[AttemptRow, ...]:
         columns = "id, run, stage, fingerprint, number, folder, started_s, ended_s, outcome, failure, message, hint"
-        query = f"SELECT {columns} FROM attempts WHERE id IN (SELECT max(id) FROM attempts GROUP BY fingerprint)"  # noqa: S608
-        for row in self._db.execute(query):
-            if row[3] in wanted:
-                values = (*row[:5], Path(row[5]), *row[6:])
-                found[row[3]] = AttemptRow(*values)
-        return found
+        rows = self._db.execute(f"SELECT {columns} FROM attempts WHERE {where}", values)  # noqa: S608 - our own words
+        found = []
+        for row in rows:
+            fields = (*row[:5], Path(row[5]), *row[6:])
+            found.append(AttemptRow(*fields))
+        return tuple(found)
 
     # runs
 

@@ -172,7 +172,13 @@ def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
     assert (level["tpot_ms"]["n"], level["tpot_ms"]["mean"]) == (1, round(110 / 3, 3))
     assert (level["itl_ms"]["n"], level["itl_ms"]["min"], level["itl_ms"]["max"]) == (3, 30, 50)
     assert level["tokens_per_event"] == 2
-    assert result["token_count"] == {"source": "server", "server": 7, "encoded_again": 4, "mismatch": round(3 / 7, 6)}
+    assert result["token_count"] == {
+        "source": "server",
+        "server": 7,
+        "encoded_again": 4,
+        "events": 3,
+        "mismatch": round(3 / 7, 6),
+    }
     assert found(result) == {"token_count": "warning"}
     assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
 
@@ -195,6 +201,7 @@ def test_encoding_again_may_give_a_few_tokens_too_many(tmp_path: Path, over: int
         "source": "encoded_again",
         "server": None,
         "encoded_again": 100 + over,
+        "events": 10,
         "mismatch": None,
     }
 
@@ -277,3 +284,131 @@ def test_a_run_that_was_cut_off_keeps_what_is_whole(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(StageError, match="no header"):
         analyze(path, Words())
+
+
+def due(scheduled_ms: float, sent_ms: float, events: list[tuple[float, str]], **changes: Any) -> dict[str, Any]:
+    """A request of an open loop."""
+    scheduled = {"concurrency": None, "request_rate": 10.0, "scheduled_ns": int(scheduled_ms * MS)}
+    return {**request(sent_ms, events), **scheduled, **changes}
+
+
+def test_an_open_loop_counts_from_the_schedule_too(tmp_path: Path) -> None:
+    events = write(
+        tmp_path / "e",
+        due(0, 0, [(20, " a"), (30, " b")]),
+        due(100, 104, [(124, " a"), (134, " b")]),
+        due(200, 230, [(250, " a"), (260, " b")]),
+    )
+    result = analyze(events, Words(), {"ttft": 25})
+    (level,) = result["levels"]
+    assert (level["concurrency"], level["request_rate"]) == (None, 10.0)
+    assert level["ttft_ms"]["max"] == 20, "from sending"
+    assert level["schedule"]["ttft_from_schedule_ms"]["max"] == 50
+    assert level["schedule"]["response_ms"]["max"] == 60
+    assert level["schedule"]["lag_ms"]["max"] == 30
+    assert level["schedule"]["achieved_rate"] == round(2 / 0.23, 3)
+    assert level["schedule"]["most_in_flight"] == 1
+    assert level["goodput"]["share"] == round(2 / 3, 6), "who waited for the client has waited"
+    assert level["repeats"][0]["steady"]["duration_s"] == 0.23, "first to last sending"
+    assert level["repeats"][0]["active"]["duration_s"] == pytest.approx(0.09, abs=1e-6)
+    (finding,) = [finding for finding in result["findings"] if finding["check"] == "schedule"]
+    assert (finding["severity"], finding["concurrency"], finding["request_rate"]) == ("warning", None, 10.0)
+
+
+@pytest.mark.parametrize(("lag_ms", "severity"), [(0.5, None), (2, "warning"), (60, "invalid")])
+def test_a_rate_that_was_not_kept_is_refused(tmp_path: Path, lag_ms: float, severity: str | None) -> None:
+    sent = [(number * 100, number * 100 + lag_ms) for number in range(4)]
+    events = write(tmp_path / "e", *(due(at, late, [(late + 20, " a")]) for at, late in sent))
+    assert found(analyze(events, Words())).get("schedule") == severity
+
+
+def test_goodput_counts_failures_against(tmp_path: Path) -> None:
+    events = write(
+        tmp_path / "e",
+        request(0, [(10, " a"), (20, " b"), (30, " c")]),
+        request(40, [(50, " a"), (90, " b"), (130, " c")]),
+        request(140, [(150, " a")], error="gone"),
+        request(160, [(170, " a")]),
+    )
+    (level,) = analyze(events, Words(), {"ttft": 300, "tpot": 15})["levels"]
+    # Slow tokens miss, one without a TPOT cannot.
+    assert level["goodput"] == {
+        "objectives_ms": {"ttft": 300, "tpot": 15},
+        "share": 0.5,
+        "requests_per_s": round(2 / 0.17, 3),
+    }
+
+
+def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:
+    role = {"first_event_ns": 40 * MS, "role_ns": 40 * MS, "end_ns": 400 * MS}
+    (level,) = analyze(write(tmp_path / "e", request(0, [(100, " a b"), (160, " c"), (220, " d")], **role)), Words())[
+        "levels"
+    ]
+    tools = level["as"]
+    assert level["tpot_ms"]["mean"] == 60, "two tokens after the first event"
+    assert (tools["genai_perf"]["ttft_ms"]["mean"], tools["genai_perf"]["itl_ms"]["mean"]) == (100, 40)
+    assert tools["genai_perf"]["output_tokens_per_s"] == round(4 / 0.22, 3)
+    assert (tools["vllm"]["ttft_ms"]["mean"], tools["vllm"]["tpot_ms"]["mean"]) == (40, 60)
+    assert tools["vllm"]["itl_ms"]["n"] == 3, "the message without text begins a gap"
+    # Special tokens are counted, and the end of the stream is waited for: (400 - 40) / (5 - 1).
+    assert tools["llm_perf"]["itl_ms"]["mean"] == 90
+    assert tools["llm_perf"]["output_tokens_per_s"] == round(5 / 0.4, 3)
+
+
+USAGE = {"usage_ns": 300 * MS, "output_tokens": 7, "input_tokens": 11, "finish_reason": "stop", "cached_tokens": 8}
+
+
+def test_usage_is_the_servers_count_and_events_share_it(tmp_path: Path) -> None:
+    events = write(tmp_path / "e", request(0, [(100, " aaa"), (200, " bbbb cc")], **USAGE))
+    result = analyze(events, Words())
+    (level,) = result["levels"]
+    assert result["token_count"] == {
+        "source": "server",
+        "server": 7,
+        "encoded_again": 3,
+        "events": 2,
+        "mismatch": round(4 / 7, 6),
+    }
+    assert (level["output_tokens"], level["cached_input_tokens"], level["finish_reasons"]) == (7, 8, {"stop": 1})
+    assert level["tpot_ms"]["mean"] == 50, "two of the three words came later"
+    blind = analyze(events, None)
+    (level,) = blind["levels"]
+    assert (blind["token_count"]["source"], blind["token_count"]["encoded_again"]) == ("server", None)
+    assert (level["input_tokens"], level["output_tokens"]) == (11, 7)
+    assert level["tpot_ms"]["mean"] == 20, "seven tokens over twelve characters: two, then five"
+    assert set(level["as"]) == {"vllm"}, "nobody encodes without a tokenizer"
+
+
+def test_usage_below_what_encoding_gives_never_makes_negative_tokens(tmp_path: Path) -> None:
+    (level,) = analyze(
+        write(tmp_path / "e", request(0, [(1, " a b"), (2, " c d"), (3, " e")], **{**USAGE, "output_tokens": 3})),
+        Words(),
+    )["levels"]
+    assert level["output_tokens"] == 3
+    assert level["itl_ms"]["n"] == 1
+
+
+def test_without_any_count_events_are_taken_for_tokens_and_that_is_told(tmp_path: Path) -> None:
+    result = analyze(write(tmp_path / "e", request(0, [(100, " a b"), (150, " c")])), None)
+    assert result["token_count"]["source"] == "events"
+    assert found(result)["token_count"] == "warning"
+    (level,) = result["levels"]
+    assert (level["output_tokens"], level["input_tokens"], level["input_tokens_per_s"]) == (2, None, None)
+
+
+def test_thinking_is_content_but_no_answer(tmp_path: Path) -> None:
+    thinking = request(0, [(10, " hm"), (20, " so"), (70, " yes")])
+    thinking["events"] = [[*event, None, True] for event in thinking["events"][:2]] + [thinking["events"][2]]
+    (level,) = analyze(write(tmp_path / "e", thinking, request(100, [(130, " no")])), Words())["levels"]
+    assert level["ttft_ms"]["min"] == 10
+    assert (level["ttfa_ms"]["n"], level["ttfa_ms"]["mean"]) == (1, 70)
+    assert level["stall_ms"]["max"] == 50
+
+
+def test_triton_and_gpus_stand_beside_their_level(tmp_path: Path) -> None:
+    place = {"concurrency": 1, "request_rate": None, "repeat": 0}
+    triton = {"type": "triton", **place, "models": {"m": {"requests": 2, "queue_us": 3000}}}
+    gpu = {"type": "gpu", **place, "devices": [{"name": "G", "uuid": "u", "samples": [[0, 10.0, 1.0, 2.0, 3.0]]}]}
+    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), triton, gpu), Words())["levels"]
+    assert level["triton"] == [{"repeat": 0, "of": {"m": {"requests": 2, "queue_ms": 1.5}}}]
+    assert level["gpu"][0]["of"][0]["power_w"] == 10.0

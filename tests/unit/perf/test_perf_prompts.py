@@ -21,7 +21,7 @@ def test_every_form_of_a_line(tmp_path: Path) -> None:
     assert read(path, lambda messages: f"<{messages[0]['content']}>") == (
         Prompt("1", "a"),
         Prompt("7", "b", 3),
-        Prompt("4", "<c>", None, ("x", "y"), (".",)),
+        Prompt("4", "<c>", None, ("x", "y"), (".",), ({"role": "user", "content": "c"},)),
     )
 
 

@@ -229,3 +229,28 @@ def test_nothing_heavy_is_imported_to_print_a_log(store: Store) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+
+
+def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None:
+    code, out, _ = pipeline("compare", "latest", "latest~1", "--format", "json", "--fail-on", "ttft_p99:+1%")
+    data = json.loads(out)
+    assert (data["new"], data["base"]) == ("20260102-000000-bb", "20260101-000000-aa")
+    assert [(pair["cell"], pair["level"]) for pair in data["pairs"] if pair["level"]] == [
+        (DONE.id, "1"),
+        (DONE.id, "4"),
+    ]
+    assert data["pairs"][1]["metrics"]["ttft_p50"]["method"] == "same", "both runs have the very same artifact"
+    assert code == 1, "cells without a figure on either side break the gate"
+    assert {each["cell"] for each in data["gate"]["broken"]} == {FAILED.id, LATER.id}, "what can never work does not"
+    assert pipeline("compare", "latest", "20260101", "--cells", "*/fp16", "--fail-on", "ttft_p99:+1%")[0] == 0
+    code, _, err = pipeline("compare", "latest", "latest~5")
+    assert (code, "there are 2 runs" in err) == (2, True)
+    code, out, _ = pipeline("recommend", "--slo", "ttft_p99=100ms", "--min-accuracy", "-1%", "--format", "json")
+    assert code == 0
+    candidates = {each["cell"]: each["reason"] for each in json.loads(out)["candidates"]}
+    assert candidates == {
+        DONE.id: None,
+        FAILED.id: "convert: no such tensor",
+        LATER.id: "not run",
+        NEVER.id: "precision fp8: not here",
+    }

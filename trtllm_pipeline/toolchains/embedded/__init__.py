@@ -15,7 +15,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import cpu_count, cpu_name
 from trtllm_pipeline.stages.base import Option, Stage
-from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SMOKE, launch, pick
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
 from trtllm_pipeline.toolchains.base import Toolchain
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
@@ -179,6 +179,7 @@ TOOLCHAIN: Final = Toolchain(
         SMOKE,
         PERF,
         ACCURACY,
+        SCORE,
     ),
     missing=_missing,
     identity=_identity,

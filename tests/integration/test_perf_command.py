@@ -1,0 +1,202 @@
+"""`pipeline perf` against a server whose timeline is known: as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.perf import self_test
+from trtllm_pipeline.serving.client import Service
+
+pytestmark = pytest.mark.integration
+
+COMMAND = (sys.executable, "-m", "trtllm_pipeline", "perf")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with self_test.server(log, "--first-ms", "20", "--gap-ms", "5", "--events", "6") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A cache that has a result of the self-test already: these are not its tests."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "trtllm-pipeline").mkdir()
+    summary = {"n": 1, "p50": 0.01, "p99": 0.02}
+    for protocol in self_test.PROTOCOLS:
+        result = {**self_test._identity(protocol, self_test.QUICK), "at": time.time(), "ttft_error_ms": summary}
+        result |= {"cpu_us_per_event": 1.0, "checks": {}}
+        (cache / "trtllm-pipeline" / f"self-test-{protocol}.json").write_text(json.dumps(result))
+    return {**os.environ, "XDG_CACHE_HOME": str(cache)}
+
+
+def perf(home: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, cwd=folder, env=home, capture_output=True, text=True, timeout=60, check=False)
+
+
+def loaded(home: dict[str, str], folder: Path, *arguments: str) -> dict[str, Any]:
+    """The result of a load that went well."""
+    done = perf(home, folder, *arguments, "--max-tokens", "6", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_sweep_of_concurrencies_over_several_processes(
+    home: dict[str, str], service: Service, tmp_path: Path
+) -> None:
+    words = ("--concurrency", "1,4", "--request-count", "12", "--processes", "2", "--slo", "ttft=5s,e2e=1ms")
+    result = loaded(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words, "--profile-export-file", "e.jsonl")
+    assert [level["concurrency"] for level in result["levels"]] == [1, 4]
+    for level in result["levels"]:
+        assert (level["requests"], level["failures"]) == (12, 0)
+        assert 19 < level["ttft_ms"]["min"] < 60
+        assert 44 < level["e2e_ms"]["min"] < 200
+        assert level["goodput"]["share"] == 0.0, "nothing ends within a millisecond"
+        assert level["as"]["vllm"]["ttft_ms"] == level["ttft_ms"]
+    assert sorted({record["worker"] for record in result["client"]["levels"]}) == [0, 1]
+    assert result["client"]["self_test"]["ttft_error_ms"]["p50"] == 0.01
+    records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
+    slots = {record["slot"] for record in records if record["type"] == "request" and record["concurrency"] == 4}
+    assert slots == {0, 1, 2, 3}
+    again = perf(home, tmp_path, "analyze", "e.jsonl", "--slo", "ttft=5s,e2e=1ms", "--format", "json")
+    assert json.loads(again.stdout) == result
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_an_open_loop_against_an_openai_server(
+    home: dict[str, str], service: Service, tmp_path: Path, endpoint: str
+) -> None:
+    words = ("--request-rate", "40", "--request-count", "20", "--request-distribution", "constant")
+    where = ("-u", f"http://{service.http}", "-i", "openai", "--endpoint-type", endpoint, "-m", "ensemble")
+    (level,) = (result := loaded(home, tmp_path, *where, *words))["levels"]
+    assert (level["concurrency"], level["request_rate"], level["failures"]) == (None, 40.0, 0)
+    assert level["schedule"]["achieved_rate"] == pytest.approx(40, rel=0.1)
+    assert level["schedule"]["response_ms"]["min"] >= level["e2e_ms"]["min"]
+    assert level["finish_reasons"] == {"stop": 20}
+    assert result["token_count"]["source"] == "server"
+    assert level["output_tokens_per_request"]["mean"] == 6
+    # A chat begins with a message that only says who speaks: first content is not first message.
+    early = level["as"]["vllm"]["ttft_ms"]["p50"] < 15
+    assert early == (endpoint == "chat")
+
+
+@pytest.mark.parametrize("interface", ["http", "openai"])
+def test_whole_answers(home: dict[str, str], service: Service, tmp_path: Path, interface: str) -> None:
+    where = ("-u", service.http, "-i", interface, "-m", "ensemble", "--no-streaming")
+    (level,) = loaded(home, tmp_path, *where, "--request-count", "4")["levels"]
+    assert level["ttft_ms"] == level["e2e_ms"]
+    assert level["tpot_ms"]["n"] == 0
+
+
+def test_csv_has_every_figure(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", "--request-count", "4", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {"ttft_ms", "output_tokens_per_s", "e2e_ms as vllm"} <= {row["metric"] for row in rows}
+    assert all(row["load"] == "concurrency 1" for row in rows)
+
+
+def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+    words = ("-u", service.grpc, "-m", "ensemble", "--request-count", "100000", "--format", "json", "--max-tokens", "6")
+    command = [*COMMAND, *words, "--profile-export-file", "e.jsonl"]
+    with subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, text=True) as process:
+        events = tmp_path / "e.jsonl"
+        deadline = time.monotonic() + 30
+        while not (events.exists() and events.read_text().count('"phase": "measured"') > 3):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        result = json.loads(process.communicate(timeout=30)[0])
+        assert process.returncode == 130
+    assert result["levels"][0]["requests"] >= 3
+    assert not result["valid"]
+    assert any("interrupted" in finding["message"] for finding in result["findings"])
+
+
+def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"input": json.dumps({"error": "refused"} if number == 1 else {"n": number})}) for number in range(8)
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(rows))
+    words = ("--input-data", "p.jsonl", "--request-count", "6", "--max-tokens", "6", "--format", "json")
+    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words)
+    assert done.returncode == 1
+    (level,) = json.loads(done.stdout)["levels"]
+    assert (level["requests"], level["failures"], level["ttft_ms"]["n"]) == (6, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("-u", "127.0.0.1:9", "-m", "x"), 1, "UNAVAILABLE"),
+        (("-u", "127.0.0.1:9", "-i", "http", "-m", "x"), 1, "Connect call failed"),
+        (("-u", "HTTP", "-i", "http", "-m", "nope"), 1, "'nope' is not found"),
+        (("-u", "HTTP", "-i", "openai", "-m", "nope"), 1, "has no model 'nope'; it has ensemble, plain"),
+        (("-u", "GRPC", "-m", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
+        (("-u", "GRPC", "-m", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
+        (("-u", "GRPC", "-m", "ensemble", "--tokenizer", "nowhere"), 1, "--tokenizer nowhere"),
+        (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
+        (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number, got '0'"),
+        (("-u", "GRPC", "-m", "ensemble", "--slo", "ttft<3"), 2, "is not like ttft=300ms"),
+        (("-u", "GRPC", "-m", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
+        (("-u", "GRPC", "-m", "ensemble", "--profile-export-file", "bad.jsonl"), 2, "is there already"),
+        (("analyze", "nowhere.jsonl"), 2, "no such file"),
+        (("analyze", "bad.jsonl"), 1, "not a record of a load run"),
+    ],
+)
+def test_mistakes_are_told_in_words(
+    home: dict[str, str], service: Service, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "bad.jsonl").write_text('{"input": "x"}\n{"input": \n')
+    places = {"GRPC": service.grpc, "HTTP": service.http}
+    done = perf(home, tmp_path, *(places.get(word, word) for word in words))
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("protocol", self_test.PROTOCOLS)
+def test_the_client_sees_what_was_done_to_it(protocol: str) -> None:
+    result = self_test.run(protocol, self_test.Size(8, 5))
+    assert all(result["checks"].values()), result["checks"]
+    assert result["failed_requests"] == 0
+    first = result["ttft_error_ms"]
+    # Generous: tests share their cores with others. Never early, though.
+    assert first["min"] > 0
+    assert first["p50"] < 1
+    assert "TTFT p50" in self_test.line(result)
+
+
+def test_a_recent_result_is_kept_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runs = []
+
+    def run(protocol: str, size: self_test.Size) -> dict[str, Any]:
+        runs.append(protocol)
+        return {**self_test._identity(protocol, size), "at": time.time() - 10 * len(runs)}
+
+    monkeypatch.setattr(self_test, "run", run)
+    first = self_test.recent("grpc_unary")
+    assert first == self_test.recent("grpc")
+    assert runs == ["grpc"]
+    path = tmp_path / "trtllm-pipeline" / "self-test-grpc.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.0"}))
+    self_test.recent("grpc")
+    assert runs == ["grpc", "grpc"]
+    path.write_text("{")
+    assert self_test.recent("grpc") is not None

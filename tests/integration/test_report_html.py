@@ -1,0 +1,266 @@
+"""The HTML report as a person meets it: in a real browser, wide and narrow, light and dark, by keyboard and by ear.
+
+Pictures go to the folder that PIPELINE_SCREENSHOTS names, else to pytest's own temporary folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.browser import Browser, find_chromium
+from tests.unit.report.fabricated_run import HOSTILE, run
+from trtllm_pipeline.report.page import to_html
+
+pytestmark = pytest.mark.integration
+pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
+
+CHROMIUM = find_chromium()
+READY = "document.documentElement?.dataset.ready !== undefined && !document.querySelector('.plot:empty:not([hidden] *):not([hidden])')"
+LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_500_000}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with Browser(CHROMIUM, tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Number of cells -> page. That of 40 has a hostile cell more."""
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for cells in LIMITS_BYTES:
+        rows, record = run(cells, hostile=cells == 40)
+        found[cells] = folder / f"{cells}.html"
+        found[cells].write_text(to_html(rows, record, "matrices/my.yaml"), encoding="utf-8")
+    return found
+
+
+@pytest.fixture
+def clean(browser: Browser) -> Iterator[Browser]:
+    """The browser; afterwards the page must have complained of nothing and asked for nothing but itself."""
+    browser.complaints.clear()
+    browser.requests.clear()
+    yield browser
+    assert browser.complaints == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "about:", "data:"))] == []
+
+
+def load(browser: Browser, page: Path, *, width: int = 1280, dark: bool = False, at: str = "") -> None:
+    browser.emulate(width=width, dark=dark)
+    browser.call("Page.navigate", url="about:blank")  # else a change of the fragment alone would not load it again
+    browser.open(f"{page.as_uri()}{at}", READY)
+
+
+def set_value(browser: Browser, id_: str, value: str) -> None:
+    """Type into a control; returns when the page has followed: its own timer, set before ours, is the shorter one."""
+    browser.evaluate(
+        f"(() => {{ const one = document.getElementById({id_!r}); one.value = {value!r};"
+        " one.dispatchEvent(new Event('input', {bubbles: true}));"
+        " return new Promise((done) => { setTimeout(done, 200); }); })()"
+    )
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    found: list[str] = browser.evaluate(
+        f"[...document.querySelectorAll({selector!r})].filter(e => e.checkVisibility()).map(e => e.textContent.trim())"
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cells", "width", "dark"),
+    [
+        *((cells, width, dark) for cells in (2, 40) for width in (1280, 390) for dark in (False, True)),
+        (1000, 1280, False),
+        (1000, 390, True),
+    ],
+)
+def test_looks_right_and_complains_of_nothing(
+    clean: Browser, pages: dict[int, Path], cells: int, width: int, dark: bool, tmp_path: Path
+) -> None:
+    load(clean, pages[cells], width=width, dark=dark)
+    assert pages[cells].stat().st_size < LIMITS_BYTES[cells]
+    assert clean.evaluate("document.documentElement.scrollWidth") == width, "the page must not scroll sideways"
+    assert len(texts(clean, "#cells-table tbody tr")) == min(200, cells + (cells == 40))
+    plots = clean.evaluate(
+        "[...document.querySelectorAll('svg.marks')].map(e => [e.clientWidth, e.querySelectorAll('.mark-symbol path, .mark-rect path, .mark-area path, .mark-line path').length])"
+    )
+    assert len(plots) >= 6, "front, three curves, accuracy, timeline"
+    assert all(0 < drawn <= width and marks > 0 for drawn, marks in plots)
+    background = clean.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    assert clean.evaluate("window.hacked") is None
+    folder = Path(os.environ.get("PIPELINE_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = folder / f"report-{cells}-{width}-{'dark' if dark else 'light'}.png"
+    clean.screenshot(picture)
+    drawn_width, drawn_height = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert drawn_width == width * (2 if width < 600 else 1)
+    assert drawn_height > 2000
+
+
+def test_hostile_text_stays_text(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[40])
+    clean.evaluate(
+        "[...document.querySelectorAll('#cells-table tbody a')].find(a => a.textContent.includes('a\\'b')).click()"
+    )
+    clean.wait("document.getElementById('details').open")
+    assert HOSTILE in clean.evaluate("document.getElementById('details').textContent")
+    clean.evaluate("document.querySelectorAll('#details details').forEach(one => { one.open = true; })")
+    assert clean.evaluate("document.querySelectorAll('img, script[src], [onerror], [onclick]').length") == 0
+    assert clean.evaluate("window.hacked") is None
+
+
+def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> None:
+    rows, _ = run(40)
+    load(clean, pages[40])
+    limit_ms = 40.0
+    wanted: list[tuple[float, str, int]] = sorted(
+        (
+            ((level.output_tokens_per_s or 0) / int(str(row.axes["tp"])), str(row.id), level.concurrency)
+            for row in rows
+            for level in row.levels
+            if (level.latency("ttft_ms", "p99") or 1e9) <= limit_ms and row.accuracy["exact"] >= 0.8
+        ),
+        reverse=True,
+    )
+    set_value(clean, "ttft", str(limit_ms))
+    set_value(clean, "statistic", "p99")
+    set_value(clean, "accuracy", "0.8")
+    first = clean.evaluate("[...document.querySelector('#take-table tbody tr').cells].map(c => c.textContent)")
+    assert f"{wanted[0][1]} at concurrency {wanted[0][2]}" in first[1]
+    assert clean.evaluate("document.querySelectorAll('#pareto-plot .mark-text text').length") > 0
+    assert "limit 40" in clean.evaluate("document.getElementById('pareto-plot').textContent")
+    set_value(clean, "ttft", "0.001")
+    assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert not texts(clean, "#take-table tbody tr")
+
+
+def test_filter_narrows_everything(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[1000])
+    set_value(clean, "words", "fp8 tp4 !bs8 model-3")
+    names = texts(clean, "#cells-table tbody th")
+    assert names
+    assert all("fp8" in name and "tp4" in name and "bs8/" not in name and "model-3" in name for name in names)
+    assert texts(clean, "#take-table tbody tr")
+    assert all("model-3" in name for name in texts(clean, "#take-table tbody a"))
+
+
+def test_all_of_many_cells_on_demand(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[1000])
+    clean.evaluate("document.getElementById('more').click()")
+    clean.wait("[...document.querySelectorAll('#cells-table tbody tr')].filter(r => !r.hidden).length === 1000")
+
+
+def test_sorting_and_details_by_keyboard(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[40])
+    clean.press("Tab")
+    assert clean.evaluate("document.activeElement.textContent") == "Skip to the table of cells"
+    for _ in range(80):
+        clean.press("Tab")
+        if clean.evaluate("document.activeElement.closest('#cells-table thead th:nth-child(2)') !== null"):
+            break
+    assert clean.evaluate("document.activeElement.tagName") == "BUTTON"
+    clean.press("Enter")
+    assert clean.evaluate("document.querySelector('#cells-table thead th:nth-child(2)').ariaSort") == "descending"
+    best = [float(text.split()[0]) for text in texts(clean, "#cells-table tbody td:nth-child(2)") if text]
+    assert best == sorted(best, reverse=True)
+    clean.press(" ")
+    assert clean.evaluate("document.querySelector('#cells-table thead th:nth-child(2)').ariaSort") == "ascending"
+    for _ in range(40):
+        clean.press("Tab")
+        if clean.evaluate("document.activeElement.matches('#cells-table tbody a')"):
+            break
+    clean.press("Enter")
+    clean.wait("document.getElementById('details').open")
+    assert clean.evaluate("document.activeElement.closest('dialog') !== null"), "the focus is in the dialog"
+    clean.press("Escape")
+    clean.wait("!document.getElementById('details').open")
+    assert clean.evaluate("document.activeElement.matches('#cells-table tbody a')"), "and comes back"
+
+
+def test_what_a_screen_reader_is_told(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[40])
+    nodes: list[dict[str, Any]] = clean.call("Accessibility.getFullAXTree")["nodes"]
+    told = [(node.get("role", {}).get("value"), node.get("name", {}).get("value", "")) for node in nodes]
+    unnamed = [
+        role
+        for role, name in told
+        if role in {"button", "link", "textbox", "spinbutton", "combobox", "searchbox", "image", "region", "table"}
+        and not name
+    ]
+    assert unnamed == []
+    assert any(role == "image" and "Pareto front" in name for role, name in told)
+    assert sum(role in {"graphics-symbol", "graphics-object"} for role, _ in told) == 0, "plots are one image each"
+    assert clean.evaluate(
+        "[...document.querySelectorAll('table')].every(t => t.caption && t.querySelector('th[scope=col]'))"
+    )
+    assert clean.evaluate("document.documentElement.lang") == "en"
+
+
+def test_printed(clean: Browser, pages: dict[int, Path]) -> None:
+    clean.emulate(width=1280, dark=True)
+    load(clean, pages[40], dark=True)
+    clean.emulate(width=1280, dark=True, media="print")
+    assert clean.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert clean.evaluate("getComputedStyle(document.querySelector('.tall')).maxHeight") == "none"
+    assert clean.call("Page.printToPDF", printBackground=False)["data"]
+
+
+def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(3)
+    levels = [dataclasses.replace(rows[1].levels[0], latencies={"ttft_ms": {"p50": 3.0, "n": 2}})]
+    bare = dataclasses.replace(rows[1], levels=tuple(levels), accuracy={}, accuracy_intervals={}, accuracy_drift=None)
+    page = tmp_path / "bare.html"
+    page.write_text(to_html([bare], record, limits={"ttft_ms": 5.0, "statistic": "p50"}), encoding="utf-8")
+    load(clean, page)
+    assert clean.evaluate("document.getElementById('ttft').value") == "5"
+    assert texts(clean, "#take-table tbody tr")
+    set_value(clean, "ttft", "6")
+    set_value(clean, "statistic", "p99")
+    assert "The p99 of 2 requests" in clean.evaluate("document.getElementById('take-why').textContent")
+    set_value(clean, "statistic", "p50")
+    set_value(clean, "ttft", "1")
+    assert "least TTFT is 3.00 ms" in clean.evaluate("document.getElementById('take-why').textContent")
+    before = clean.evaluate("document.getElementById('pareto-plot').hidden")
+    set_value(clean, "latency", "tpot_ms")
+    assert clean.evaluate("document.getElementById('pareto-plot').hidden")
+    assert not before
+    assert not texts(clean, "#precision")
+
+
+def test_opens_at_a_cell(clean: Browser, pages: dict[int, Path]) -> None:
+    load(clean, pages[2], at="#cell=model-0%2Ffp8%2Ftp1pp1%2Fbs8%2Fisl512-osl256")
+    assert clean.evaluate("document.getElementById('details').open")
+    assert "trtllm_pipeline build" in clean.evaluate("document.getElementById('details').textContent")
+
+
+def test_tables_without_the_plotting_library_and_without_scripts(browser: Browser, tmp_path: Path) -> None:
+    rows, record = run(5)
+    page = tmp_path / "plain.html"
+    page.write_text(to_html(rows, record, plots=False), encoding="utf-8")
+    browser.complaints.clear()
+    browser.emulate(width=1280)
+    browser.open(page.as_uri(), "document.documentElement?.dataset.ready !== undefined")
+    assert texts(browser, "#take-table tbody tr")
+    assert not texts(browser, "#pareto, #curves")
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.call("Page.reload")
+        browser.wait("document.querySelectorAll('#cells-table tbody tr').length === 5")
+        assert not texts(browser, ".needs-script")
+        assert any("need JavaScript" in text for text in texts(browser, "noscript"))
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser.complaints == []

@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.perf.test_perf_metrics import MS, counted, request, write
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.report import compare_writers as writers
+from trtllm_pipeline.report.compare import Comparison, Verdict, compare, compare_by, to_json
+from trtllm_pipeline.report.gate import breaks, parse
+from trtllm_pipeline.report.measured import Figures, Measured, Side, load
+from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
+from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.writers import to_json as report_json
+
+
+def level(
+    concurrency: int = 1, *, ttft: float = 100.0, tps: float = 50.0, repeats: int = 3, spread: float = 0.01
+) -> Level:
+    """A level with figures around those given, each repeat off by multiples of `spread`."""
+
+    def figures(factor: float) -> dict[str, Any]:
+        latencies = {name: {"n": 40, "p50": ttft * factor, "p99": 2 * ttft * factor} for name in ("ttft_ms", "e2e_ms")}
+        rates = {"output_tokens_per_s": tps / factor, "input_tokens_per_s": tps, "requests_per_s": tps / factor / 10}
+        return {**rates, **latencies, "tpot_ms": {"n": 40, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}}
+
+    whole = figures(1.0)
+    return Level(
+        concurrency=concurrency,
+        requests=40,
+        failures=0,
+        duration_s=40.0,
+        window="steady",
+        latencies={name: value for name, value in whole.items() if name.endswith("_ms")},
+        repeats=tuple({"started_s": None, **figures(1 + spread * (index - repeats // 2))} for index in range(repeats)),
+        **{name: whole[name] for name in ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s")},
+    )
+
+
+def cell(precision: str, *levels: Level, **changes: Any) -> Measured:
+    axes = {"model": "m", "toolchain": "embedded", "precision": precision, "tp": 1, "pp": 1, "max_batch_size": 4}
+    made = Measured(
+        CellId(f"m/{precision}/bs4"),
+        axes,
+        levels=tuple(Figures(str(level.concurrency), level) for level in levels),
+        accuracy={"exact": 0.5},
+        accuracy_intervals={"exact": (0.45, 0.55)},
+        preparation_s=20.0,
+        build_s=8.0,
+        engine_bytes=1000,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def found(comparison: Comparison, metric: str, at: str | None = "1") -> Any:
+    delta = next(pair.delta(metric) for pair in comparison.pairs if pair.level == at)
+    assert delta is not None
+    return delta
+
+
+def test_differences_beyond_and_within_noise() -> None:
+    base = Side("before", (cell("fp16", level()),))
+    new = Side(
+        "after", (cell("fp16", level(ttft=110.0, tps=50.5), accuracy={"exact": 0.3}, build_s=9.0, engine_bytes=900),)
+    )
+    result = compare(new, base)
+    ttft = found(result, "ttft_p50")
+    assert (ttft.base, ttft.new, ttft.change) == (100.0, 110.0, pytest.approx(0.1))
+    assert (ttft.verdict, ttft.method) == (Verdict.WORSE, "repeats")
+    low, high = ttft.interval
+    assert 0.05 < low < 0.1 < high < 0.15
+    assert found(result, "output_tps").verdict is Verdict.NOISE
+    assert found(result, "accuracy.exact", None).verdict is Verdict.WORSE
+    assert found(result, "accuracy.exact", None).method == "questions"
+    assert found(result, "build_s", None).verdict is Verdict.UNKNOWN
+    size = found(result, "engine_bytes", None)
+    assert (size.verdict, size.method) == (Verdict.BETTER, "exact")
+    assert found(compare(base, new), "ttft_p50").verdict is Verdict.BETTER
+
+
+def test_one_repeat_and_no_events_is_no_verdict() -> None:
+    result = compare(
+        Side("a", (cell("fp16", level(ttft=300.0, repeats=1)),)), Side("b", (cell("fp16", level(repeats=1)),))
+    )
+    assert found(result, "ttft_p50").verdict is Verdict.UNKNOWN
+    assert found(result, "ttft_p50").change == pytest.approx(2.0)
+
+
+def test_repeats_measured_in_turn_are_paired() -> None:
+    def at(figures: Level, times: list[float]) -> Level:
+        repeats = [{**repeat, "started_s": time} for repeat, time in zip(figures.repeats, times, strict=True)]
+        return dataclasses.replace(figures, repeats=tuple(repeats))
+
+    base = Side("b", (cell("fp16", at(level(spread=0.2), [1, 3, 5])),))
+    new = Side("a", (cell("fp16", at(level(ttft=105.0, spread=0.2), [2, 4, 6])),))
+    assert found(compare(new, base), "ttft_p50").method == "paired_repeats"
+    assert found(compare(new, base), "ttft_p50").verdict is Verdict.WORSE, "though each series varies by a fifth"
+    later = Side("a", (cell("fp16", at(level(ttft=105.0, spread=0.2), [6, 7, 8])),))
+    assert found(compare(later, base), "ttft_p50").verdict is Verdict.NOISE
+
+
+def test_cells_are_matched_by_the_axes_both_have() -> None:
+    base = Side("b", (cell("fp16", level()), cell("int8_wo", level()), cell("fp32", level())))
+    wider = cell("fp16", level())
+    wider = dataclasses.replace(wider, id=CellId("m/fp16/bs4/delay=5"), axes={**wider.axes, "delay": "5"})
+    result = compare(Side("a", (wider, cell("int8_wo", level()), cell("int4_wo", level()))), base)
+    assert {(pair.cell, pair.base) for pair in result.pairs} == {
+        ("m/fp16/bs4/delay=5", "m/fp16/bs4"),
+        ("m/int8_wo/bs4", "m/int8_wo/bs4"),
+    }
+    assert result.only_new == (("m/int4_wo/bs4", "the baseline has no cell with its axes"),)
+    assert [name for name, _ in result.only_base] == ["m/fp32/bs4"]
+
+
+def test_precisions_of_one_run_and_payback() -> None:
+    run = Side("r", (cell("fp16", level(tps=50)), cell("int8_wo", level(tps=100)), cell("int4_wo", level(tps=40))))
+    result = compare_by(run, "precision", "fp16")
+    assert [(pair.cell, pair.base) for pair in result.pairs if pair.level] == [
+        ("m/int8_wo/bs4", "m/fp16/bs4"),
+        ("m/int4_wo/bs4", "m/fp16/bs4"),
+    ]
+    faster, slower = result.paybacks
+    # 20 s, and a token takes 10 ms instead of 20 ms.
+    assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
+    assert slower.tokens is None
+    assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == (), "the same configuration"
+    with pytest.raises(UsageError, match="no cell has precision fp8"):
+        compare_by(run, "precision", "fp8")
+    with pytest.raises(UsageError, match="no axis 'speed'"):
+        compare_by(run, "speed", None)
+
+
+def test_a_load_run_against_any_server_is_the_base_of_all() -> None:
+    other = dataclasses.replace(cell("?", level(tps=40)), axes={}, accuracy={})
+    result = compare(Side("a", (cell("fp16", level()), cell("int8_wo", level()))), Side("vllm", (other,)))
+    assert len([pair for pair in result.pairs if pair.level]) == 2
+    assert found(result, "output_tps").verdict is Verdict.BETTER
+    assert found(result, "accuracy.exact", None).verdict is Verdict.MISSING
+
+
+def test_one_measurement_twice_is_said_to_be_the_same(tmp_path: Path) -> None:
+    same = cell("fp16", level(), perf=tmp_path)
+    assert found(compare(Side("a", (same,)), Side("b", (same,))), "ttft_p50").method == "same"
+
+
+# The gate
+
+GATE = "ttft_p99:+10%,output_tps:-5%,accuracy:-1%"
+
+
+def judge(new: Measured, base: Measured, text: str = GATE, *, beyond_noise: bool = False) -> list[tuple[str, str]]:
+    conditions = parse(text)
+    result = compare(Side("a", (new,)), Side("b", (base,)), [condition.metric for condition in conditions])
+    return [(each.condition.metric, each.reason) for each in breaks(result, conditions, beyond_noise=beyond_noise)]
+
+
+def test_the_gate_holds_up_to_its_limits() -> None:
+    base = cell("fp16", level())
+    assert judge(base, base) == []
+    assert judge(cell("fp16", level(ttft=109, tps=48), accuracy={"exact": 0.496}), base) == []
+    broken = judge(cell("fp16", level(ttft=112, tps=47), accuracy={"exact": 0.49}), base)
+    assert [metric for metric, _ in broken] == ["ttft_p99", "output_tps", "accuracy"]
+    assert broken[0][1] == "beyond the limit and beyond noise"
+    assert broken[2][1] == "beyond the limit, though within noise"
+    assert judge(cell("fp16", level(ttft=50, tps=90), accuracy={"exact": 0.9}), base) == [], "better is no break"
+
+
+def test_noise_passes_only_when_asked_for() -> None:
+    base, new = cell("fp16", level(spread=0.3)), cell("fp16", level(ttft=120, spread=0.3))
+    assert [metric for metric, _ in judge(new, base, "ttft_p99:+10%")] == ["ttft_p99"]
+    assert judge(new, base, "ttft_p99:+10%", beyond_noise=True) == []
+    once = [cell("fp16", level(ttft=ttft, repeats=1)) for ttft in (120, 100)]
+    assert judge(once[0], once[1], "ttft_p99:+10%", beyond_noise=True), "what has no interval is no noise"
+
+
+@pytest.mark.parametrize(
+    ("new", "base", "reason"),
+    [
+        (cell("fp16", why="perf failed"), cell("fp16", level()), "only the baseline has this level (perf failed)"),
+        (cell("fp16", level(4)), cell("fp16", level(1), level(4)), "only the baseline has this level"),
+        (cell("int8_wo", level()), cell("fp16", level()), "the cell is in the baseline alone"),
+        (cell("fp16"), cell("fp16"), "neither side has this figure"),
+        (cell("fp16", level()), cell("fp16", why="failed"), "missing: the baseline m/fp16/bs4 has no figures: failed"),
+    ],
+)
+def test_what_is_missing_breaks_the_gate(new: Measured, base: Measured, reason: str) -> None:
+    (broken,) = judge(new, base, "ttft_p99:+10%")
+    assert reason in broken[1]
+
+
+def test_what_can_never_work_and_what_is_new_do_not_break_the_gate() -> None:
+    never = cell("fp8", why="precision fp8: not here", feasible=False)
+    conditions = parse("ttft_p99:+10%,accuracy:-1%")
+    new = Side("a", (cell("fp16", level()), never, cell("int8_wo", level())))
+    result = compare(new, Side("b", (cell("fp16", level()), never)))
+    assert breaks(result, conditions, beyond_noise=False) == ()
+    assert [name for name, _ in result.only_new] == ["m/int8_wo/bs4"]
+    worked = compare(Side("a", (never,)), Side("b", (dataclasses.replace(cell("fp8", level())),)))
+    assert [each.reason for each in breaks(worked, conditions[:1], beyond_noise=False)] == [
+        "missing: only the baseline has this level (precision fp8: not here)"
+    ]
+
+
+def test_missing_accuracy_breaks_the_gate() -> None:
+    base, without = cell("fp16", level()), cell("fp16", level(), accuracy={})
+    assert judge(without, base, "accuracy:-1%") == [("accuracy", "missing: the new side has no value")]
+    assert judge(base, without, "accuracy:-1%") == [("accuracy", "missing: the base has no value")]
+    assert judge(without, without, "accuracy:-1%") == [("accuracy", "missing: neither side has this figure")]
+    zero = cell("fp16", level(), accuracy={"exact": 0.0})
+    assert judge(base, zero, "accuracy:-1%") == [("accuracy", "missing: base is 0, no share of it")]
+
+
+@pytest.mark.parametrize("text", ["", "ttft_p99", "ttft_p99:10%", "ttft_p99:+10", "speed:+1%", "ttft_p98:+1%", "a,,b"])
+def test_conditions_that_mean_nothing(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+# What is printed
+
+
+def test_every_format_says_what_broke() -> None:
+    conditions = parse(GATE)
+    base = Side("b", (cell("fp16", level(1), level(4)), cell("int8_wo", level())))
+    new = Side("a", (cell("fp16", level(1, ttft=130)), cell("int8_wo", level())))
+    result = compare(new, base)
+    broken = breaks(result, conditions, beyond_noise=False)
+    data = json.loads(json.dumps({**to_json(result), "gate": writers.gate_json(broken)}))
+    assert data["pairs"][1]["metrics"]["ttft_p50"]["verdict"] == "worse"
+    assert data["lost"] == [{"cell": "m/fp16/bs4", "level": "4", "reason": "this level was not measured"}]
+    assert not data["gate"]["holds"]
+    assert {each["reason"].split(":")[0] for each in data["gate"]["broken"]} == {
+        "beyond the limit and beyond noise",
+        "missing",
+    }
+    markdown = writers.to_markdown(result, broken)
+    assert "**Gate: 3 conditions broken**" in markdown
+    assert "| `fp16 @1` | +30.0 % ✘ |" in markdown
+    assert "TTFT p50: 100 → 130 ms, +30.0 % (" in markdown
+    assert "only in the baseline" in markdown
+    lines = list(csv.DictReader(io.StringIO(writers.to_csv(result))))
+    (line,) = [each for each in lines if (each["cell"], each["metric"]) == ("m/fp16/bs4", "ttft_p50")]
+    assert (line["base"], line["new"], line["unit"], line["verdict"]) == ("100.0", "130.0", "ms", "worse")
+    assert "**Gate: holds**" in writers.to_markdown(result, ())
+
+
+# Recommending
+
+
+def test_the_cheapest_that_holds() -> None:
+    run = Side(
+        "r",
+        (
+            cell("fp16", level(1, tps=50, ttft=20), level(8, tps=200, ttft=400)),
+            cell("int8_wo", level(1, tps=70, ttft=15), level(8, tps=300, ttft=90), accuracy={"exact": 0.498}),
+            cell("int4_wo", level(8, tps=900, ttft=10), accuracy={"exact": 0.2}),
+            cell("fp8", why="precision fp8: not here"),
+            cell("bf16", level(1, tps=40, ttft=500)),
+        ),
+    )
+    slos, least = parse_slo("ttft_p99=0.2s,output_tps=30"), parse_least("-1%")
+    best, second, *others = recommend(run, slos, least, "throughput")
+    assert (best.cell, best.level, best.reason) == ("m/int8_wo/bs4", "8", None)
+    assert (second.cell, second.level) == ("m/fp16/bs4", "1"), "at concurrency 8 it is too slow"
+    assert {each.cell.split("/")[1]: each.reason for each in others} == {
+        "int4_wo": "exact 0.200 is 60.0% below the 0.500 of fp16, 1.0% allowed",
+        "fp8": "precision fp8: not here",
+        "bf16": "ttft_p99 1000 ms > 200 ms at concurrency 1",
+    }
+    assert recommend(run, slos, least, "latency")[0].level == "1"
+    assert recommend(run, parse_slo("output_tps=5000"), None, "size")[0].reason == (
+        "output_tps 200/s < 5000/s at concurrency 8, its best of 2 levels"
+    )
+    assert {each.reason for each in recommend(run, (), parse_least("0.6"), "size")} == {
+        *("exact 0.500 < 0.6", "exact 0.498 < 0.6", "exact 0.200 < 0.6", "precision fp8: not here")
+    }
+    gpus = dataclasses.replace(cell("fp32", level(8, tps=500)), axes={**cell("fp32").axes, "tp": 4})
+    shared = recommend(Side("r", (gpus, cell("fp16", level(8, tps=200)))), (), None, "throughput")
+    assert shared[0].cell == "m/fp16/bs4", "500 tokens/s of four GPUs are 125 for each"
+
+
+@pytest.mark.parametrize("text", ["ttft_p99", "ttft_p99=x", "output_tps=3ms", "accuracy=1", "ttft_p99=0ms"])
+def test_objectives_that_mean_nothing(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_slo(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "1%", "x", "contains:"])
+def test_least_accuracies_that_mean_nothing(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_least(text)
+
+
+# The commands
+
+Pipeline = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pipeline:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        try:
+            code = main(argv)
+        except SystemExit as error:
+            code = int(str(error.code))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def report(path: Path, *levels: Level, precision: str = "fp16") -> str:
+    row = Row(CellId(f"m/{precision}"), {"model": "m", "precision": precision}, CellStatus.DONE, levels=levels)
+    path.write_text("\n".join(report_json([row], "run", "m.yaml")))
+    return str(path)
+
+
+def test_compare_reports_by_file(pipeline: Pipeline, tmp_path: Path) -> None:
+    before, after = report(tmp_path / "b.json", level()), report(tmp_path / "a.json", level(ttft=130))
+    code, out, _ = pipeline("compare", after, before)
+    assert code == 0
+    assert "+30.0 % ✘" in out
+    assert "Welch" in out
+    code, out, _ = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%")
+    assert code == 1
+    assert "gate: 1 condition broken" in out
+    assert pipeline("compare", after, before, "--fail-on", "ttft_p99:+40%")[0] == 0
+    code, out, _ = pipeline("compare", after, before, "--format", "json", "--fail-on", "accuracy:-1%")
+    assert code == 1
+    assert json.loads(out)["gate"]["broken"][0]["reason"] == "missing: neither side has this figure"
+    assert pipeline("compare", after, before, "--format", "csv", "-o", "x.csv")[:2] == (0, "")
+    assert (tmp_path / "x.csv").read_text().startswith("cell,base_cell,level,metric")
+
+
+def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
+    files = [report(tmp_path / f"{ttft}.json", level(ttft=ttft, repeats=0)) for ttft in (100, 101, 103, 130, 131, 134)]
+    code, out, _ = pipeline("compare", ",".join(files[3:]), ",".join(files[:3]), "--format", "json")
+    assert code == 0
+    ttft = next(pair for pair in json.loads(out)["pairs"] if pair["level"])["metrics"]["ttft_p50"]
+    assert (ttft["base"], ttft["new"], ttft["method"], ttft["verdict"]) == (101, 131, "repeats", "worse")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("compare",), "give a BASELINE, or --by AXIS"),
+        (("compare", "a", "b", "--by", "precision"), "not both"),
+        (("compare", "a", "b", "--base", "fp16"), "--base says where --by starts"),
+        (("compare", "a", "b"), "'a' is no file, and there is no workspace"),
+        (("compare", "a", "b", "--metrics", "ttft_p98"), "no metric 'ttft_p98'"),
+        (("compare", "a", "b", "--fail-on", "x"), "--fail-on: 'x' is not"),
+        (("recommend", "--slo", "x"), "--slo: 'x' is not"),
+        (("recommend", "--min-accuracy", "-1%", "x"), "'x' is no file"),
+    ],
+)
+def test_commands_say_what_is_wrong(pipeline: Pipeline, argv: tuple[str, ...], words: str) -> None:
+    code, out, err = pipeline(*argv)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
+    path = report(tmp_path / "r.json", level(1, ttft=20), level(4, ttft=500, tps=150))
+    code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=300ms")
+    assert code == 0
+    assert "take m/fp16, measured at concurrency 1" in out
+    assert "a p99 of fewer than 100 is their slowest" in out
+    code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=1ms", "--format", "json")
+    assert code == 3
+    data = json.loads(out)
+    assert data["recommended"] is None
+    assert data["candidates"][0]["reason"] == "ttft_p99 40 ms > 1 ms at concurrency 1, its best of 2 levels"
+
+
+def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
+    finding = {"severity": "invalid", "check": "failures", "concurrency": 1, "message": "4 of 4 requests failed"}
+    perf = {"schema": 1, "valid": False, "levels": [{"concurrency": 1}], "findings": [finding]}
+    (tmp_path / "perf.json").write_text(json.dumps(perf))
+    (cell_,) = load(str(tmp_path), None).cells
+    assert cell_.levels == ()
+    assert cell_.why == "the measurement is not valid: 4 of 4 requests failed"
+
+
+def test_event_files_of_any_server(tmp_path: Path) -> None:
+    counts = [counted(i * 100, [(i * 100 + 50, " a b", 2)], request_rate=2.5, concurrency=None) for i in range(6)]
+    write(tmp_path / "vllm.jsonl", *counts)
+    (cell_,) = load(str(tmp_path / "vllm.jsonl"), None).cells
+    (figures,) = cell_.levels
+    assert figures.key == "2.5/s"
+    assert figures.value("ttft_p50") == 50
+    assert len(figures.samples) == 6
+    silent = [request(i * 100, [(i * 100 + 50, " a b")]) for i in range(6)]
+    write(tmp_path / "other.jsonl", *silent)
+    with pytest.raises(UsageError, match="did not count its tokens"):
+        load(str(tmp_path / "other.jsonl"), None)
+
+
+def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.unit.perf.test_perf_metrics import Words
+    from trtllm_pipeline.perf.metrics import analyze
+    from trtllm_pipeline.report import measured
+
+    monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())
+
+    def run(name: str, ttft_ms: float) -> Side:
+        folder = tmp_path / name
+        folder.mkdir()
+        records = [
+            counted(i * 1000, [(i * 1000 + ttft_ms + i % 7, " a", 1), (i * 1000 + ttft_ms + 60 + i % 7, " b", 2)])
+            for i in range(30)
+        ]
+        assert records[1]["sent_ns"] == 1000 * MS
+        events = write(folder / "events.jsonl", *records)
+        (folder / "perf.json").write_text(json.dumps(analyze(events, Words())))
+        return load(str(folder), None, tokenizer=tmp_path / "tokenizer.json")
+
+    result = compare(
+        run("after", 60), run("before", 50), ["ttft_p50", "ttft_p99", "tpot_mean", "e2e_mean", "output_tps"]
+    )
+    ttft = found(result, "ttft_p50")
+    assert (ttft.method, ttft.verdict) == ("paired_requests", Verdict.WORSE)
+    assert ttft.interval[0] > 0.1
+    assert found(result, "ttft_p99").verdict is Verdict.UNKNOWN, "30 requests say nothing of the slowest in a hundred"
+    assert found(result, "tpot_mean").verdict is Verdict.NOISE
+    assert found(result, "e2e_mean").verdict is Verdict.WORSE

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from tests.unit.report.fabricated_run import HOSTILE, hostile_row, run
+from trtllm_pipeline.report.names import shared_parts, without
+from trtllm_pipeline.report.page import to_html
+from trtllm_pipeline.report.rows import CellStatus
+
+
+def page(cells: int, *, hostile: bool = False, **options: Any) -> str:
+    rows, record = run(cells, hostile=hostile)
+    return to_html(rows, record, "matrices/my.yaml", plots=False, **options)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    packed = re.search(r'<script type="application/gzip" id="data">([^<]*)</script>', text)
+    assert packed is not None
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return data
+
+
+class Tags(HTMLParser):
+    """Every element with its attributes; what stands open at the end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in {"meta", "link", "input", "wbr", "br", "img"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_every_cell_has_a_row_with_its_figures() -> None:
+    rows, _ = run(40)
+    parts = shared_parts([row.id for row in rows])
+    text = page(40)
+    body = re.search(r'<table id="cells-table">.*?<tbody>(.*?)</tbody>', text, re.DOTALL)
+    assert body is not None
+    lines = [line for line in body[1].splitlines() if line.startswith("<tr")]
+    assert len(lines) == 40
+    for row, line in zip(rows, lines, strict=True):
+        assert f'class="{row.status.value}"' in line
+        said = html.unescape(re.sub(r"<[^>]+>", "|", line.replace("<wbr>", "")))
+        assert without(row.id, parts) in said
+        if row.levels:
+            assert (
+                f"|{row.levels[-1].output_tokens_per_s or 0:.0f}|" in said
+                or f"{row.levels[-1].output_tokens_per_s:.1f}" in said
+            )
+
+
+def test_elements_are_closed_and_no_text_becomes_one() -> None:
+    tags = Tags(page(40, hostile=True))
+    assert tags.open == []
+    assert not [tag for tag, _ in tags.found if tag in {"img", "iframe", "object", "embed"}]
+    assert not [name for _, attributes in tags.found for name in attributes if name.startswith("on") or name == "style"]
+    scripts = [attributes for tag, attributes in tags.found if tag == "script"]
+    assert [script.get("type") for script in scripts] == ["application/gzip", None]
+
+
+def test_policy_lets_only_the_pages_own_script_and_style_run() -> None:
+    text = page(2)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    rules = html.unescape(policy[1])
+    assert "default-src 'none'" in rules
+    assert "unsafe" not in rules
+    assert "http" not in rules
+    for element in ("script", "style"):
+        own = re.search(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        assert own is not None
+        assert base64.b64encode(hashlib.sha256(own[1].encode()).digest()).decode() in rules
+
+
+def test_nothing_is_fetched() -> None:
+    links = [
+        value
+        for _, attributes in Tags(page(40)).found
+        for name, value in attributes.items()
+        if name in {"src", "href", "action", "srcset"}
+    ]
+    assert links
+    assert all(value is not None and value.startswith(("#", "data:,")) for value in links)
+
+
+def test_data_has_commands_as_they_are_typed_logs_and_provenance() -> None:
+    data = data_of(page(2))
+    build = next(stage for stage in data["stages"] if stage["stage"] == "build")
+    assert "--engine '/data/my engines/" in build["commands"][0]
+    assert build["log"].startswith("build ")
+    assert build["key"]["identity"] == {"triton": "2.61", "gpu": "H100 80GB"}
+    assert build["provenance"]["cpu_s"] == 20.0
+    assert {data["stages"][place]["stage"] for place in data["runs"][data["cells"][1]["id"]]} >= {"download", "perf"}
+
+
+def test_latencies_and_limits_reach_the_script() -> None:
+    rows, _ = run(2)
+    data = data_of(page(2, limits={"ttft_ms": 300.0, "statistic": "p99"}))
+    assert data["limits"] == {"ttft_ms": 300.0, "statistic": "p99"}
+    shown = data["cells"][1]["levels"][-1]["ttft_ms"]
+    measured = rows[1].levels[-1].latencies["ttft_ms"]
+    assert shown["n"] == measured["n"]
+    assert abs(shown["p99"] / measured["p99"] - 1) < 1e-3
+
+
+def test_too_long_logs_are_left_out_but_those_of_failures() -> None:
+    import dataclasses
+
+    rows, record = run(12)
+    stages = tuple(dataclasses.replace(stage, log="x" * 100_000) for stage in record.stages)
+    data = data_of(to_html(rows, dataclasses.replace(record, stages=stages), plots=False))
+    assert {stage["log"] is None for stage in data["stages"] if stage["ending"] != "failed"} == {True}
+    failed = [stage["log"] for stage in data["stages"] if stage["ending"] == "failed"]
+    assert failed
+    assert None not in failed
+
+
+def test_cache_hits_are_counted_with_the_time_they_saved() -> None:
+    text = page(4)  # cells 0 and 3 were up to date, each of whose stage runs had taken 12.5 s
+    line = re.search(r'<tr><th scope="row">build</th>(.*?)</tr>', text)
+    assert line is not None
+    assert re.findall(r"<td[^>]*>(.*?)</td>", line[1])[:3] == ["2", "2", ""]
+    assert line[1].endswith('<td class="number">25 s</td>')
+
+
+def test_failures_and_findings_are_told() -> None:
+    text = html.unescape(page(12))
+    assert "CUDA out of memory" in text
+    assert "lower max_batch_size" in text
+    assert "the client was late" in text
+
+
+def test_a_run_without_any_result() -> None:
+    import dataclasses
+
+    rows, record = run(3)
+    bare = [dataclasses.replace(row, status=CellStatus.NOT_RUN, levels=(), accuracy={}, seconds={}) for row in rows]
+    text = to_html(bare, dataclasses.replace(record, stages=(), about=None), finished=False, plots=False)
+    assert "has not ended by itself" in text
+    assert data_of(text)["stages"] == []
+    assert Tags(to_html((), dataclasses.replace(record, stages=()), plots=False)).open == []
+
+
+def test_hostile_cell_is_written_as_text() -> None:
+    text = page(2, hostile=True)
+    assert HOSTILE not in text
+    assert hostile_row().id in [cell["id"] for cell in data_of(text)["cells"]]

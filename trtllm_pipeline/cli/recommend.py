@@ -1,0 +1,120 @@
+"""`pipeline recommend`: the cheapest configuration that meets the objectives, and why not the others."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit_json, rendered
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.report.recommend import Candidate, Slo
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options of `recommend`."""
+    parser.description = (
+        "Say which of a run's configurations to take: the cheapest that meets every objective at some level, and for "
+        "each of the others the first reason why not."
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%%\n"
+        "  pipeline recommend 20261121 --slo e2e_p95=2s --objective size\n\n"
+        "exit codes: 0, or 3 when no configuration meets the objectives"
+    )
+    parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="as for compare (default: latest)")
+    parser.add_argument(
+        "--slo", metavar="LIMITS", default="", help="such as ttft_p99=300ms,tpot_p99=40ms; a rate is a least one"
+    )
+    parser.add_argument(
+        "--min-accuracy",
+        metavar="LEAST",
+        help="-1%% (of the unquantized cell's score), 0.6, or contains:-1%% for a score that is not the first",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("throughput", "latency", "size"),
+        default="throughput",
+        help="throughput: most output tokens a second for each GPU (default); latency: shortest median e2e; size: "
+        "smallest engine",
+    )
+    parser.add_argument(
+        "--cells", metavar="PATTERN", action="append", default=[], help="only cells like this; '!PATTERN' leaves out"
+    )
+    # `-1%` is a value, not an option; argparse lets only plain negative numbers be.
+    parser._negative_number_matcher = re.compile(r"-\d+(\.\d+)?%?$")  # noqa: SLF001
+    parser.set_defaults(tokenizer=None)
+    options.add_workspace(parser)
+    options.add_format(parser, "text", "json")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Recommend."""
+    from trtllm_pipeline.cli.compare import side
+    from trtllm_pipeline.report.recommend import OBJECTIVES, parse_least, parse_slo, recommend
+
+    slos = parse_slo(args.slo) if args.slo else ()
+    least = parse_least(args.min_accuracy) if args.min_accuracy else None
+    measured = side(args, args.run)
+    found = recommend(measured, slos, least, args.objective)
+    holding = [each for each in found if each.reason is None]
+    if args.format == "json":
+        emit_json(
+            {
+                "schema": 1,
+                "run": measured.name,
+                "objective": args.objective,
+                "slo": {slo.metric: slo.limit for slo in slos},
+                "min_accuracy": args.min_accuracy,
+                "recommended": holding[0].cell if holding else None,
+                "candidates": [each.to_json() for each in found],
+            }
+        )
+    else:
+        print(rendered(_table(found, slos, OBJECTIVES[args.objective])), end="")  # noqa: T201 - this command's data
+    return 0 if holding else 3
+
+
+def _table(found: Sequence[Candidate], slos: Sequence[Slo], objective: str) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from trtllm_pipeline.report.compare_writers import number
+    from trtllm_pipeline.report.names import shared_parts, without
+
+    parts = shared_parts([each.cell for each in found])
+    holding = [each for each in found if each.reason is None]
+    said: list[Any] = []
+    if holding:
+        best = holding[0]
+        said.append(Text(f"take {best.cell}, measured at {_level(best)}", "bold green"))
+        said += [Text(f"of {len(holding)} that hold: {objective}", "dim")]
+    else:
+        said.append(Text("no configuration holds", "bold red"))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("cell", "level", "out tok/s/GPU", "e2e p50 ms", "engine MB", "accuracy"):
+        table.add_column(name, justify="left" if name == "cell" else "right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for each in found:
+        megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
+        figures = [number(value) for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)]
+        level = "n/a" if each.level is None else f"@{each.level}"
+        why = Text("holds", "green") if each.reason is None else Text(each.reason, "red")
+        table.add_row(without(each.cell, parts), level, *figures, why)
+    said += [Text(), table]
+    few = [each for each in holding if each.requests is not None and each.requests < 100]
+    if few and any(slo.metric.endswith(("p95", "p99")) for slo in slos):
+        said.append(
+            Text(f"\nmeasured with {few[0].requests} requests: a p99 of fewer than 100 is their slowest", "yellow")
+        )
+    return Group(*said)
+
+
+def _level(each: Candidate) -> str:
+    assert each.level is not None
+    return f"{each.level} requests" if each.level.endswith("/s") else f"concurrency {each.level}"

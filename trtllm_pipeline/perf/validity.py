@@ -1,0 +1,453 @@
+"""May the numbers of a load run be believed? One function for each gate, and the table of them.
+
+A gate looks at what was observed and says what is wrong: "invalid" makes the numbers unusable, "warning" and "info"
+stand beside them. Everything a gate needs is in the event file, so the verdict can be had again later, by anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from trtllm_pipeline.perf.stats import percentile
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.perf.metrics import Request, Run
+
+MAX_FAILURES: Final = 0.01
+MAX_MISMATCH: Final = 0.02
+"""More than this share between two counts, or above what was asked for, is told."""
+MAX_EXCESS: Final = 0.05
+"""More than this share above what was asked for, after encoding again, is not the tokenizer's ambiguity any more."""
+MAX_BYTES_PER_TOKEN: Final = 3
+"""Encoding again gives at most this many tokens for one: a byte that is no text comes back as U+FFFD, three bytes."""
+MAX_CLIENT_CPU: Final = 0.80
+MIN_CLIENT_WALL_NS: Final = 1_000_000_000
+"""In a shorter level the share says little: a fast answer to a short question is mostly the client's work."""
+MARKED_LAG_MS: Final = 5.0
+MAX_LAG_MS: Final = 50.0
+MAX_LAG_SHARE: Final = 0.10
+"""Of the median time of a request: that much of the load is missing when every next request is sent that late."""
+MARKED_SCHEDULE_LAG_MS: Final = 10.0
+MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
+"""Of the median TTFT."""
+SURE_REUSE: Final = 0.5
+POSSIBLE_REUSE: Final = 0.8
+"""Second time to first token / first, of one prompt sent twice: the median below the one with all below the other."""
+LEAST_SAVED_MS: Final = 2.0
+"""What saves less is not told from noise."""
+PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words"})
+"""Reasons to end an answer that a plan has. Not in it: content_filter, cancelled, timeout, abort, error."""
+
+
+class Found(NamedTuple):
+    """One thing a gate has to say. `concurrency` is a level's as in `Run.levels`, None for the run as a whole."""
+
+    severity: str
+    message: str
+    concurrency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One condition on a run."""
+
+    id: str
+    what: str
+    limit: str
+    """Beyond it the numbers are not published; "-" for a gate that only tells."""
+    why: str
+    look: Callable[[Run], Iterable[Found]]
+
+
+def findings(run: Run) -> list[dict[str, Any]]:
+    """What all gates found, as in perf.json: severity, check, concurrency, message."""
+    return [
+        {"severity": found.severity, "check": gate.id, "concurrency": found.concurrency, "message": found.message}
+        for gate in GATES
+        for found in gate.look(run)
+    ]
+
+
+def _each(run: Run) -> Iterator[tuple[float, list[Request]]]:
+    """Concurrency and requests of each level, all repeats together, warm-up included."""
+    for concurrency, repeats in run.levels().items():
+        yield concurrency, [request for requests in repeats.values() for request in requests]
+
+
+def _measured(requests: Iterable[Request]) -> list[Request]:
+    return [request for request in requests if request.measured]
+
+
+def _answered(requests: Iterable[Request]) -> list[Request]:
+    return [request for request in requests if request.measured and request.answered]
+
+
+def failures(run: Run) -> Iterator[Found]:
+    """Requests that ended with an error."""
+    for concurrency, requests in _each(run):
+        measured = _measured(requests)
+        causes = Counter(request.record["error"] for request in measured if not request.ok)
+        failed = causes.total()
+        if failed:
+            cause, times = causes.most_common(1)[0]
+            severity = "invalid" if failed > MAX_FAILURES * len(measured) else "warning"
+            message = f"{failed} of {len(measured)} requests failed, {times} of them with: {cause}"
+            yield Found(severity, message, concurrency)
+
+
+def empty_answers(run: Run) -> Iterator[Found]:
+    """Answers without text, or without tokens."""
+    for concurrency, requests in _each(run):
+        good = [request for request in _measured(requests) if request.ok]
+        empty = [request for request in good if not request.answered]
+        if empty:
+            what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
+            message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
+            yield Found("invalid", message, concurrency)
+
+
+def stop_reasons(run: Run) -> Iterator[Found]:
+    """Answers that did not end as planned: by the reason the server gave, and by their length."""
+    for concurrency, requests in _each(run):
+        good = _answered(requests)
+        ends = Counter(str(end) for request in good if (end := request.record.get("finish_reason")) is not None)
+        odd = {end: times for end, times in ends.items() if end not in PLANNED_ENDS}
+        if odd:
+            told = ", ".join(f"{end} ({times})" for end, times in odd.items())
+            message = f"{sum(odd.values())} of {len(good)} answers ended for reasons nobody planned: {told}"
+            yield Found("invalid", message, concurrency)
+        slack = 0.0 if run.counted_by_server else MAX_MISMATCH
+        cut = [r for r in good if r.record.get("finish_reason") == "length" and _short(r, slack)]
+        if cut:
+            message = (
+                f"{len(cut)} of {len(good)} answers were cut off before the length asked for, for prompt "
+                f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
+            )
+            yield Found("invalid", message, concurrency)
+        early = [request for request in good if _fixed_length(run) and _short(request, slack)]
+        if early:
+            message = (
+                f"answers of a fixed length were asked for, {len(early)} of {len(good)} are shorter, for prompt "
+                f"{early[0].record['prompt']!r} {early[0].output_tokens} of {early[0].record['max_tokens']} tokens"
+            )
+            yield Found("invalid", message, concurrency)
+
+
+def _fixed_length(run: Run) -> bool:
+    """The requests asked the server to go on past the model's own end, as `ignore_eos` does."""
+    asked = run.header["settings"].get("extra_inputs") or ()
+    return any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in asked)
+
+
+def _short(request: Request, slack: float) -> bool:
+    return request.output_tokens < (1 - slack) * int(request.record["max_tokens"])
+
+
+def token_count(run: Run) -> Iterator[Found]:
+    """Can the token counts be right? What tokenizers do is a warning, what nothing explains is invalid."""
+    for concurrency, requests in _each(run):
+        if run.counted_by_server:
+            yield from _server_counts(concurrency, requests)
+        else:
+            yield from _counts_encoded_again(concurrency, requests, encoded=run.special_tokens is not None)
+
+
+def _counts_encoded_again(concurrency: float, requests: Sequence[Request], *, encoded: bool) -> Iterator[Found]:
+    good = _answered(requests)
+    total = sum(request.output_tokens for request in good)
+    if total and not encoded:
+        message = "there is no tokenizer and the server does not count: each event with text is taken for a token"
+        yield Found("warning", message, concurrency)
+        return
+    uncounted = [request for request in requests if request.ok and not request.counted_by_server]
+    if len(uncounted) < sum(request.ok for request in requests):
+        message = f"the server counted the tokens of some answers, not of {len(uncounted)}; all are encoded again"
+        yield Found("warning", message, concurrency)
+    excess = sum(max(0, request.output_tokens - request.record["max_tokens"]) for request in good)
+    if excess > MAX_MISMATCH * total:
+        message = f"{excess} of {total} output tokens, by encoding the answers again, are more than was asked for"
+        if excess <= MAX_EXCESS * total:
+            yield Found("warning", message, concurrency)
+        else:
+            yield Found("invalid", f"{message}: is this the right tokenizer?", concurrency)
+
+
+def _server_counts(concurrency: float, requests: Sequence[Request]) -> Iterator[Found]:
+    good = _answered(requests)
+    total = sum(request.output_tokens for request in good)
+    over = [request for request in good if request.output_tokens > request.record["max_tokens"]]
+    if over:
+        worst = max(over, key=lambda request: request.output_tokens - request.record["max_tokens"])
+        message = (
+            f"the server counts more tokens than were asked for in {len(over)} of {len(good)} answers, for prompt "
+            f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
+        )
+        yield Found("invalid", message, concurrency)
+    backwards = [request for request in good if min(*request.tokens, request.output_tokens - sum(request.tokens)) < 0]
+    if backwards:
+        message = f"the server's token count goes back within {len(backwards)} of {len(good)} answers"
+        yield Found("invalid", message, concurrency)
+    encoded = sum(request.encoded_again for request in good)
+    mismatch = sum(abs(request.output_tokens - request.encoded_again) for request in good)
+    if encoded > MAX_BYTES_PER_TOKEN * total:
+        message = f"the server counts {total} output tokens where encoding the answers again gives {encoded}"
+        yield Found("invalid", message, concurrency)
+    elif mismatch > MAX_MISMATCH * total:
+        message = (
+            f"the server counts {total} output tokens, encoding the answers again gives {encoded}; answer by answer "
+            f"they differ by {mismatch / total:.1%}. The server's count is used"
+        )
+        yield Found("warning", message, concurrency)
+
+
+def prompt_echo(run: Run) -> Iterator[Found]:
+    """Answers that begin with their prompt."""
+    for concurrency, requests in _each(run):
+        good = [request for request in _measured(requests) if request.ok]
+        echoed = [request for request in good if request.text.lstrip().startswith(request.prompt.strip())]
+        if echoed:
+            message = f"{len(echoed)} of {len(good)} answers begin with their prompt, which would count as output"
+            yield Found("invalid", message, concurrency)
+
+
+def server(run: Run) -> Iterator[Found]:
+    """Was the server there at both ends, ready, and the same process?"""
+    start, end = run.server.get("start"), run.server.get("end")
+    if start is None or end is None:
+        yield Found("invalid", "the run was interrupted: the server was not looked at after it")
+        return
+    if start["pid"] is None:
+        yield Found("info", "the server's process is not known here; that it stayed the same is unchecked")
+    elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
+        yield Found("invalid", f"the server's process {start['pid']} did not live through the run")
+    if not end["ready"]:
+        yield Found("invalid", "the server was not ready after the run")
+
+
+def client_cpu(run: Run) -> Iterator[Found]:
+    """Did the client have processor time to spare?"""
+    for record in run.clients:
+        cpu = record["cpu_ns"] / max(1, record["wall_ns"])
+        if cpu > MAX_CLIENT_CPU:
+            severity = "invalid" if record["wall_ns"] >= MIN_CLIENT_WALL_NS else "warning"
+            message = f"the client used {cpu:.0%} of a core; beyond {MAX_CLIENT_CPU:.0%} it measures itself"
+            yield Found(severity, message, record["concurrency"])
+
+
+def client_lag(run: Run) -> Iterator[Found]:
+    """Was the client there when something arrived?"""
+    for record in run.clients:
+        lag_ms = percentile(sorted(record["lag_ns"]), 0.99) / 1e6 if record["lag_ns"] else 0.0
+        if lag_ms > MARKED_LAG_MS:
+            severity = "invalid" if lag_ms > MAX_LAG_MS else "warning"
+            message = f"the client's event loop was up to {lag_ms:.1f} ms late (p99), so requests may have been sent late by that"
+            yield Found(severity, message, record["concurrency"])
+
+
+def schedule(run: Run) -> Iterator[Found]:
+    """Were the requests of an open loop sent when they were due?"""
+    for rate, requests in _each(run):
+        measured = [request for request in _measured(requests) if request.record.get("request_rate") is not None]
+        if not measured:
+            continue
+        lag_ms = percentile(sorted(request.lag_ms for request in measured), 0.99)
+        first = [request.ttft_ms for request in measured if request.answered]
+        marked = min(MARKED_SCHEDULE_LAG_MS, MARKED_SCHEDULE_LAG_SHARE * median(first) if first else math.inf)
+        if lag_ms > marked:
+            severity = "invalid" if lag_ms > MAX_LAG_MS else "warning"
+            message = f"at {rate:g} requests/s the client sent up to {lag_ms:.2f} ms after the schedule (p99)"
+            yield Found(severity, message, rate)
+
+
+def roofline(run: Run) -> Iterator[Found]:
+    """Every token of an answer needs one pass over the weights: no request can be faster than memory allows."""
+    limits = run.evidence.get("roofline", ())
+    known = [limit for limit in limits if limit["pass_s"] is not None]
+    if limits and not known:
+        yield Found("info", f"the speed is not held against the memory's: {limits[0]['reason']}")
+    if not known:
+        return
+    limit = min(known, key=lambda each: float(each["pass_s"]))
+    pass_ms = limit["pass_s"] * 1e3
+    for concurrency, requests in _each(run):
+        good = _answered(requests)
+        # A whole answer cannot seem faster than it was. Between events, buffering on the way can bring tokens closer
+        # together than they were made, so both are judged by the typical request.
+        whole = [request.e2e_ms / request.output_tokens for request in good]
+        between = [tpot for request in good if (tpot := request.tpot_ms) is not None]
+        typical = [(median(times), what) for times, what in ((whole, "e2e / n"), (between, "TPOT")) if times]
+        token_ms, what = min(typical, default=(pass_ms, ""))
+        if token_ms < pass_ms:
+            message = (
+                f"a token took {token_ms:.3f} ms ({what}, median), yet reading the {limit['weight_bytes'] / 1e6:.0f} MB "
+                f"of weights it needs takes {pass_ms:.3f} ms: {limit['reason']}"
+            )
+            yield Found("invalid", message, concurrency)
+
+
+def settings(run: Run) -> Iterator[Found]:
+    """Does the server run with what was asked for?"""
+    checks = [check for record in run.evidence.get("settings", ()) for check in record["checks"]]
+    wrong = dict.fromkeys(
+        f"{check['setting']} is {check['got']} by {check['got_from']}, {check['asked']} by {check['asked_by']}"
+        for check in checks
+        if check["asked"] != check["got"]
+    )
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        told = "; ".join(list(wrong)[:3])
+        yield Found("invalid", f"the server does not run with the settings asked for: {told}{more}")
+
+
+def kv_cache_reuse(run: Run) -> Iterator[Found]:
+    """Declared off, is it? By what the server tells, and by a prompt that is answered faster the second time."""
+    blocks = [record["blocks"] for record in run.evidence.get("reused_blocks", ()) if record["blocks"] is not None]
+    if blocks and max(blocks) > blocks[0]:
+        message = f"KV cache reuse is declared off, yet the server reused {max(blocks) - blocks[0]:g} of its blocks"
+        yield Found("invalid", message)
+    pairs: dict[int, dict[int, Mapping[str, Any]]] = {}
+    for record in run.evidence.get("probe", ()):
+        pairs.setdefault(record["pair"], {})[record["send"]] = record
+    if not pairs:
+        return
+    told = [tokens for pair in pairs.values() for record in pair.values() if (tokens := record["cached_tokens"])]
+    if told:
+        yield Found("invalid", f"KV cache reuse is declared off, yet the server took up to {max(told)} tokens from it")
+    whole = [(pair[0]["ttft_ms"], pair[1]["ttft_ms"]) for pair in pairs.values() if len(pair) == 2]
+    times = [(first, second) for first, second in whole if first and second]
+    if not times:
+        yield Found("warning", "KV cache reuse is declared off; that is unchecked, since no probe was answered")
+        return
+    shares = [second / first for first, second in times]
+    first_ms, second_ms = (median(column) for column in zip(*times, strict=True))
+    if median(shares) < SURE_REUSE and max(shares) < POSSIBLE_REUSE and first_ms - second_ms > LEAST_SAVED_MS:
+        message = (
+            f"KV cache reuse is declared off, yet a prompt's first token came after {first_ms:.1f} ms and, sent again, "
+            f"after {second_ms:.1f} ms (medians of {len(times)} prompts)"
+        )
+        yield Found("invalid", message)
+
+
+def warmup(run: Run) -> Iterator[Found]:
+    """Prompts of the warm-up among the measured ones."""
+    for concurrency, requests in _each(run):
+        warm = {request.record["prompt"] for request in requests if not request.measured}
+        shared = warm & {request.record["prompt"] for request in _measured(requests)}
+        if shared:
+            message = f"the warm-up used prompts that were measured as well: {', '.join(sorted(shared)[:3])}"
+            yield Found("warning", message, concurrency)
+
+
+def repeated_prompts(run: Run) -> Iterator[Found]:
+    """The same prompt several times."""
+    for concurrency, requests in _each(run):
+        times = Counter((request.record["prompt"], request.record["repeat"]) for request in _measured(requests))
+        most = max(times.values(), default=0)
+        if most > 1:
+            message = f"prompts were sent up to {most} times; a server that keeps their KV cache is flattered"
+            yield Found("info", message, concurrency)
+
+
+GATES: Final = (
+    Gate(
+        "server",
+        "the server is ready at both ends and is the same process",
+        "any difference",
+        "a restart in between empties caches and loses requests; an interrupted run has no end to look at",
+        server,
+    ),
+    Gate(
+        "settings",
+        "what the server, its engine and its repository say of themselves = what the matrix asked for",
+        "any difference",
+        "a number belongs to its settings",
+        settings,
+    ),
+    Gate(
+        "client_cpu",
+        "processor time of the client / wall time, each level",
+        f"{MAX_CLIENT_CPU:.0%} of a core",
+        "a busy client measures itself",
+        client_cpu,
+    ),
+    Gate(
+        "client_lag",
+        "how late the client's event loop was, p99, each level",
+        f"{MAX_LAG_MS:g} ms; marked from {MARKED_LAG_MS:g} ms",
+        "a late stamp is a long latency",
+        client_lag,
+    ),
+    Gate(
+        "schedule",
+        "how late the requests of an open loop were sent, p99, each rate",
+        f"{MAX_LAG_MS:g} ms; marked from {MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
+        "a rate that is not kept is another rate",
+        schedule,
+    ),
+    Gate(
+        "failures",
+        "requests that failed / requests measured",
+        f"{MAX_FAILURES:.0%}",
+        "failures vanish from averages, and a server that refuses work is fast",
+        failures,
+    ),
+    Gate(
+        "empty_answers",
+        "answers without text or without tokens",
+        "any",
+        "nothing is quick to make",
+        empty_answers,
+    ),
+    Gate(
+        "prompt_echo",
+        "answers that begin with their prompt",
+        "any",
+        "the prompt's tokens would count as output",
+        prompt_echo,
+    ),
+    Gate(
+        "stop_reasons",
+        "how answers ended, against the plan: their own end, a stop word, or the length asked for",
+        "any other end, or a fixed length not reached",
+        "shorter answers take less time",
+        stop_reasons,
+    ),
+    Gate(
+        "token_count",
+        "the server's count against encoding the answers again, and against what was asked for",
+        f"more than asked for (encoded again: by more than {MAX_EXCESS:.0%}), a count that falls, or fewer tokens than "
+        f"a third of the encoded; told from {MAX_MISMATCH:.0%} on",
+        "tokens per second are only as good as the tokens",
+        token_count,
+    ),
+    Gate(
+        "roofline",
+        "time per token against the time one reading of the weights takes",
+        "faster, in the median of a level",
+        "a dense model without speculation reads all its weights for every token",
+        roofline,
+    ),
+    Gate(
+        "kv_cache_reuse",
+        "declared off: new prompts sent twice, time to first token of the second / of the first; tokens the server "
+        "says it took from the cache",
+        f"median below {SURE_REUSE:g} with every prompt below {POSSIBLE_REUSE:g}, by {LEAST_SAVED_MS:g} ms; any cached "
+        "token or reused block",
+        "a prompt that is not computed costs nothing",
+        kv_cache_reuse,
+    ),
+    Gate("warmup", "prompts that warm-up and measurement share", "-", "what is warm is fast", warmup),
+    Gate(
+        "repeated_prompts",
+        "prompts sent more than once in a level",
+        "-",
+        "a server that keeps their KV cache is flattered",
+        repeated_prompts,
+    ),
+)
+"""Every gate, in the order in which findings are told."""

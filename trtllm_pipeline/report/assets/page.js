@@ -1,0 +1,605 @@
+"use strict";
+// The page's behaviour: one state (filters, limits, order), one function that shows it. Text is only ever set as text.
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const ROWS_AT_FIRST = 200;
+  const CURVES = 8;
+  const FEW = 100; // requests below which a high percentile says little
+  const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"];
+  const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--s${n})`);
+  const NAMES = { ttft_ms: "TTFT", tpot_ms: "TPOT", itl_ms: "ITL", icl_ms: "ICL", e2e_ms: "End-to-end latency" };
+  const LIMITS = { ttft_ms: "ttft", tpot_ms: "tpot", e2e_ms: "e2e" };
+  let data;
+  let cells;
+  let order = { column: null, down: false };
+  let shownRows = ROWS_AT_FIRST;
+  let apart = []; // the axes between whose values nothing is compared
+
+  // small tools
+
+  function make(tag, properties = {}, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties)) {
+      if (name in node && name !== "list") node[name] = value;
+      else node.setAttribute(name, value);
+    }
+    node.append(...children.filter((child) => child !== null && child !== undefined));
+    return node;
+  }
+
+  async function unpack(id) {
+    const bytes = Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  function number(value) {
+    if (value === null || value === undefined) return "";
+    const size = Math.abs(value);
+    return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2);
+  }
+
+  function seconds(value) {
+    if (value < 60) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+    const whole = Math.round(value);
+    const rest = `${Math.floor(whole / 60) % 60}`.padStart(whole >= 3600 ? 2 : 1, "0") + ":" + `${whole % 60}`.padStart(2, "0");
+    return whole >= 3600 ? `${Math.floor(whole / 3600)}:${rest}` : rest;
+  }
+
+  const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+  const soon = (work, wait = 120) => {
+    let timer;
+    return () => { clearTimeout(timer); timer = setTimeout(work, wait); };
+  };
+  const limited = () => [...Object.values(LIMITS), "accuracy"].some((id) => limit(id) !== null);
+  const limit = (id) => ($(id).value === "" ? null : Number($(id).value));
+  const statistic = () => $("statistic").value;
+  const unique = (values) => [...new Set(values)];
+  const breakable = (name) => name.split("/").flatMap((part, n) => (n ? ["/", make("wbr"), part] : [part]));
+  // What is measured on different models, or asked for answers of other lengths, is not compared.
+  const group = (cell) => apart.map((axis) => `${axis === "model" ? "" : axis}${cell.axes[axis]}`).join(" ");
+  const link = (cell) => make("a", { href: `#cell=${encodeURIComponent(cell.id)}` }, ...breakable(cell.name));
+
+  function fill(table, heads, rows) {
+    // heads: [text, is a number]; rows: {values, mark}; the first column is the row's head.
+    const head = make("tr", {}, ...heads.map(([text, right]) => make("th", { scope: "col", className: right ? "number" : "" }, text)));
+    table.tHead.replaceChildren(head);
+    table.tBodies[0].replaceChildren(...rows.map(({ values, mark }) => make("tr", { className: mark ? "first" : "" }, ...values.map((value, n) =>
+      n === 0 ? make("th", { scope: "row" }, value) : make("td", { className: heads[n][1] ? "number" : "" }, value ?? "")))));
+  }
+
+  // what is shown
+
+  function filtered() {
+    const words = $("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const wanted = [...document.querySelectorAll("#filters select")].filter((select) => select.value !== "");
+    return cells.filter((cell) =>
+      wanted.every((select) => (select.name === "status" ? cell.status : String(cell.axes[select.name])) === select.value) &&
+      words.every((word) => (word.startsWith("!") && word.length > 1 ? !cell.text.includes(word.slice(1)) : cell.text.includes(word))));
+  }
+
+  // A point is one cell at one concurrency. `misses` names the limit that it does not hold, null when it holds all.
+  function points(shown) {
+    const at = statistic();
+    const least = limit("accuracy");
+    const metric = $("score").value;
+    const keeps = accurate(shown, metric);
+    return shown.flatMap((cell) => cell.levels.filter((level) => level.out !== null).map((level) => {
+      const point = {
+        cell, level, name: cell.name, concurrency: level.concurrency, out: level.out, perGpu: level.out / (cell.gpus || 1),
+        latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
+      };
+      point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
+      point.misses = null;
+      for (const [name, id] of Object.entries(LIMITS)) {
+        if (limit(id) !== null && !(point.latency[name] !== null && point.latency[name] <= limit(id))) point.misses ??= NAMES[name];
+      }
+      if (least !== null && !(point.score !== null && point.score >= least)) point.misses ??= metric;
+      return point;
+    }));
+  }
+
+  const cheaper = (a, b) => b.perGpu - a.perGpu || (a.latency.ttft_ms ?? Infinity) - (b.latency.ttft_ms ?? Infinity);
+
+  function take(shown, all) {
+    const good = all.filter((point) => point.misses === null);
+    const gpus = shown.some((cell) => cell.gpus > 0);
+    const best = gpus ? "Most tokens/s per GPU" : "Most tokens/s";
+    const scored = all.some((point) => point.score !== null);
+    const groups = unique(shown.map(group));
+    const strict = scored && limit("accuracy") === null; // then the page itself keeps out what is clearly less accurate
+    const goals = [
+      [strict ? `${best}, accuracy kept` : best, cheaper, (point) => point.kept],
+      ...(strict ? [[`${best}, whatever the accuracy`, cheaper, () => true]] : []),
+      ["First token soonest", (a, b) => a.latency.ttft_ms - b.latency.ttft_ms, (point) => point.latency.ttft_ms !== null && point.kept],
+      ["Most accurate, then fastest", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null],
+    ].slice(0, groups.length > 3 ? 1 : 4);
+    const rows = [];
+    for (const one of groups) {
+      goals.forEach(([goal, compare, possible], place) => {
+        const ranked = good.filter((point) => group(point.cell) === one && possible(point)).sort(compare);
+        if (!ranked.length) return;
+        const first = ranked[0];
+        const next = ranked.find((point) => point.cell !== first.cell);
+        const { repeats } = first.level;
+        const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
+        rows.push({
+          mark: place === 0 && goals.length > 1,
+          values: [
+            groups.length > 1 ? `${one}: ${goal}` : goal, make("span", {}, link(first.cell), ` at concurrency ${first.concurrency}`), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
+            number(first.latency.ttft_ms), number(first.latency.tpot_ms), ...(scored ? [first.score === null ? "" : first.score.toFixed(2)] : []),
+            next ? make("span", {}, link(next.cell), ` at ${next.concurrency}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)} %)` : ""}`) : "",
+          ],
+        });
+      });
+    }
+    const at = statistic();
+    fill($("take-table"), [["goal", false], ["take", false], ["out tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["next best", false]], rows);
+    const lost = {};
+    for (const point of all) if (point.misses) lost[point.misses] = (lost[point.misses] ?? 0) + 1;
+    const why = Object.entries(lost).map(([name, n]) => `${n} by ${name}`).join(", ");
+    let text;
+    if (!all.length) text = "No cell shown has measurements.";
+    else if (!limited()) text = `${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}. No limits are set: enter above what your users accept.`;
+    else if (good.length) text = `${good.length} of ${counted(all.length, "measured point")} hold the limits${why ? `; the others fall out: ${why}` : ""}.`;
+    else text = `None of ${counted(all.length, "measured point")} holds the limits: ${why} fall out. ${nearest(all)}`;
+    if (strict && good.length) text += ` Accuracy is kept where ${$("score").value} is not clearly (95 %) below that of the unquantized or the most accurate cell.`;
+    const fewest = Math.min(...all.map((point) => point.level.ttft_ms?.n ?? Infinity));
+    if (["p95", "p99"].includes(at) && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is hardly more than their slowest.`;
+    $("take-why").textContent = text;
+    $("take-table").parentElement.hidden = !rows.length;
+    return good;
+  }
+
+  // Whether a cell's accuracy is kept: not clearly below that of the unquantized cell, by the paired 95 % interval of the
+  // difference; where there is none, not below the 95 % interval of the most accurate cell of its group.
+  function accurate(shown, metric) {
+    const floors = new Map();
+    for (const cell of shown) {
+      const score = cell.accuracy[metric];
+      const best = floors.get(group(cell));
+      if (score !== undefined && (best === undefined || score > best.score)) floors.set(group(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
+    }
+    return (cell) => {
+      const change = cell.drift?.scores?.[metric];
+      if (change?.interval) return change.interval[1] >= 0;
+      const floor = floors.get(group(cell));
+      return floor === undefined || (cell.accuracy[metric] !== undefined && cell.accuracy[metric] >= floor.low);
+    };
+  }
+
+  function nearest(all) {
+    const told = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
+      const values = all.map((point) => point.latency[name]).filter((value) => value !== null);
+      return values.length ? `the least ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
+    });
+    const scores = all.map((point) => point.score).filter((score) => score !== null);
+    if (limit("accuracy") !== null && scores.length) told.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
+    const text = told.join(", ");
+    return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
+  }
+
+  // the table of cells
+
+  function showTable(shown, good) {
+    const best = new Map();
+    for (const point of good) if (!best.has(point.cell.id) || best.get(point.cell.id).out < point.out) best.set(point.cell.id, point);
+    const visible = new Set(shown.map((cell) => cell.id));
+    const body = $("cells-table").tBodies[0];
+    for (const cell of cells) {
+      const point = best.get(cell.id);
+      if (cell.best) cell.best.textContent = point ? `${number(point.out)} @${point.concurrency}` : "";
+    }
+    const place = order.column;
+    const value = (cell) => {
+      const text = place === 0 ? cell.name : cell.row.cells[place].textContent.trim();
+      const parsed = Number.parseFloat(text);
+      return place > 0 && !Number.isNaN(parsed) ? parsed : text;
+    };
+    const sorted = place === null ? [...cells] : cells.map((cell) => [value(cell), cell]).sort(([a], [b]) => {
+      if (a === "" || b === "") return (a === "") - (b === ""); // what is missing stays last in either direction
+      const way = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+      return order.down ? -way : way;
+    }).map(([, cell]) => cell);
+    let rows = 0;
+    for (const cell of sorted) cell.row.hidden = !visible.has(cell.id) || ++rows > shownRows;
+    body.append(...sorted.map((cell) => cell.row));
+    const more = $("more");
+    more.hidden = rows <= shownRows;
+    more.textContent = `Show all ${rows} cells`;
+    return sorted.filter((cell) => visible.has(cell.id));
+  }
+
+  function bestColumn() {
+    const title = "the highest output throughput of its concurrencies that holds the limits";
+    $("cells-table").tHead.rows[0].cells[0].after(make("th", { scope: "col", className: "number", title }, "best tok/s"));
+    for (const cell of cells) cell.row.cells[0].after((cell.best = make("td")));
+  }
+
+  function sortable() {
+    const heads = [...$("cells-table").tHead.rows[0].cells];
+    heads.forEach((head, place) => {
+      const button = make("button", { type: "button" }, head.textContent);
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const firstDown = head.classList.contains("number") && !/ms|build|engine/.test(button.textContent);
+        order = order.column === place ? { column: place, down: !order.down } : { column: place, down: firstDown };
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+        show();
+      });
+    });
+    const more = make("button", { id: "more", type: "button", className: "more", hidden: true });
+    more.addEventListener("click", () => { shownRows = Infinity; show(); });
+    $("cells-table").parentElement.after(more);
+  }
+
+  // plots
+
+  const CONFIG = {
+    background: null, font: "system-ui, sans-serif", view: { stroke: null },
+    axis: { labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", labelLimit: 200, labelOverlap: true },
+    legend: { orient: "top", labelFontSize: 12, titleFontSize: 12, labelLimit: 260, symbolStrokeWidth: 2, title: null },
+    aria: false,
+  };
+  const plots = new Map();
+
+  async function plot(id, description, spec) {
+    const box = $(id);
+    if (!window.vegaEmbed || box.closest("[hidden]")) return;
+    const turn = (plots.get(id)?.turn ?? 0) + 1;
+    plots.get(id)?.view?.finalize();
+    plots.set(id, { turn });
+    const whole = { $schema: "https://vega.github.io/schema/vega-lite/v6.json", width: "container", autosize: { type: "fit-x", contains: "padding" }, config: { ...CONFIG, legend: { ...CONFIG.legend, columns: box.clientWidth < 600 ? 2 : 8 } }, ...spec };
+    const drawing = make("div", { className: "plot" });
+    box.replaceChildren(drawing);
+    const { view } = await vegaEmbed(drawing, whole, { mode: "vega-lite", ast: true, actions: false, defaultStyle: false, renderer: "svg", tooltip: tip });
+    if (plots.get(id).turn !== turn) { view.finalize(); return; }
+    plots.get(id).view = view;
+    drawing.setAttribute("role", "img");
+    drawing.firstElementChild.setAttribute("aria-hidden", "true");
+    drawing.setAttribute("aria-label", description);
+    view.addEventListener("click", (_, item) => { if (item?.datum?.cell) location.hash = `cell=${encodeURIComponent(item.datum.cell)}`; });
+  }
+
+  function tip(_, event, __, value) {
+    const box = $("tip");
+    box.hidden = value === null || value === undefined || value === "";
+    if (box.hidden) return;
+    box.textContent = typeof value === "object" ? Object.entries(value).map(([name, said]) => `${name}: ${said}`).join("\n") : String(value);
+    const { width, height } = box.getBoundingClientRect();
+    box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4))}px`;
+    box.style.top = `${event.clientY + height + 18 > innerHeight ? event.clientY - height - 10 : event.clientY + 14}px`;
+  }
+
+  const wide = (values) => values.length > 1 && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
+  const scale = (values, extra = {}) => (wide(values) ? { type: "log", ...extra } : { zero: false, nice: true, ...extra });
+  const said = (point) => [
+    point.name, `concurrency ${point.concurrency}`, `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} a GPU` : ""}`,
+    ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
+    ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy is not kept"]), ...(point.misses ? [`misses the limit: ${point.misses}`] : []),
+  ].join("\n");
+
+  function front(known) {
+    const found = [];
+    for (const point of [...known].sort((a, b) => a.x - b.x || b.y - a.y)) if (!found.length || point.y > found[found.length - 1].y) found.push(point);
+    return found;
+  }
+
+  function pareto(all) {
+    $("pareto").hidden = !window.vegaEmbed || !all.length;
+    const key = $("latency").value;
+    const axis = $("colour").value;
+    const gpus = unique(all.map((point) => point.cell.gpus)).length > 1;
+    const known = all.filter((point) => point.latency[key] !== null).map((point) => ({
+      x: point.latency[key], y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, said: said(point), point,
+    }));
+    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept)));
+    const on = new Set(fronts);
+    for (const point of known) point.rank = on.has(point) ? "front" : point.holds ? "holds" : "misses";
+    $("pareto-plot").hidden = !known.length;
+    const kinds = unique(known.map((point) => point.kind)).sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
+    const latency = `${NAMES[key]}, ms (${statistic()})`;
+    const speed = `Output tokens/s${gpus ? " per GPU" : ""}`;
+    const most = key in LIMITS ? limit(LIMITS[key]) : null;
+    const rule = most !== null;
+    const xs = known.map((point) => point.x).concat(rule ? [most] : []);
+    const plain = ({ point, ...rest }) => rest;
+    const x = { field: "x", type: "quantitative", title: latency, scale: scale(xs) };
+    const y = { field: "y", type: "quantitative", title: speed, scale: { zero: true, nice: true } };
+    const colour = kinds.length > 1 ? { color: { field: "kind", type: "nominal", scale: { domain: kinds, range: COLOURS } }, shape: { field: "kind", type: "nominal", scale: { domain: kinds, range: SHAPES } } } : { color: { value: COLOURS[0] } };
+    plot("pareto-plot", `Scatter plot of ${counted(known.length, "point")}: ${speed} against ${latency}. ${counted(fronts.length, "point")} on the Pareto front, listed in the table below.`, {
+      height: 380,
+      layer: [
+        { data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, detail: { field: "group" }, order: { field: "x" } } },
+        { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...colour, ...(kinds.length > 1 ? { fill: colour.color } : { fill: { value: COLOURS[0] } }), tooltip: { field: "said" },
+          size: { condition: { test: "datum.rank == 'front'", value: 110 }, value: 55 }, fillOpacity: { condition: { test: "datum.kept", value: 1 }, value: 0 },
+          opacity: { condition: [{ test: "datum.rank == 'front'", value: 1 }, { test: "datum.rank == 'holds'", value: 0.55 }], value: 0.18 } } },
+        ...(rule ? [
+          { data: { values: [{ x: most }] }, mark: { type: "rule", strokeWidth: 2, color: "var(--bad)" }, encoding: { x } },
+          { data: { values: [{ x: most, text: `limit ${number(most)} ms` }] }, mark: { type: "text", align: "left", dx: 4, baseline: "top", color: "var(--bad)" }, encoding: { x, y: { value: 2 }, text: { field: "text" } } },
+        ] : []),
+      ],
+    });
+    fill($("front"), [["cell", false], ["concurrency", true], [speed, true], [latency, true], ["holds the limits", false]],
+      fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), String(one.point.concurrency), number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
+    $("pareto-note").textContent = [
+      known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
+      unique(known.map((point) => point.group)).length > 1 ? `Each ${apart.join(", ")} has its own front.` : "",
+    ].join(" ");
+  }
+
+  function curves(inOrder) {
+    const chosen = inOrder.filter((cell) => cell.levels.length).slice(0, CURVES);
+    $("curves").hidden = !window.vegaEmbed || !chosen.some((cell) => cell.levels.length > 1);
+    const measured = inOrder.filter((cell) => cell.levels.length).length;
+    if ($("curves").hidden) return;
+    $("curves-note").textContent = measured > CURVES ? `The first ${CURVES} of ${measured} cells, in the order of the table: sort or filter it to see others.` : "The cells of the table.";
+    $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell))));
+    const at = statistic();
+    const names = chosen.map((cell) => cell.name);
+    const draw = (id, title, of) => {
+      const values = chosen.flatMap((cell) => cell.levels.map((level) => ({ c: level.concurrency, v: of(level), name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
+      for (const one of values) one.said = `${one.name}\nconcurrency ${one.c}\n${title}: ${number(one.v)}`;
+      $(id).hidden = !values.length;
+      if (!values.length) return;
+      const steps = unique(values.map((one) => one.c)).sort((a, b) => a - b);
+      plot(id, `${title} over concurrency ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
+        data: { values }, height: 240,
+        mark: { type: "line", point: { size: 45, filled: true }, strokeWidth: 2 },
+        encoding: {
+          x: { field: "c", type: "quantitative", title: "concurrency", scale: { ...(steps[0] > 0 && steps.length > 2 ? { type: "log", base: 2 } : { zero: false }), nice: false, padding: 10 }, axis: { values: steps, format: "d" } },
+          y: { field: "v", type: "quantitative", title, scale: scale(values.map((one) => one.v), wide(values.map((one) => one.v)) ? {} : { zero: true }) },
+          color: { field: "name", type: "nominal", scale: { domain: names, range: COLOURS }, legend: null }, tooltip: { field: "said" },
+        },
+      });
+    };
+    draw("curve-ttft", `TTFT, ms (${at})`, (level) => level.ttft_ms?.[at]);
+    draw("curve-tpot", `TPOT, ms (${at})`, (level) => level.tpot_ms?.[at]);
+    draw("curve-out", "Output tokens/s", (level) => level.out);
+  }
+
+  function precision(shown) {
+    const metric = $("score").value;
+    const scored = shown.filter((cell) => cell.accuracy[metric] !== undefined);
+    $("precision").hidden = !scored.length;
+    if (!scored.length) return;
+    const groups = new Map();
+    for (const cell of scored) {
+      const key = JSON.stringify([cell.axes.model, cell.axes.precision]);
+      groups.set(key, [...(groups.get(key) ?? []), cell]);
+    }
+    const lines = [...groups].map(([key, members]) => {
+      const scores = members.map((cell) => cell.accuracy[metric]);
+      const [model, kind] = JSON.parse(key);
+      const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
+      const typical = members.reduce((a, b) => (Math.abs(b.accuracy[metric] - mean) < Math.abs(a.accuracy[metric] - mean) ? b : a));
+      const [low, high] = typical.intervals[metric] ?? [null, null];
+      return { model, kind, mean, low, high, questions: typical.questions, change: typical.drift?.scores?.[metric], agreement: typical.drift?.agreement, n: members.length, least: Math.min(...scores), most: Math.max(...scores) };
+    });
+    const models = unique(lines.map((line) => line.model));
+    const range = (ends) => (ends ? `${ends[0].toFixed(3)} to ${ends[1].toFixed(3)}` : "");
+    const drifts = lines.some((line) => line.change);
+    const many = models.length > 1;
+    fill($("precision-table"), [["precision", false], ...(many ? [["model", false]] : []), ["cells", true], [metric, true], ["95 % interval", true], ...(drifts ? [["change", true], ["its 95 % interval", true], ["same answers", true]] : []), ["questions", true]],
+      lines.map((line) => ({ values: [line.kind, ...(many ? [line.model] : []), String(line.n), line.mean.toFixed(3) + (line.most - line.least >= 0.0005 ? ` (${line.least.toFixed(3)}–${line.most.toFixed(3)})` : ""), line.low === null ? "" : range([line.low, line.high]),
+        ...(drifts ? [line.change ? `${line.change.difference > 0 ? "+" : ""}${line.change.difference.toFixed(3)}` : "", range(line.change?.interval), line.agreement === undefined ? "" : `${(line.agreement * 100).toFixed(0)} %`] : []), String(line.questions ?? "")] })));
+    $("precision-caption").textContent = `Mean ${metric} of the cells of each precision. Intervals${drifts ? ", and change from the unquantized cell with equal answers," : ""} are of the cell nearest to the mean.`;
+    for (const line of lines) line.said = `${line.kind}${many ? `, ${line.model}` : ""}\n${metric} ${line.mean.toFixed(3)}, ${counted(line.n, "cell")}${line.low === null ? "" : `\n95 % interval of ${counted(line.questions, "question")}: ${range([line.low, line.high])}`}`;
+    const y = { field: "kind", type: "nominal", title: null, sort: unique(lines.map((line) => line.kind)) };
+    const few = many && models.length <= COLOURS.length;
+    const tell = few ? { color: { field: "model", type: "nominal", scale: { domain: models, range: COLOURS } }, yOffset: { field: "model" } } : { color: { value: COLOURS[0] } };
+    plot("accuracy-plot", `${metric} per precision: ${lines.slice(0, 12).map((line) => `${line.kind} ${line.mean.toFixed(2)}`).join(", ")}. The table below has all.`, {
+      data: { values: lines }, height: Math.max(70, y.sort.length * (few ? 10 + 12 * models.length : 30)),
+      layer: [
+        { mark: { type: "rule", strokeWidth: 2, opacity: 0.5 }, encoding: { y, x: { field: "low", type: "quantitative" }, x2: { field: "high" }, ...tell, tooltip: { field: "said" } } },
+        { mark: { type: "point", filled: true, size: 90 }, encoding: { y, x: { field: "mean", type: "quantitative", title: `${metric}${lines.some((line) => line.low !== null) ? ", with 95 % interval" : ""}`, scale: { domain: [0, 1] } }, ...tell, tooltip: { field: "said" } } },
+        ...(limit("accuracy") === null ? [] : [{ data: { values: [{ least: limit("accuracy") }] }, mark: { type: "rule", strokeWidth: 2, color: "var(--bad)" }, encoding: { x: { field: "least", type: "quantitative" } } }]),
+      ],
+    });
+  }
+
+  function timeline() {
+    const kinds = unique(data.stages.map((stage) => stage.stage));
+    const bars = data.stages.flatMap((stage) => stage.attempts.map(([start, end, outcome]) => ({ stage, start, end, outcome })));
+    $("gantt").hidden = !window.vegaEmbed || !bars.length;
+    if (!bars.length) return;
+    const lanes = new Map(kinds.map((kind) => [kind, []]));
+    bars.sort((a, b) => a.start - b.start);
+    for (const bar of bars) { // the first lane of its stage that is free
+      const free = lanes.get(bar.stage.stage);
+      let lane = free.findIndex((end) => end <= bar.start);
+      if (lane < 0) lane = free.push(0) - 1;
+      free[lane] = bar.end;
+      bar.lane = lane;
+    }
+    const used = kinds.filter((kind) => lanes.get(kind).length);
+    const rows = used.flatMap((kind) => lanes.get(kind).map((_, lane) => `${kind} ${lane}`));
+    const outcomes = { succeeded: "made", stopped: "served or stopped", failed: "failed", null: "running", interrupted: "interrupted" };
+    const domain = ["made", "served or stopped", "failed", "interrupted", "running"];
+    const values = bars.map((bar) => {
+      const made = bar.stage.provenance;
+      const cores = bar.outcome === "succeeded" && made.cpu_s !== undefined && made.duration_s > 0 ? `\n${(made.cpu_s / made.duration_s).toFixed(1)} cores busy` : "";
+      const outcome = outcomes[bar.outcome] ?? bar.outcome;
+      return { row: `${bar.stage.stage} ${bar.lane}`, start: bar.start, end: Math.max(bar.end, bar.start), outcome,
+        said: `${bar.stage.stage} · ${bar.stage.name}\n${outcome}, ${seconds(bar.end - bar.start)} from ${seconds(bar.start)}${cores}${bar.stage.gpus.length ? `\nGPUs ${bar.stage.gpus.join(", ")}` : ""}` };
+    });
+    const x = { field: "start", type: "quantitative", title: null, axis: { labels: true, grid: true }, scale: { nice: false, domain: [0, Math.max(...bars.map((bar) => bar.end))] } };
+    const present = domain.filter((outcome) => values.some((value) => value.outcome === outcome));
+    const colours = { made: "var(--s1)", "served or stopped": "var(--s8)", failed: "var(--bad)", interrupted: "var(--s5)", running: "var(--s6)" };
+    const margin = { minExtent: 90, maxExtent: 90 }; // the plots below each other share their time axis
+    plot("gantt", `Timeline of ${counted(bars.length, "attempt")} in ${seconds(x.scale.domain[1])}; the table below sums it up by stage.`, {
+      height: Math.max(60, Math.min(18 * rows.length, 420)), data: { values },
+      mark: { type: "bar", stroke: "var(--back)", strokeWidth: 0.5 },
+      encoding: {
+        x, x2: { field: "end" }, tooltip: { field: "said" },
+        y: { field: "row", type: "nominal", title: "stage", scale: { domain: rows }, axis: { ...margin, labelExpr: "slice(datum.label, -2) == ' 0' ? slice(datum.label, 0, -2) : ''", ticks: false, labelOverlap: false } },
+        color: { field: "outcome", type: "nominal", scale: { domain: present, range: present.map((outcome) => colours[outcome]) } },
+      },
+    });
+    for (const [id, title] of [["cpus", "CPU slots"], ["gpus", "GPUs"]]) {
+      const steps = held(bars, id);
+      const last = id === "gpus" || !held(bars, "gpus").length;
+      $(id).hidden = !window.vegaEmbed || !steps.length;
+      plot(id, `${title} held by stage runs over time, at most ${Math.max(0, ...steps.map((step) => step.n))}.`, {
+        height: 70, data: { values: steps }, mark: { type: "area", interpolate: "step-after", opacity: 0.6, color: "var(--s3)", line: { color: "var(--s3)" } },
+        encoding: { x: { ...x, field: "at", title: last ? "seconds since the run began" : null }, y: { field: "n", type: "quantitative", title, axis: { ...margin, tickMinStep: 1, tickCount: 3, format: "d" } } },
+      });
+    }
+  }
+
+  // How much of a resource the stage runs held: a step at each change.
+  function held(bars, kind) {
+    const changes = bars.flatMap((bar) => (bar.stage.resources[kind] ? [[bar.start, bar.stage.resources[kind]], [bar.end, -bar.stage.resources[kind]]] : []));
+    const steps = new Map();
+    let n = 0;
+    for (const [at, change] of changes.sort((a, b) => a[0] - b[0])) steps.set(at, (n += change));
+    return [...steps].map(([at, held]) => ({ at, n: held }));
+  }
+
+  // one cell's details
+
+  function details(cell) {
+    const body = [];
+    const pair = (list, name, value) => { if (value !== null && value !== undefined && value !== "") list.append(make("dt", {}, name), make("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))); };
+    const about = make("dl");
+    pair(about, "status", cell.status);
+    pair(about, "why", cell.reason);
+    pair(about, "try", cell.hint);
+    pair(about, "log", cell.log);
+    for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
+    for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} of ${cell.questions} questions`);
+    body.push(about);
+    if (cell.levels.length) {
+      const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
+      const table = make("table", {}, make("caption", {}, "Measurements at each concurrency. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
+      fill(table, [["concurrency", true], ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
+        cell.levels.map((level) => ({ values: [String(level.concurrency), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
+          ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
+      body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
+    }
+    if (cell.findings.length) body.push(make("h3", {}, "Findings about its numbers"), make("ul", {}, ...cell.findings.map((text) => make("li", {}, text))));
+    const stages = data.runs[cell.id].map((place) => data.stages[place]);
+    if (stages.length) body.push(make("h3", {}, "Stages: commands, logs, provenance"));
+    for (const stage of stages) body.push(stageDetails(stage, pair));
+    $("details-name").textContent = cell.id;
+    $("details-body").replaceChildren(...body);
+  }
+
+  function stageDetails(stage, pair) {
+    const spent = stage.attempts.reduce((sum, [start, end]) => sum + end - start, 0);
+    const time = stage.attempts.length ? `, ${seconds(spent)}` : stage.made_s === null ? "" : `, made in ${seconds(stage.made_s)}`;
+    const box = make("details", { open: stage.ending === "failed" }, make("summary", {}, make("b", {}, stage.stage), ` ${stage.ending}${time} `, make("code", { className: "quiet" }, stage.id)));
+    if (stage.message) box.append(make("p", { className: "warn said" }, stage.message + (stage.hint ? `\ntry: ${stage.hint}` : "")));
+    for (const command of stage.commands) {
+      const text = make("pre", { tabIndex: 0, ariaLabel: `Command of ${stage.stage}` }, command);
+      const copy = make("button", { type: "button" }, "Copy the command");
+      copy.addEventListener("click", async () => {
+        try { await navigator.clipboard.writeText(command); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(text); copy.textContent = "Selected: copy it with the keyboard"; }
+      });
+      box.append(text, copy);
+    }
+    for (const [name, text] of [["log", stage.log], ["server log", stage.server_log]]) {
+      if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is left out here: all logs together are too long. pipeline logs ${stage.id}`));
+      else if (text) box.append(make("details", { open: stage.ending === "failed" }, make("summary", {}, `End of the ${name}`), make("pre", { tabIndex: 0, ariaLabel: name }, text)));
+    }
+    const facts = make("dl");
+    pair(facts, "why it was to run", stage.planned);
+    pair(facts, "fingerprint", stage.fingerprint);
+    pair(facts, "folder", stage.folder);
+    pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => (name === "exclusive" ? "alone on the machine" : `${n} ${name}`)).join(", "));
+    pair(facts, "GPUs", stage.gpus.join(", "));
+    pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size / 1e6).toFixed(1)} MB` : "");
+    for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);
+    for (const name of ["params", "files", "identity", "inputs"]) pair(facts, `key: ${name}`, stage.key[name]);
+    box.append(make("details", {}, make("summary", {}, "Provenance"), facts));
+    return box;
+  }
+
+  function followHash() {
+    const match = /^#cell=(.*)$/.exec(location.hash);
+    if (!match) return;
+    let id;
+    try { id = decodeURIComponent(match[1]); } catch { return; }
+    const cell = cells.find((one) => one.id === id);
+    if (!cell) return;
+    details(cell);
+    if (!$("details").open) $("details").showModal();
+    $("details").scrollTop = 0;
+  }
+
+  // everything
+
+  function show() {
+    const shown = filtered();
+    const all = points(shown);
+    const good = take(shown, all);
+    const inOrder = showTable(shown, good);
+    const holding = limited() ? `, ${good.length} hold the limits` : "";
+    $("told").textContent = `${shown.length} of ${counted(cells.length, "cell")}, ${counted(all.length, "measured point")}${holding}.`;
+    pareto(all);
+    curves(inOrder);
+    precision(shown);
+  }
+
+  function controls() {
+    const axes = unique(cells.flatMap((cell) => Object.keys(cell.axes)));
+    const varying = axes.map((axis) => [axis, unique(cells.map((cell) => String(cell.axes[axis])))]).filter(([, values]) => values.length > 1);
+    const select = (name, values) => make("select", { name }, make("option", { value: "" }, "any"), ...values.map((value) => make("option", { value }, value)));
+    for (const [axis, values] of varying) if (values.length <= 60) $("filters").append(make("label", {}, axis.replaceAll("_", " "), " ", select(axis, values)));
+    const statuses = unique(cells.map((cell) => cell.status));
+    if (statuses.length > 1) $("filters").append(make("label", {}, "status ", select("status", statuses)));
+    const colours = varying.filter(([, values]) => values.length <= COLOURS.length).map(([axis]) => axis);
+    $("colour").append(...colours.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "nothing"));
+    const scores = unique(cells.flatMap((cell) => Object.keys(cell.accuracy)));
+    $("score").append(...scores.map((name) => make("option", { value: name }, name)));
+    document.querySelector("#controls .accuracy").hidden = !scores.length;
+    for (const [id, value] of [...Object.entries(LIMITS).map(([name, id]) => [id, data.limits[name]]), ["statistic", data.limits.statistic]]) {
+      if (value === undefined) continue;
+      $(id).value = value;
+      if (id === "statistic") [...$(id).options].forEach((option) => { option.defaultSelected = option.value === value; });
+      else $(id).defaultValue = value;
+    }
+    const later = soon(show);
+    $("controls").addEventListener("input", later);
+    $("controls").addEventListener("reset", () => setTimeout(show));
+    $("controls").addEventListener("submit", (event) => event.preventDefault());
+    $("latency").addEventListener("input", later);
+    $("colour").addEventListener("input", later);
+  }
+
+  async function start() {
+    if (!window.DecompressionStream) {
+      document.querySelector("header").append(make("p", { className: "warn" }, "This browser is too old for the plots and details: it has no DecompressionStream."));
+      return;
+    }
+    data = JSON.parse(await unpack("data"));
+    const rows = [...$("cells-table").tBodies[0].rows];
+    cells = data.cells.map((cell, n) => ({ ...cell, row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
+    apart = ["model", "isl", "osl"].filter((axis) => unique(cells.map((cell) => String(cell.axes[axis]))).length > 1);
+    const measured = cells.some((cell) => cell.levels.length);
+    document.querySelectorAll(".needs-script").forEach((node) => { node.hidden = false; });
+    if (measured) bestColumn();
+    $("take").hidden = !measured;
+    for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = true;
+    sortable();
+    controls();
+    show();
+    addEventListener("hashchange", followHash);
+    $("close").addEventListener("click", () => $("details").close());
+    $("details").addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+    addEventListener("beforeprint", () => { for (const cell of filtered()) cell.row.hidden = false; });
+    addEventListener("afterprint", show);
+    followHash();
+    if ($("library")) {
+      const script = make("script");
+      script.textContent = await unpack("library"); // its hash stands in the page's policy
+      document.body.append(script);
+      for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = false;
+      show();
+      timeline();
+    }
+    document.documentElement.dataset.ready = "";
+  }
+
+  start();
+})();

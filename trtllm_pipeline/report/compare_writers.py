@@ -1,0 +1,281 @@
+"""A comparison as a terminal table, Markdown and CSV. JSON is `compare.to_json`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.report.compare import Comparison, Delta, Pair, Payback, Verdict
+from trtllm_pipeline.report.gate import Break
+from trtllm_pipeline.report.names import count, shared_parts, without
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+MARKS: Final = {
+    Verdict.BETTER: "✔",
+    Verdict.WORSE: "✘",
+    Verdict.NOISE: "≈",
+    Verdict.UNKNOWN: "?",
+    Verdict.MISSING: "n/a",
+}
+LEGEND: Final = "✔ better, ✘ worse, ≈ within noise, ? no interval, n/a missing on one side"
+_STYLES: Final = {Verdict.BETTER: "green", Verdict.WORSE: "bold red", Verdict.NOISE: "dim", Verdict.UNKNOWN: ""}
+_UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requests/s", "engine_bytes": "bytes"}
+
+
+def head(metric: str) -> str:
+    """A metric's name for people: `TTFT p99`."""
+    stem, _, rest = metric.partition("_")
+    if stem in {"ttft", "tpot", "itl", "icl", "e2e"}:
+        return f"{stem.upper() if stem != 'e2e' else 'e2e'} {rest}"
+    known = {"output_tps": "out tok/s", "input_tps": "in tok/s", "rps": "req/s", "engine_bytes": "engine size"}
+    return known.get(metric, metric.removeprefix("accuracy.").replace("_s", " s"))
+
+
+def unit(metric: str) -> str:
+    """Its unit, empty for scores."""
+    if metric.endswith("_s"):
+        return "s"
+    return _UNITS.get(metric, "" if metric.startswith("accuracy") else "ms")
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; whole numbers from 100 on."""
+    if value is None:
+        return "n/a"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent(change: float) -> str:
+    """`+3.1 %`."""
+    return f"{change * 100:+.1f} %"
+
+
+def sentence(delta: Delta) -> str:
+    """`31.2 → 40.1 ms, +28.5 % (+11.0 % to +49.2 %)`."""
+    of, scale = (unit(delta.metric), 1.0) if delta.metric != "engine_bytes" else ("MB", 1e6)
+    before, after = (number(None if value is None else value / scale) for value in (delta.base, delta.new))
+    text = f"{before} → {after} {of}".rstrip()
+    if delta.change is not None:
+        text += f", {percent(delta.change)}"
+    if delta.interval is not None and delta.method != "exact":
+        text += f" ({percent(delta.interval[0])} to {percent(delta.interval[1])})"
+    return text
+
+
+def _cell_text(delta: Delta | None) -> str:
+    if delta is None or delta.verdict is Verdict.MISSING:
+        return "" if delta is None else MARKS[Verdict.MISSING]
+    assert delta.change is not None
+    return f"{percent(delta.change)} {MARKS[delta.verdict]}"
+
+
+def _place(pair: Pair, parts: Sequence[str]) -> str:
+    level = f" @{pair.level}" if pair.level is not None else ""
+    return f"{without(pair.cell, parts)}{level}"
+
+
+def _metrics(pairs: Sequence[Pair]) -> list[str]:
+    """Those that are there on both sides in some pair, in order."""
+    known = (delta for pair in pairs for delta in pair.deltas if delta.verdict is not Verdict.MISSING)
+    found = {delta.metric for delta in known}
+    return list(dict.fromkeys(delta.metric for pair in pairs for delta in pair.deltas if delta.metric in found))
+
+
+def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
+    """What is beyond noise, the worst first."""
+    found = [
+        (pair, delta)
+        for pair in comparison.pairs
+        for delta in pair.deltas
+        if delta.verdict in {Verdict.BETTER, Verdict.WORSE}
+    ]
+    return sorted(found, key=lambda each: (each[1].verdict is Verdict.BETTER, -abs(each[1].change or 0)))
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """What a reader has to know of the numbers."""
+    notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
+    tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]
+    if len(tried) >= 10:
+        expected = max(1, round(0.05 * len(tried)))
+        notes.append(
+            f"of {len(tried)} differences with a 95 % interval about {expected} would be marked by chance alone"
+        )
+    return notes
+
+
+def _problems(comparison: Comparison) -> list[str]:
+    found = [f"{cell}: not compared, {why}" for cell, why in comparison.only_new]
+    found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
+    return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
+
+
+def _paid_back(each: Payback, parts: Sequence[str]) -> str:
+    place = f"{without(each.cell, parts)} @{each.level}"
+    made = f"{each.preparation_s:.1f} s of quantizing, converting and building"
+    if each.tokens is None:
+        return f"{place}: {made} are never paid back, a token takes longer than with the base"
+    sure = {Verdict.NOISE: "; the saving is within noise", Verdict.UNKNOWN: "; the saving has no interval"}
+    return (
+        f"{place}: {made} are paid back after {each.tokens:,.0f} output tokens "
+        f"({each.saved_s_per_token * 1e3:.3g} ms saved a token{sure.get(each.verdict, '')})"
+    )
+
+
+# Terminal
+
+
+def to_table(comparison: Comparison, broken: Sequence[Break] | None = None) -> Group:
+    """Differences as one table for levels and one for cells, then what is beyond noise with its numbers, then the gate."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts = shared_parts([pair.cell for pair in comparison.pairs])
+    said: list[Any] = [Text(f"{comparison.new} against {comparison.base}", "bold")]
+    said += [Text(f"all cells: {' '.join(parts)}")] if parts else []
+    for of_level in (True, False):
+        pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
+        if _metrics(pairs):
+            said += [Text(), _grid(pairs, parts)]
+    said += [Text(LEGEND, "dim")] if comparison.pairs else []
+    marked = _marked(comparison)
+    if marked:
+        said.append(Text("\nbeyond noise", "bold"))
+        said += [
+            Text(
+                f"  {MARKS[delta.verdict]} {_place(pair, parts)} {head(delta.metric)}: {sentence(delta)}",
+                _STYLES[delta.verdict],
+            )
+            for pair, delta in marked[:20]
+        ]
+        said += [Text(f"  and {len(marked) - 20} more: --format csv has all", "dim")] if len(marked) > 20 else []
+    if comparison.paybacks:
+        said.append(Text("\npayback", "bold"))
+        said += [Text(f"  {_paid_back(each, parts)}") for each in comparison.paybacks]
+    said += [Text(f"\n{text}", "yellow") for text in _problems(comparison)]
+    said += [Text(), *(Text(text, "dim") for text in _notes(comparison))]
+    if broken is not None:
+        said += [Text(), *gate_lines(broken)]
+    return Group(*said)
+
+
+def _grid(pairs: Sequence[Pair], parts: Sequence[str]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    metrics = _metrics(pairs)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("cell" if pairs[0].level is None else "cell @concurrency")
+    for metric in metrics:
+        table.add_column(head(metric), justify="right", no_wrap=True)
+    for pair in pairs:
+        deltas = [pair.delta(metric) for metric in metrics]
+        table.add_row(
+            _place(pair, parts),
+            *(Text(_cell_text(delta), _STYLES.get(delta.verdict, "") if delta else "") for delta in deltas),
+        )
+    return table
+
+
+def gate_lines(broken: Sequence[Break]) -> list[Any]:
+    """What the gate says: a table of what broke, or that nothing did."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not broken:
+        return [Text("gate: holds", "green")]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("cell", "level", "condition", "base", "new", "change", "why"):
+        table.add_column(name, overflow="fold")
+    for each in broken:
+        table.add_row(*_break_row(each))
+    return [Text(f"gate: {count(len(broken), 'condition')} broken", "bold red"), table]
+
+
+def _break_row(each: Break) -> list[str]:
+    change = each.delta.change if each.delta else None
+    return [
+        each.cell,
+        "" if each.level is None else f"@{each.level}",
+        str(each.condition),
+        number(each.delta.base) if each.delta else "n/a",
+        number(each.delta.new) if each.delta else "n/a",
+        "n/a" if change is None else percent(change),
+        each.reason,
+    ]
+
+
+# Markdown
+
+
+def to_markdown(comparison: Comparison, broken: Sequence[Break] | None = None) -> str:
+    """For a pull request: what broke first, then the tables."""
+    parts = shared_parts([pair.cell for pair in comparison.pairs])
+    lines = [f"### Comparison: `{comparison.new}` against `{comparison.base}`", ""]
+    if broken is not None:
+        lines += [f"**Gate: {count(len(broken), 'condition')} broken**" if broken else "**Gate: holds**", ""]
+        if broken:
+            lines += _markdown(
+                ["cell", "level", "condition", "base", "new", "change", "why"],
+                map(_break_row, broken),
+                left=(0, 1, 2, 6),
+            )
+    lines += [f"All cells: {' '.join(f'`{part}`' for part in parts)}", ""] if parts else []
+    for of_level in (True, False):
+        pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
+        metrics = _metrics(pairs)
+        if metrics:
+            rows = [
+                [f"`{_place(pair, parts)}`", *(_cell_text(pair.delta(metric)) for metric in metrics)] for pair in pairs
+            ]
+            lines += _markdown(["cell", *map(head, metrics)], rows, left=(0,))
+    lines += [LEGEND, ""] if comparison.pairs else []
+    for title, items in (
+        (
+            "Beyond noise",
+            [
+                f"{MARKS[delta.verdict]} `{_place(pair, parts)}` {head(delta.metric)}: {sentence(delta)}"
+                for pair, delta in _marked(comparison)
+            ],
+        ),
+        ("Payback", [_paid_back(each, parts) for each in comparison.paybacks]),
+        ("Not compared", _problems(comparison)),
+        ("About the intervals", _notes(comparison)),
+    ):
+        if items:
+            lines += [f"**{title}**", "", *(f"- {item}" for item in items), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int]) -> list[str]:
+    rule = ["---" if index in left else "---:" for index in range(len(heads))]
+    table = [heads, rule, *rows]
+    return [*("| " + " | ".join(value.replace("|", "\\|") for value in row) + " |" for row in table), ""]
+
+
+# CSV
+
+
+def to_csv(comparison: Comparison) -> str:
+    """One line for each figure of each pair."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["cell", "base_cell", "level", "metric", "unit", "base", "new", "change", "low", "high", "method", "verdict"]
+    )
+    for pair in comparison.pairs:
+        for delta in pair.deltas:
+            low, high = delta.interval or (None, None)
+            figures = [delta.base, delta.new, delta.change, low, high]
+            names = [delta.metric, unit(delta.metric)]
+            writer.writerow([pair.cell, pair.base, pair.level, *names, *figures, delta.method, delta.verdict.value])
+    return text.getvalue()
+
+
+def gate_json(broken: Sequence[Break]) -> Mapping[str, Any]:
+    """The gate's part of the JSON."""
+    return {"holds": not broken, "broken": [each.to_json() for each in broken]}

@@ -1,0 +1,79 @@
+"""A run as JUnit XML, for CI systems: one test suite, one test case for each stage run and each impossible cell.
+
+A stage run that cells share is one case, so that one broken download is one failure. The dialect is the one that
+Jenkins, GitLab and GitHub's test reporters read: suites, suite, case, failure, skipped, system-out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Final
+from xml.etree import ElementTree as Xml
+
+from trtllm_pipeline.report.record import Ending, Record, StageRecord
+from trtllm_pipeline.report.rows import CellStatus, Row
+
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 has no way to write, such as the escape characters of coloured logs."""
+_SKIPPED: Final = {
+    Ending.NOT_RUN: "not run: something it needs failed, or the run ended before",
+    Ending.SKIPPED: "not needed in this run",
+    Ending.INTERRUPTED: "interrupted",
+    Ending.RUNNING: "still running",
+}
+
+
+def to_junit(rows: Sequence[Row], record: Record, matrix: str = "") -> str:
+    """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
+    findings = {row.id: [text for text in row.findings if not text.startswith("info:")] for row in rows}
+    cases = [_case(stage, [text for cell in stage.cells for text in findings.get(cell, ())]) for stage in record.stages]
+    cases += [_impossible(row) for row in rows if row.status is CellStatus.INFEASIBLE]
+    failures = sum(case.find("failure") is not None for case in cases)
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    seconds = sum(stage.seconds for stage in record.stages)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(failures),
+        "errors": "0",
+        "skipped": str(skipped),
+        "time": f"{seconds:.3f}",
+    }
+    suite = Xml.Element("testsuite", {"name": _clean(f"{matrix} {record.id}".strip()), **counts})
+    if record.started_s is not None:
+        moment = datetime.fromtimestamp(record.started_s, timezone.utc)
+        suite.set("timestamp", moment.replace(tzinfo=None).isoformat(timespec="seconds"))
+    suite.extend(cases)
+    suites = Xml.Element("testsuites", {"name": "trtllm-pipeline", **counts})
+    suites.append(suite)
+    Xml.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suites, encoding="unicode") + "\n"
+
+
+def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
+    case = Xml.Element(
+        "testcase", {"classname": stage.stage, "name": _clean(stage.name), "time": f"{stage.seconds:.3f}"}
+    )
+    if stage.ending is Ending.FAILED:
+        message = stage.message or "failed without a reason"
+        failure = Xml.SubElement(case, "failure", {"type": stage.failure or "bug", "message": _clean(message)})
+        hint = None if stage.hint is None else f"try: {stage.hint}"
+        cells = "cells: " + ", ".join(stage.cells)
+        failure.text = _clean("\n".join(filter(None, (message, hint, cells, stage.log))))
+    elif stage.ending in _SKIPPED:
+        Xml.SubElement(case, "skipped", {"message": _SKIPPED[stage.ending]})
+    said = [stage.id, stage.ending.value.replace("_", " ")]
+    said += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
+    Xml.SubElement(case, "system-out").text = _clean("\n".join(said))
+    return case
+
+
+def _impossible(row: Row) -> Xml.Element:
+    case = Xml.Element("testcase", {"classname": "plan", "name": _clean(row.id), "time": "0.000"})
+    Xml.SubElement(case, "skipped", {"message": _clean(f"can never work: {row.reason}")})
+    return case
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("", text)

@@ -1,0 +1,362 @@
+"""What is compared: cells with their figures, from a run of a workspace, a report file, or a load run against any server.
+
+    latest, latest~1, 20261121-03     runs of the workspace
+    report.json                       any report, also of another workspace
+    perf.json, events.jsonl, a folder with them    what `pipeline perf` left; one cell without axes
+
+Several separated by commas are repeats of the same thing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
+from trtllm_pipeline.report.runs import find_run, read_run
+from trtllm_pipeline.report.writers import NAME as REPORT
+from trtllm_pipeline.report.writers import read_report
+from trtllm_pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.perf.metrics import Tokenizer
+
+RATES: Final = {
+    "output_tps": "output_tokens_per_s",
+    "input_tps": "input_tokens_per_s",
+    "rps": "requests_per_s",
+}
+"""Name of a rate in comparisons -> in reports."""
+PREPARATION: Final = ("quantize", "convert", "build")
+"""Stages that a configuration costs before its first token."""
+EVENTS: Final = "events.jsonl"
+PERF: Final = "perf.json"
+_LATEST: Final = re.compile(r"latest(?:~(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured request with an answer."""
+
+    prompt: str
+    text: str
+    repeat: int
+    ttft_ms: float
+    e2e_ms: float
+    tpot_ms: float | None
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One level of one cell. Names of figures: `ttft_p99`, `tpot_p50`, ... in ms, and RATES."""
+
+    key: str
+    """The level, as people write it: `4` requests in flight, or `2.5/s`."""
+    level: Level
+    samples_of: tuple[Path, Path | None] | None = None
+    """Event file, and the tokenizer that counts its tokens where the server did not."""
+
+    def value(self, name: str) -> float | None:
+        """The figure of all repeats together, as reported."""
+        if name in RATES:
+            value: float | None = getattr(self.level, RATES[name])
+            return value
+        latency, statistic = split(name)
+        return self.level.latency(latency, statistic)
+
+    def repeats(self, name: str) -> list[float]:
+        """The figure of each repeat; empty unless all have one."""
+        values = [_of_repeat(repeat, name) for repeat in self.level.repeats]
+        return [value for value in values if value is not None] if None not in values else []
+
+    @property
+    def started_s(self) -> list[float]:
+        """Unix time at which each repeat began; empty unless all say so."""
+        times = [repeat.get("started_s") for repeat in self.level.repeats]
+        return [time for time in times if time is not None] if None not in times else []
+
+    @cached_property
+    def samples(self) -> tuple[Sample, ...]:
+        """Its measured requests, from the event file; empty where that is gone or cannot be read."""
+        if self.samples_of is None:
+            return ()
+        return _samples(*self.samples_of).get(self.key, ())
+
+
+def _of_repeat(repeat: Mapping[str, Any], name: str) -> float | None:
+    if name in RATES:
+        rate: float | None = repeat.get(RATES[name])
+        return rate
+    latency, statistic = split(name)
+    value: float | None = (repeat.get(latency) or {}).get(statistic)
+    return value
+
+
+def _key(concurrency: int | None, request_rate: float | None) -> str:
+    return str(concurrency) if request_rate is None else f"{request_rate:g}/s"
+
+
+def split(name: str) -> tuple[str, str]:
+    """`ttft_p99` -> ("ttft_ms", "p99")."""
+    stem, _, statistic = name.rpartition("_")
+    return f"{stem}_ms", statistic
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell with everything that can be compared. What is not known is None or empty."""
+
+    id: CellId
+    axes: Mapping[str, Json]
+    why: str | None = None
+    """Why it has no figures of latency and throughput."""
+    feasible: bool = True
+    levels: tuple[Figures, ...] = ()
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    answers: Path | None = None
+    """Folder with answers.jsonl."""
+    preparation_s: float | None = None
+    """Seconds of quantizing, converting and building."""
+    build_s: float | None = None
+    engine_bytes: int | None = None
+    perf: Path | None = None
+    """Folder of the perf artifact: two cells with the same one share one measurement."""
+
+    def level(self, key: str) -> Figures | None:
+        """The level `key`."""
+        return next((level for level in self.levels if level.key == key), None)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison."""
+
+    name: str
+    cells: tuple[Measured, ...]
+
+
+def load(text: str, store: Store | None, *, tokenizer: Path | None = None) -> Side:
+    """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError."""
+    sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
+    return sides[0] if len(sides) == 1 else Side(text, _together(sides))
+
+
+def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
+    path = Path(text)
+    if path.is_dir() and not (path / PERF).exists() and not (path / EVENTS).exists() and (path / REPORT).exists():
+        path = path / REPORT
+    if path.is_dir():
+        path = path / (PERF if (path / PERF).exists() else EVENTS)
+    if path.is_file():
+        return _file(path, tokenizer)
+    if store is None:
+        raise UsageError(
+            f"{text!r} is no file, and there is no workspace whose run it could be",
+            hint="give a report.json, a perf.json, or --workspace DIR",
+        )
+    folder = _run(text, store)
+    finished = (folder / REPORT).is_file()
+    rows = read_report(folder / REPORT)[0] if finished else rows_of(read_run(folder), store)
+    return Side(folder.name, _cells(rows, _artifacts(folder, store)))
+
+
+def _run(text: str, store: Store) -> Path:
+    match = _LATEST.fullmatch(text)
+    if match is None:
+        return find_run(store, text)
+    back = int(match[1] or 0)
+    runs = [run.id for run in store.index.runs() if (store.runs_dir / run.id / "plan.json").is_file()]
+    if back >= len(runs):
+        raise UsageError(f"{text}: there are {len(runs)} runs in {store.workspace}")
+    return store.runs_dir / runs[back]
+
+
+def _artifacts(folder: Path, store: Store) -> dict[str, dict[str, Path]]:
+    """Cell -> stage -> folder of its files, as far as they are still there."""
+    shape = read_run(folder)
+    found: dict[str, dict[str, Path]] = {}
+    for cell in shape.cells:
+        runs = [shape.stage_runs[run] for run in cell.stage_runs]
+        folders = {run.stage: store.folder(run.stage, run.fingerprint) / "out" for run in runs}
+        found[cell.id] = {stage: path for stage, path in folders.items() if path.is_dir()}
+    return found
+
+
+def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> tuple[Measured, ...]:
+    cells = []
+    for row in rows:
+        made = artifacts.get(row.id, {})
+        events, engine = made.get("perf"), made.get("build")
+        source = None
+        if events is not None and engine is not None:
+            source = (events / EVENTS, engine / "tokenizer.json")
+        preparation = [row.seconds[stage] for stage in PREPARATION if stage in row.seconds]
+        cells.append(
+            Measured(
+                id=row.id,
+                axes=row.axes,
+                why=None if row.levels else row.reason or row.status.value.replace("_", " "),
+                feasible=row.status is not CellStatus.INFEASIBLE,
+                levels=tuple(Figures(str(level.concurrency), level, source) for level in row.levels),
+                accuracy=row.accuracy,
+                accuracy_intervals=row.accuracy_intervals,
+                answers=made.get("accuracy") or made.get("score"),
+                preparation_s=sum(preparation) if preparation else None,
+                build_s=row.build_s,
+                engine_bytes=row.engine_size_bytes,
+                perf=events,
+            )
+        )
+    return tuple(cells)
+
+
+def _file(path: Path, tokenizer: Path | None) -> Side:
+    """A report, or what a load run left."""
+    if path.suffix == ".jsonl":
+        return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
+    if isinstance(data, dict) and "cells" in data:
+        rows, about = read_report(path)
+        return Side(str(about.get("id") or path), _cells(rows, {}))
+    if isinstance(data, dict) and "levels" in data:
+        return _perf_side(path, data, tokenizer)
+    raise UsageError(
+        f"{path} is neither a report nor the result of a load run", hint="`pipeline perf` leaves perf.json"
+    )
+
+
+def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
+    from trtllm_pipeline.perf.metrics import analyze
+
+    beside = path.with_name(PERF)
+    if tokenizer is None and path.name == EVENTS and beside.is_file():
+        data: dict[str, Any] = json.loads(beside.read_bytes())
+        return data
+    data = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
+    if data["token_count"]["source"] == "events":
+        raise UsageError(
+            f"{path}: the server did not count its tokens", hint="--tokenizer PATH of that model counts them"
+        )
+    return data
+
+
+def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> Side:
+    events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
+    # Where the tokenizer counted, the events alone would be another measurement.
+    whole = tokenizer is not None or (data.get("token_count") or {}).get("source") == "server"
+    source = (events, tokenizer) if whole and events.is_file() else None
+    valid = data.get("valid") is not False
+    wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]
+    levels = []
+    for entry in data["levels"] if valid else ():
+        concurrency, rate = entry.get("concurrency"), entry.get("request_rate")
+        levels += [
+            Figures(_key(concurrency, rate), level, source)
+            for level in levels_of([{**entry, "concurrency": concurrency or 0}])
+        ]
+    why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
+    return Side(str(path), (Measured(CellId(str(path)), {}, why, levels=tuple(levels), perf=path.absolute()),))
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
+    """The tokenizer in `path`, a tokenizer.json or a folder with one. Raises UsageError."""
+    from tokenizers import Tokenizer as Loaded
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        loaded: Tokenizer = Loaded.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UsageError(f"{file} is not a tokenizer: {error}") from error
+    return loaded
+
+
+def _together(sides: Sequence[Side]) -> tuple[Measured, ...]:
+    """Several measurements of the same cells as one, each of them repeats; figures are the medians of theirs.
+
+    A cell or level that one of them lacks is left out of the result with a word about it.
+    """
+    one_each = all(len(side.cells) == 1 for side in sides)
+    by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
+    cells = []
+    for id_, first in by_id[0].items():
+        same = [cells_of.get(id_) for cells_of in by_id]
+        whole = [cell for cell in same if cell is not None and cell.why is None]
+        if len(whole) < len(sides):
+            reasons = [cell.why if cell else f"not in {side.name}" for cell, side in zip(same, sides, strict=True)]
+            cells.append(replace(first, why=next(filter(None, reasons)), levels=()))
+            continue
+        keys = [key for key in (level.key for level in first.levels) if all(cell.level(key) for cell in whole)]
+        levels = tuple(_pooled([level for cell in whole if (level := cell.level(key))]) for key in keys)
+        cells.append(replace(first, levels=levels, perf=None))
+    return tuple(cells)
+
+
+def _pooled(levels: Sequence[Figures]) -> Figures:
+    """One level from several measurements of it."""
+    repeats = tuple(repeat for figures in levels for repeat in figures.level.repeats or (_as_repeat(figures.level),))
+    first = levels[0].level
+    latencies = {
+        name: {
+            key: median(values)
+            for key in first.latencies.get(name, {})
+            if (values := [value for each in levels if (value := each.level.latency(name, key)) is not None])
+        }
+        for name in LATENCIES
+    }
+    rates: dict[str, Any] = {}
+    for name in RATES.values():
+        values = [getattr(figures.level, name) for figures in levels]
+        rates[name] = None if None in values else median(values)
+    return Figures(levels[0].key, replace(first, repeats=repeats, latencies=latencies, **rates))
+
+
+def _as_repeat(level: Level) -> Mapping[str, Any]:
+    return {"started_s": None, **{name: getattr(level, name) for name in RATES.values()}, **level.latencies}
+
+
+_read_already: dict[tuple[Path, Path | None], dict[str, tuple[Sample, ...]]] = {}
+
+
+def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
+    """Level -> its measured requests. An event file is read once."""
+    if (events, tokenizer) not in _read_already:
+        _read_already[events, tokenizer] = _read(events, tokenizer)
+    return _read_already[events, tokenizer]
+
+
+def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
+    from trtllm_pipeline.perf.metrics import read
+
+    try:
+        run = read(events, None if tokenizer is None else tokenizer_at(tokenizer))
+    except (OSError, StageError, UsageError):
+        return {}
+    found: dict[str, list[Sample]] = {}
+    for request in run.requests:
+        if request.measured and request.answered:
+            key = _key(request.record.get("concurrency"), request.record.get("request_rate"))
+            found.setdefault(key, []).append(
+                Sample(
+                    request.record["prompt"],
+                    request.prompt,
+                    request.record["repeat"],
+                    request.ttft_ms,
+                    request.e2e_ms,
+                    request.tpot_ms,
+                    request.output_tokens,
+                )
+            )
+    return {key: tuple(samples) for key, samples in found.items()}

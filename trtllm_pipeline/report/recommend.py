@@ -1,0 +1,200 @@
+"""Which configuration to take: the cheapest that meets every objective, and why each of the others does not.
+
+Pure functions of what `report/measured.py` loads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
+from trtllm_pipeline.report.drift import references
+from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
+
+Objective = Literal["throughput", "latency", "size"]
+OBJECTIVES: Final = {
+    "throughput": "most output tokens a second for each GPU (or host), at the level that meets the objectives: the "
+    "cheapest per token",
+    "latency": "shortest end-to-end latency, median, at the level that meets the objectives",
+    "size": "smallest engine",
+}
+_SLO: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s|)\s*")
+_LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*%|(\d+(?:\.\d+)?))\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A latency in ms that may not be exceeded, or a rate that must be reached."""
+
+    metric: str
+    limit: float
+
+    def share(self, value: float) -> float:
+        """1 at the limit, more beyond it."""
+        if self.metric in RATES:
+            return self.limit / value if value > 0 else float("inf")
+        return value / self.limit
+
+    def words(self, value: float) -> str:
+        """`ttft_p99 412 ms > 300 ms`."""
+        sign, of = ("<", "/s") if self.metric in RATES else (">", " ms")
+        return f"{self.metric} {value:.4g}{of} {sign} {self.limit:g}{of}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeastAccuracy:
+    """A least score: itself, or (`share`) that of the unquantized cell less a share of it."""
+
+    metric: str | None
+    """None is the first score a cell has."""
+    score: float | None
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One cell, at the level that suits it best. `reason` is why it fell out, None when it holds."""
+
+    cell: str
+    level: str | None
+    reason: str | None
+    output_tps_per_device: float | None
+    e2e_p50_ms: float | None
+    engine_bytes: int | None
+    accuracy: float | None
+    requests: int | None
+    """Measured at that level: a p99 of fewer than 100 is their slowest."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As `pipeline recommend --format json` prints it, see docs/formats.md."""
+        return {name: getattr(self, name) for name in Candidate.__dataclass_fields__}
+
+
+def parse_slo(text: str) -> tuple[Slo, ...]:
+    """`ttft_p99=300ms,tpot_p99=40ms,output_tps=100`. Raises UsageError."""
+    found = []
+    for part in text.split(","):
+        match = _SLO.fullmatch(part)
+        if match is None or match[1] not in LEVEL_METRICS or (match[3] and match[1] in RATES) or not float(match[2]):
+            raise UsageError(
+                f"--slo: {part.strip()!r} is not METRIC=NUMBER",
+                hint="such as ttft_p99=300ms,tpot_p99=40ms,output_tps=100",
+            )
+        found.append(Slo(match[1], float(match[2]) * (1000 if match[3] == "s" else 1)))
+    return tuple(found)
+
+
+def parse_least(text: str) -> LeastAccuracy:
+    """`-1%`, `0.6`, `contains:-1%`. Raises UsageError."""
+    match = _LEAST.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"--min-accuracy: {text!r} is neither a share to lose nor a score",
+            hint="such as -1% of the unquantized cell's, 0.6, or contains:-1%",
+        )
+    return LeastAccuracy(match[1], float(match[3]) if match[3] else None, float(match[2]) / 100 if match[2] else None)
+
+
+def recommend(
+    side: Side, slos: Sequence[Slo], least: LeastAccuracy | None, objective: Objective
+) -> tuple[Candidate, ...]:
+    """Every cell: those that hold from the best down, then those that fell out in the order of the run."""
+    axes = {cell.id: cell.axes for cell in side.cells}
+    by_id = {cell.id: cell for cell in side.cells}
+    base = {cell: by_id[reference] for cell, reference in references(axes).items()}
+    found = [_candidate(cell, base.get(cell.id), slos, least, objective) for cell in side.cells]
+    holding = [each for each in found if each.reason is None]
+    return (*sorted(holding, key=lambda each: _cost(each, objective)), *(each for each in found if each.reason))
+
+
+def _cost(each: Candidate, objective: Objective) -> float:
+    if objective == "throughput":
+        return -(each.output_tps_per_device or 0.0)
+    value = each.e2e_p50_ms if objective == "latency" else each.engine_bytes
+    return float("inf") if value is None else float(value)
+
+
+def _candidate(
+    cell: Measured,
+    base: Measured | None,
+    slos: Sequence[Slo],
+    least: LeastAccuracy | None,
+    objective: Objective,
+) -> Candidate:
+    names = [least.metric] if least and least.metric else list(cell.accuracy)
+    score = cell.accuracy.get(names[0]) if names else None
+    if not cell.levels:
+        return Candidate(cell.id, None, cell.why or "not measured", None, None, cell.engine_bytes, score, None)
+    good = [level for level in cell.levels if all(_missed(slo, level) is None for slo in slos)]
+    if good:
+        each = min((_at(cell, level, None, score) for level in good), key=lambda each: _cost(each, objective))
+    else:
+        nearest = min(cell.levels, key=lambda level: max(_share(slo, level) for slo in slos))
+        reasons = [reason for slo in slos if (reason := _missed(slo, nearest)) is not None]
+        more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
+        each = _at(cell, nearest, f"{reasons[0]} at {_level_words(nearest)}{more}", score)
+    inaccurate = _inaccurate(cell, base, names[0] if names else None, least)
+    if inaccurate is not None:
+        return _at(cell, next(level for level in cell.levels if level.key == each.level), inaccurate, score)
+    return each
+
+
+def _level_words(level: Figures) -> str:
+    return f"{level.key} requests" if level.key.endswith("/s") else f"concurrency {level.key}"
+
+
+def _at(cell: Measured, level: Figures, reason: str | None, score: float | None) -> Candidate:
+    axes = cell.axes
+    tp, pp = (value if isinstance(value := axes.get(name), int) else 1 for name in ("tp", "pp"))
+    tps = level.value("output_tps")
+    return Candidate(
+        cell.id,
+        level.key,
+        reason,
+        None if tps is None else tps / (tp * pp),
+        level.value("e2e_p50"),
+        cell.engine_bytes,
+        score,
+        level.level.requests,
+    )
+
+
+def _share(slo: Slo, level: Figures) -> float:
+    value = level.value(slo.metric)
+    return float("inf") if value is None else slo.share(value)
+
+
+def _missed(slo: Slo, level: Figures) -> str | None:
+    """How the level misses the objective, or None."""
+    value = level.value(slo.metric)
+    if value is None:
+        return f"{slo.metric} was not measured"
+    return slo.words(value) if slo.share(value) > 1 else None
+
+
+def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least: LeastAccuracy | None) -> str | None:
+    if least is None:
+        return None
+    score = None if metric is None else cell.accuracy.get(metric)
+    if metric is None or score is None:
+        return f"accuracy{'' if metric is None else f' {metric}'} was not measured"
+    if least.score is not None:
+        return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
+    assert least.share is not None
+    if base is None:
+        return None  # it is the unquantized one, or there is none to lose anything against
+    reference = base.accuracy.get(metric)
+    if reference is None:
+        return f"{metric} cannot be held against {base.id}, where it was not measured"
+    if score >= reference * (1 - least.share):
+        return None
+    noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is Verdict.NOISE
+    return (
+        f"{metric} {score:.3f} is {1 - score / reference:.1%} below the {reference:.3f} of {base.axes.get('precision')}, "
+        f"{least.share:.1%} allowed" + (" (within noise: more questions would tell)" if noise else "")
+    )

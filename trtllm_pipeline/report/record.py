@@ -1,0 +1,270 @@
+"""What a run did, stage run by stage run: how each ended and when, its commands, its log, where its result came from.
+
+Read from what the run left: plan.json, request.json, the attempts in the index, and job.json, manifest.json and log of
+each artifact or failed attempt. What is gone or cannot be read is left out; it must not take the report with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.report.names import shared_parts
+from trtllm_pipeline.report.planfile import NAME as PLAN
+from trtllm_pipeline.report.planfile import Outline, OutlineRun, read_plan
+from trtllm_pipeline.report.standing import is_held
+from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store.index import AttemptRow, RunRow
+from trtllm_pipeline.store.store import JOB, LOG, Artifact, Store
+
+REQUEST: Final = "request.json"
+_SERVER_LOG: Final = "server.log"
+_TAIL_BYTES: Final = 1_500
+_FAILED_TAIL_BYTES: Final = 8_000
+"""Of a log's end: enough to see what the last thing was, and for a failure what led to it."""
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Control sequences of terminals (ECMA-48, 5.4)."""
+
+
+class Ending(str, Enum):
+    """What became of a stage run in one run of the pipeline."""
+
+    MADE = "made"
+    """Its artifact was made in this run."""
+    UP_TO_DATE = "up_to_date"
+    """Its artifact was there before: a cache hit."""
+    ELSEWHERE = "elsewhere"
+    """Not tried in this run, yet its artifact is there: another run made it meanwhile or later."""
+    SERVED = "served"
+    """A server that did its service."""
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    RUNNING = "running"
+    NOT_RUN = "not_run"
+    """Wanted and not begun: something it needs failed, or the run ended before."""
+    SKIPPED = "skipped"
+    """Not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try, in seconds of Unix time. Of one that goes on, `ended_s` is the time of looking."""
+
+    number: int
+    started_s: float
+    ended_s: float
+    outcome: str | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return max(0.0, self.ended_s - self.started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage run of a run. What is not known is None or empty."""
+
+    id: StageRunId
+    stage: str
+    name: str
+    """What the cells it is for have in common, e.g. "smollm2-135m/fp16"."""
+    fingerprint: Fingerprint
+    scope: Scope
+    cells: tuple[CellId, ...]
+    ending: Ending
+    attempts: tuple[Attempt, ...]
+    """Those of this run, in order."""
+    made_s: float | None
+    """Wall-clock seconds its artifact took when it was made, in whichever run that was."""
+    planned: str | None
+    """Why the plan wanted it to run."""
+    failure: str | None
+    message: str | None
+    hint: str | None
+    commands: tuple[tuple[str, ...], ...]
+    """As run; as planned, with placeholders, where it was never tried."""
+    folder: Path | None
+    """With log, job.json and out/: of the artifact, or of the latest attempt."""
+    log: str
+    """The end of its log."""
+    server_log: str
+    """The end of the server's own log, for a service."""
+    resources: Mapping[str, int]
+    """cpus, gpus, downloads: what the schedule gave it; exclusive: 1 when it had the machine alone."""
+    gpus: tuple[str, ...]
+    """UUIDs of the GPUs it had."""
+    provenance: Mapping[str, Json]
+    """Of its artifact: run, attempt, duration_s, cpu_s, max_rss_bytes."""
+    key: Mapping[str, Json]
+    """Everything its artifact depends on: params, files, identity, inputs."""
+    files: int
+    size_bytes: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on it in this run, all attempts together."""
+        return sum(attempt.seconds for attempt in self.attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run of the pipeline."""
+
+    id: str
+    about: RunRow | None
+    """None when the index has lost it."""
+    request: Mapping[str, Json]
+    stages: tuple[StageRecord, ...]
+    """In the order of the plan: after everything they need."""
+
+    @property
+    def started_s(self) -> float | None:
+        """Unix time at which it began; that of its first attempt where the index has lost it."""
+        if self.about is not None:
+            return self.about.started_s
+        return min((attempt.started_s for stage in self.stages for attempt in stage.attempts), default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took, or None while that is not known."""
+        return None if self.about is None or self.about.ended_s is None else self.about.ended_s - self.about.started_s
+
+
+def read_record(store: Store, folder: Path) -> Record:
+    """The record of the run in `folder`. Raises StateError when its plan cannot be read."""
+    outline = read_plan(folder / PLAN)
+    planned = {run["id"]: run for run in json.loads((folder / PLAN).read_bytes())["stage_runs"]}
+    present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
+    attempts: dict[Fingerprint, list[AttemptRow]] = {}
+    for row in store.index.attempts_of(folder.name):
+        attempts.setdefault(row.fingerprint, []).append(row)
+    stages = tuple(
+        _stage(run, planned[run.id], present.get(run.fingerprint), attempts.get(run.fingerprint, ()), outline, store)
+        for run in outline.stage_runs.values()
+    )
+    about = next((run for run in store.index.runs() if run.id == folder.name), None)
+    return Record(folder.name, about, _read(folder / REQUEST), stages)
+
+
+def _stage(
+    run: OutlineRun,
+    planned: Mapping[str, Any],
+    artifact: Artifact | None,
+    attempts: Sequence[AttemptRow],
+    outline: Outline,
+    store: Store,
+) -> StageRecord:
+    ending = _ending(run, planned, artifact, attempts, store)
+    folder = _folder(artifact, attempts, store)
+    job = {} if folder is None else _read(folder / JOB)
+    made = _manifest(artifact)
+    last = attempts[-1] if attempts else None
+    tail = _FAILED_TAIL_BYTES if ending is Ending.FAILED else _TAIL_BYTES
+    resources = planned.get("resources") or {}
+    return StageRecord(
+        id=run.id,
+        stage=run.stage,
+        name=_name(run.cells, outline),
+        fingerprint=run.fingerprint,
+        scope=run.scope,
+        cells=run.cells,
+        ending=ending,
+        attempts=tuple(
+            Attempt(row.number, row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
+            for row in attempts
+            # Without an end and without anybody at work, its pipeline was killed: when is not known.
+            if row.ended_s is not None or ending is Ending.RUNNING
+        ),
+        made_s=None if artifact is None else artifact.duration_s,
+        planned=planned.get("reason"),
+        failure=last.failure if last and ending is Ending.FAILED else None,
+        message=last.message if last and ending is Ending.FAILED else None,
+        hint=last.hint if last and ending is Ending.FAILED else None,
+        commands=tuple(tuple(map(str, command)) for command in job.get("commands") or planned.get("argv") or ()),
+        folder=folder,
+        log="" if folder is None else _tail(folder / LOG, tail),
+        server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
+        resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads", "exclusive")},
+        gpus=tuple(map(str, job.get("gpus") or ())),
+        provenance={} if made is None else made.provenance,
+        key={} if made is None else json.loads(made.key),
+        files=0 if made is None else len(made.files),
+        size_bytes=None if made is None else made.size_bytes,
+    )
+
+
+def _ending(
+    run: OutlineRun,
+    planned: Mapping[str, Any],
+    artifact: Artifact | None,
+    attempts: Sequence[AttemptRow],
+    store: Store,
+) -> Ending:
+    if attempts:
+        outcome = attempts[-1].outcome
+        if outcome is None:
+            return Ending.RUNNING if is_held(store, run.fingerprint) else Ending.INTERRUPTED
+        if outcome == "stopped":
+            return Ending.SERVED if run.scope is Scope.SERVICE else Ending.INTERRUPTED
+        return {"succeeded": Ending.MADE, "failed": Ending.FAILED}.get(outcome, Ending.INTERRUPTED)
+    if planned.get("action") == "up_to_date":
+        return Ending.UP_TO_DATE
+    if planned.get("action") == "skip":
+        return Ending.SKIPPED
+    return Ending.NOT_RUN if artifact is None else Ending.ELSEWHERE
+
+
+def _folder(artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store) -> Path | None:
+    """The artifact's folder, else the latest attempt's, where the index says or, in a workspace that was moved, here."""
+    if artifact is not None:
+        return artifact.folder
+    if not attempts:
+        return None
+    known = attempts[-1].folder
+    return next((folder for folder in (known, store.work_dir / known.name) if folder.is_dir()), None)
+
+
+def _name(cells: Sequence[CellId], outline: Outline) -> str:
+    if len(cells) == 1:
+        return str(cells[0])
+    shared = shared_parts(cells)
+    return "/".join(shared) if shared else f"{len(cells)} of {len(outline.cells)} cells"
+
+
+def _manifest(artifact: Artifact | None) -> manifest.Manifest | None:
+    from trtllm_pipeline.errors import StateError
+
+    if artifact is None:
+        return None
+    try:
+        return manifest.read(artifact.folder)
+    except StateError:
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _tail(path: Path, size: int) -> str:
+    """The last `size` bytes of a text file from a line's start, or the empty text."""
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, 2)
+            file.seek(max(0, length - size))
+            text = _COLOURS.sub("", file.read().decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    return text if length <= size else "…\n" + text.partition("\n")[2]

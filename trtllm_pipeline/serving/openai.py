@@ -1,0 +1,159 @@
+"""Talks to any OpenAI-compatible server: chat and completions, streamed or not.
+
+Source: OpenAI API reference, "Create chat completion" and "Create completion"; `reasoning_content` (and `reasoning`) are
+what vLLM, SGLang and TensorRT-LLM call the thinking of a model in a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving.client import Answer, Generation, HttpLane, Lane
+from trtllm_pipeline.serving.http import Connection, HttpError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Endpoint = Literal["chat", "completions"]
+_PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+class OpenAiClient:
+    """A connection to one model of a server. An async context manager.
+
+    `url` is the server's, with or without `/v1`. Entering looks the model up; raises ServerError when the server or the
+    model is not there. A server that does not list its models is believed.
+    """
+
+    def __init__(
+        self, url: str, model: str, endpoint: Endpoint, *, stream: bool, timeout_s: float, api_key: str | None = None
+    ) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.endpoint = endpoint
+        self.stream = stream
+        self.timeout_s = timeout_s
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.name = model
+        self._lanes: list[Lane] = []
+
+    async def __aenter__(self) -> Self:
+        status, body = await self._get("/models")
+        if status == 200:
+            try:
+                names = [str(entry["id"]) for entry in json.loads(body)["data"]]
+            except (ValueError, KeyError, TypeError):
+                names = [self.name]
+            if self.name not in names:
+                raise ServerError(
+                    f"{self.url} has no model {self.name!r}; it has {', '.join(names) or 'none'}",
+                    failure=FailureClass.USER,
+                )
+        elif status in {401, 403}:
+            raise ServerError(
+                f"{self.url} refuses the key: HTTP status {status}",
+                failure=FailureClass.USER,
+                hint="set OPENAI_API_KEY",
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for lane in self._lanes:
+            await lane.close()
+
+    def lane(self) -> Lane:
+        """A new lane; closed with the client."""
+        lane = _OpenAiLane(self)
+        self._lanes.append(lane)
+        return lane
+
+    async def ready(self) -> dict[str, bool]:
+        """Whether the server still answers."""
+        try:
+            return {"http": (await self._get("/models"))[0] > 0}
+        except ServerError:
+            return {"http": False}
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        body = bytearray()
+        try:
+            connection = Connection(self.url)
+            await asyncio.wait_for(connection.open(), self.timeout_s)
+            asking = connection.request("GET", path, b"", lambda _now_ns, part: body.extend(part), self.headers)
+            status = await asyncio.wait_for(asking, self.timeout_s)
+        except ValueError as error:
+            raise ServerError(str(error), failure=FailureClass.USER) from error
+        except (OSError, HttpError, asyncio.TimeoutError) as error:
+            raise ServerError(
+                f"no answer from {self.url}: {str(error) or 'it took too long'}",
+                failure=FailureClass.TRANSIENT,
+                hint="is the server running, and is this its address?",
+            ) from error
+        connection.close()
+        return status, bytes(body)
+
+
+class _OpenAiLane(HttpLane):
+    def __init__(self, client: OpenAiClient) -> None:
+        super().__init__(client.url, _PATHS[client.endpoint], stream=client.stream, timeout_s=client.timeout_s)
+        self._headers = client.headers
+        self._model = client.name
+        self._endpoint = client.endpoint
+
+    def _encode(self, request: Generation) -> bytes:
+        body: dict[str, Any] = {"model": self._model}
+        if self._endpoint == "chat":
+            body["messages"] = list(request.messages) or [{"role": "user", "content": request.text}]
+        else:
+            body["prompt"] = request.text
+        body["max_tokens"] = request.max_tokens
+        body["stream"] = self._stream
+        if self._stream:
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps({**body, **request.options}).encode()
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        await super()._exchange(message, answer)
+        if answer.error is None and answer.finish_reason is None:
+            answer.error = "the answer ended without a finish_reason"
+
+    def _parse(self, now_ns: int, data: bytes, answer: Answer) -> None:
+        if data != b"[DONE]":
+            super()._parse(now_ns, data, answer)
+
+    def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
+        for choice in body.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or choice
+            thought = said.get("reasoning_content") or said.get("reasoning") or ""
+            text = (said.get("content") if self._endpoint == "chat" else said.get("text")) or _calls(said)
+            if thought:
+                answer.received(now_ns, thought, None, reasoning=True)
+            if text or not thought:
+                answer.received(now_ns, text, None)
+            if "role" in said and not text and not thought and answer.role_ns is None:
+                answer.role_ns = now_ns
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        usage = body.get("usage")
+        if usage:
+            answer.usage_ns = now_ns
+            answer.output_tokens = usage.get("completion_tokens")
+            answer.input_tokens = usage.get("prompt_tokens")
+            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+def _calls(said: Mapping[str, Any]) -> str:
+    """What a message says in calls of tools: it is generated as text is."""
+    functions = [call.get("function") or {} for call in said.get("tool_calls") or ()]
+    return "".join(f"{function.get('name') or ''}{function.get('arguments') or ''}" for function in functions)
+
+
+def options(temperature: float, *, seed: int) -> dict[str, float | int]:
+    """Request fields for a temperature; 0 is greedy."""
+    return {"temperature": temperature} if temperature == 0 else {"temperature": temperature, "seed": seed}

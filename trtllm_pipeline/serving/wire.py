@@ -1,0 +1,157 @@
+"""One TCP connection whose every read knows when its bytes arrived.
+
+The kernel notes when a packet came in (SO_TIMESTAMPNS) and says so with the bytes. A busy event loop reads late, but
+the time it writes down is the time of arrival, so the client's own load does not become the server's latency. Where
+the kernel does not say (TLS, other systems) it is the time the read returned.
+Source: Linux, Documentation/networking/timestamping.rst; for TCP the stamp is that of the last byte read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+# asm-generic/socket.h; Python has no name for it. The control message has the option's number as its type.
+_SO_TIMESTAMPNS: Final = 35
+_TIMESPEC: Final = struct.Struct("@ll")
+_READ_BYTES: Final = 1 << 16
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size)
+# A stamp older than this tells of a wall clock that was set, not of a read that was late.
+_MAX_AGE_NS: Final = 10_000_000_000
+_SAME_MOMENT_NS: Final = 5_000
+
+Arrived = Callable[[int, bytes], None]
+"""(CLOCK_MONOTONIC nanoseconds, bytes) of one read."""
+Ended = Callable[[str], None]
+"""The peer closed or the connection broke; called once, with the reason."""
+
+
+def _both_clocks() -> tuple[int, int]:
+    """CLOCK_MONOTONIC and CLOCK_REALTIME of one moment: read again when the process was interrupted in between."""
+    for _ in range(5):
+        before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        if after_ns - before_ns < _SAME_MOMENT_NS:
+            break
+    return before_ns, unix_ns
+
+
+class Wire:
+    """An open connection. Set `arrived` and `ended` before anything is awaited."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.arrived: Arrived = lambda _now_ns, _data: None
+        self.ended: Ended = lambda _reason: None
+        self.open = True
+        self.late_ns = 0
+        """How long after their arrival the latest bytes were read; 0 where the kernel does not tell."""
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._unsent = bytearray()
+        self._latest_ns = 0
+        self._read = self._read_tls if isinstance(sock, ssl.SSLSocket) else self._read_stamped
+        self._loop.add_reader(sock, self._readable)
+
+    @classmethod
+    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> Wire:
+        """Connect. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for index, (family, kind, protocol, _name, address) in enumerate(found):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls is not None:
+                    # The handshake in a thread: it is over before anything is measured.
+                    sock.settimeout(30)
+                    wrapped = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+                    sock = wrapped
+                    await loop.run_in_executor(None, wrapped.do_handshake)
+                    sock.setblocking(False)
+                else:
+                    with suppress(OSError):  # times of reading then
+                        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+                return cls(sock)
+            except BaseException as error:
+                sock.close()
+                if not isinstance(error, OSError) or index + 1 == len(found):
+                    raise
+        raise OSError(f"{host} has no address")
+
+    def write(self, data: bytes) -> None:
+        """Send now what the kernel takes, the rest as soon as it can. A broken connection shows as `ended`."""
+        if self._unsent:
+            self._unsent += data
+            return
+        self._unsent += data[self._send(data) :]
+        if self._unsent and self.open:
+            self._loop.add_writer(self._sock, self._writable)
+
+    def close(self) -> None:
+        """Close at once, without a call of `ended`."""
+        if self.open:
+            self.open = False
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+
+    def _send(self, data: bytes | bytearray) -> int:
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            self._end(str(error))
+            return len(data)
+
+    def _writable(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent and self.open:
+            self._loop.remove_writer(self._sock)
+
+    def _readable(self) -> None:
+        try:
+            now_ns, data = self._read()
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except OSError as error:
+            self._end(str(error))
+            return
+        if data:
+            self.arrived(now_ns, data)
+        else:
+            self._end("the server closed the connection")
+
+    def _end(self, reason: str) -> None:
+        if self.open:
+            self.close()
+            self.ended(reason)
+
+    def _read_stamped(self) -> tuple[int, bytes]:
+        data, control, _flags, _address = self._sock.recvmsg(_READ_BYTES, _CONTROL_BYTES)
+        now_ns, unix_ns = _both_clocks()
+        self.late_ns = 0
+        if control:
+            seconds, nanoseconds = _TIMESPEC.unpack(control[0][2])
+            age_ns = unix_ns - seconds * 1_000_000_000 - nanoseconds
+            if 0 <= age_ns < _MAX_AGE_NS:
+                self.late_ns = age_ns
+                now_ns -= age_ns
+        self._latest_ns = max(self._latest_ns, now_ns)
+        return self._latest_ns, data
+
+    def _read_tls(self) -> tuple[int, bytes]:
+        # All that is decrypted already: the socket does not become readable again for it.
+        assert isinstance(self._sock, ssl.SSLSocket)
+        data = self._sock.recv(_READ_BYTES)
+        now_ns = time.monotonic_ns()
+        while self._sock.pending():
+            data += self._sock.recv(self._sock.pending())
+        return now_ns, data
