@@ -66,12 +66,13 @@ def steps(matrix: Path) -> list[float]:
 
     gc.set_threshold(100_000, 50, 100)  # as the command line does
     request = runner.Request(matrix, toolchain="embedded")
+    machine = runner.machine_of(request)
     times = [time.perf_counter()]
     loaded = runner.load(request)
     times.append(time.perf_counter())
-    cells = runner.select_cells(request, loaded)
+    cells = runner.select_cells(request, loaded, machine)
     times.append(time.perf_counter())
-    plan = runner.plan_cells(cells, None)
+    plan = runner.plan_cells(cells, None, machine)
     times.append(time.perf_counter())
     runner.forecast(plan, None)
     times.append(time.perf_counter())

@@ -32,11 +32,11 @@ def _stage(
         name=name,
         version=1,
         summary=name,
-        program="",
+        program=None,
         options=(),
         params=params,
         inputs={each: each for each in upstream},
-        commands=lambda _work: (("sh", "-c", COMMAND),),
+        commands=lambda _work, _machine: (("sh", "-c", COMMAND),),
         section=section,
     )
 
@@ -52,9 +52,9 @@ TOOLCHAIN: Final = Toolchain(
         _stage("repository", lambda _cell: {}, "build"),
         _stage("smoke", lambda _cell: {}, "repository"),
     ),
-    missing=lambda: None,
-    identity=dict,
-    infeasible=lambda _cell: None,
+    missing=lambda _machine: None,
+    identity=lambda _machine: {},
+    infeasible=lambda _cell, _machine: None,
 )
 
 _RECIPE: Final = """\
@@ -108,7 +108,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 
     store = Store(workspace)
     request = runner.Request(matrix, toolchain=TOOLCHAIN.name)
-    plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store)
+    plan = runner.plan_of(request, store)
     begin = time.perf_counter()
     for run in plan.stage_runs.values():
         claim = store.claim(run.fingerprint)

@@ -23,7 +23,7 @@ from trtllm_pipeline import scheduler as scheduling
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import Ended, Executor, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.machine import cpu_count
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv
@@ -324,7 +324,7 @@ class _Execution:
             toolchain=run.toolchain,
             fingerprint=run.fingerprint,
             scope=run.stage.scope,
-            commands=command_lines(run, inputs, str(attempt.folder)),
+            commands=command_lines(run, inputs, str(attempt.folder), self._plan.machine),
             environment=environment,
             inputs=inputs,
             attempt=str(attempt.folder),
@@ -463,14 +463,19 @@ class _Execution:
             self._store.index.set_latest(rows)
 
 
-def command_lines(run: StageRun, inputs: Mapping[str, str], attempt: str) -> tuple[tuple[str, ...], ...]:
-    """The commands of one attempt at a stage run, in the order they run in."""
+def command_lines(
+    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
+) -> tuple[tuple[str, ...], ...]:
+    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
     params = {**run.params, **run.stage.advice(run.first_cell)}
+    others: tuple[tuple[str, ...], ...] = ()
     if run.stage.commands is not None:
         paths = {name: Path(path) for name, path in inputs.items()}
         files = {name: Path(path) for name, path in run.files.items()}
         work = Work(params, paths, files, Path(attempt) / OUT, Path(attempt))
-        return tuple(tuple(command) for command in run.stage.commands(work))
+        others = tuple(tuple(command) for command in run.stage.commands(work, machine))
+    if run.stage.program is None:
+        return others
     words = to_argv(
         run.stage,
         run.toolchain,
@@ -480,12 +485,12 @@ def command_lines(run: StageRun, inputs: Mapping[str, str], attempt: str) -> tup
         out=f"{attempt}/{OUT}",
         attempt=attempt,
     )
-    return ((sys.executable, "-m", "trtllm_pipeline", *words),)
+    return (*others, (sys.executable, "-m", "trtllm_pipeline", *words))
 
 
-def machine() -> scheduling.Machine:
-    """What this machine has to hand out."""
-    return scheduling.Machine(cpus=cpu_count())
+def capacity(machine: Machine) -> scheduling.Machine:
+    """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
+    return scheduling.Machine(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
 
 
 def simulate(

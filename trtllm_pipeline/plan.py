@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.toolchains.base import Toolchain
 
@@ -53,6 +54,8 @@ class Plan:
     stage_runs: Mapping[StageRunId, StageRun]
     by_cell: Mapping[CellId, tuple[StageRunId, ...]]
     """In the order of the flow; empty for infeasible cells."""
+    machine: Machine
+    """What the plan is for."""
 
     @property
     def feasible(self) -> tuple[Cell, ...]:
@@ -63,17 +66,18 @@ class Plan:
 def make_plan(
     cells: Sequence[Cell],
     toolchains: Mapping[str, Toolchain],
+    machine: Machine,
     *,
     digest: Callable[[str, Cell], tuple[str, str]],
     until: str | None = None,
 ) -> Plan:
-    """The plan for `cells`, up to and including the stage `until`.
+    """The plan for `cells` on `machine`, up to and including the stage `until`.
 
     `digest(path, cell)` gives path on this machine and content digest of a file that a cell's settings name.
     Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
     stage `until`.
     """
-    identities = {name: toolchain.identity() for name, toolchain in toolchains.items()}
+    identities = {name: toolchain.identity(machine) for name, toolchain in toolchains.items()}
     stages = {name: _stages_until(toolchain, until) for name, toolchain in toolchains.items()}
     runs: dict[StageRunId, StageRun] = {}
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
@@ -92,7 +96,7 @@ def make_plan(
             f"none of these cells has the stage {until!r}",
             hint="their settings leave it out: `pipeline plan` shows all",
         )
-    return Plan(tuple(cells), runs, by_cell)
+    return Plan(tuple(cells), runs, by_cell, machine)
 
 
 def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
@@ -102,7 +106,7 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
     wanted = {toolchain.stage(until).name}
     for stage in reversed(toolchain.stages):
         if stage.name in wanted:
-            wanted.update(stage.inputs.values(), stage.after)
+            wanted.update(stage.after, *map(stage.upstream, stage.inputs))
     return tuple(stage for stage in toolchain.stages if stage.name in wanted)
 
 
@@ -115,7 +119,7 @@ def _stage_run(
     digest: Callable[[str, Cell], tuple[str, str]],
 ) -> StageRun:
     params = stage.params(cell)
-    inputs = {name: of_cell[upstream] for name, upstream in stage.inputs.items()}
+    inputs = {name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell) for name in stage.inputs}
     files: dict[str, str] = {}
     digests: dict[str, Json] = {}
     for name, path in stage.files(cell).items():

@@ -57,5 +57,11 @@ def in_words(run: StageRun, changed: Collection[Change]) -> str:
             + "; ".join(f"{c.path} {c.old or 'absent'} -> {c.new or 'absent'}" for c in own[:3])
             + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
         )
-    stages = sorted({run.stage.inputs.get(change.path.removeprefix("inputs."), change.path) for change in changed})
+    stages = sorted({_upstream(run, change.path.removeprefix("inputs.")) for change in changed})
     return f"{' and '.join(stages)} changed"
+
+
+def _upstream(run: StageRun, name: str) -> str:
+    """The stage that input `name` comes from; the name itself for an input that the stage has no longer."""
+    upstream = run.inputs.get(name)
+    return name if upstream is None else upstream.rpartition("-")[0]

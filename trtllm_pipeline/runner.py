@@ -1,8 +1,9 @@
 """The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
 
     loaded = load(request)                    matrix + recipes, checked
-    cells = select_cells(request, loaded)     -> cells
-    plan = plan_cells(cells, store, ...)      -> plan, with models pinned and files digested
+    machine = machine_of(request)             what it is for: this machine, or an assumed one
+    cells = select_cells(request, loaded, machine)     -> cells
+    plan = plan_cells(cells, store, machine)  -> plan, with models pinned and files digested
     result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
 
 `bring_up_to_date` is the same for a command that wants artifacts only.
@@ -31,6 +32,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 if TYPE_CHECKING:
     from trtllm_pipeline.digest import StatCache
     from trtllm_pipeline.execution import Observer, Outcome
+    from trtllm_pipeline.machine import Machine
     from trtllm_pipeline.matrix.load import LoadedMatrix
     from trtllm_pipeline.report.rows import Row
 
@@ -51,6 +53,8 @@ class Request:
     cells: tuple[str, ...] = ()
     until: str | None = None
     toolchain: str | None = None
+    assume: str | None = None
+    """The machine to plan for, as `--assume` describes it; None is this one."""
 
     def to_json(self) -> dict[str, Json]:
         """What `resume` reads back, with the matrix's absolute path."""
@@ -60,6 +64,7 @@ class Request:
             "cells": list(self.cells),
             "until": self.until,
             "toolchain": self.toolchain,
+            "assume": self.assume,
         }
 
 
@@ -68,7 +73,12 @@ def read_request(path: Path) -> Request:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Request(
-            Path(data["matrix"]), tuple(data["sets"]), tuple(data["cells"]), data["until"], data["toolchain"]
+            Path(data["matrix"]),
+            tuple(data["sets"]),
+            tuple(data["cells"]),
+            data["until"],
+            data["toolchain"],
+            data.get("assume"),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
@@ -81,32 +91,46 @@ def load(request: Request) -> LoadedMatrix:
     return load_matrix(request.matrix, request.sets)
 
 
-def default_toolchain(request: Request, loaded: LoadedMatrix) -> str:
-    """The toolchain of cells whose matrix names none: the request's, or what this machine has."""
+def machine_of(request: Request) -> Machine:
+    """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
+    if request.assume is not None:
+        from trtllm_pipeline.assume import parse
+
+        return parse(request.assume)
+    from trtllm_pipeline.probe import machine
+
+    return machine()
+
+
+def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
+    """The toolchain of cells whose matrix names none: the request's, or what `machine` has."""
     if request.toolchain is not None:
         return toolchains.load(request.toolchain).name
     named = loaded.matrix.axes.toolchain
     if named is None or "auto" in named:
-        return toolchains.detect().name
+        return toolchains.detect(machine).name
     return named[0]
 
 
-def select_cells(request: Request, loaded: LoadedMatrix) -> tuple[Cell, ...]:
+def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tuple[Cell, ...]:
     """The cells of the matrix that the request selects. Raises MatrixError, UsageError, PlanError."""
     from trtllm_pipeline.matrix.expand import expand, select
 
-    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded), feasibility=_infeasible)
+    def infeasible(cell: Cell) -> str | None:
+        return toolchains.load(cell.toolchain).infeasible(cell, machine)
+
+    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded, machine), feasibility=infeasible)
     return select(cells, request.cells) if request.cells else cells
 
 
-def _infeasible(cell: Cell) -> str | None:
-    if cell.toolchain not in toolchains.names():
-        return f"toolchain {cell.toolchain}: not part of this release"
-    return toolchains.load(cell.toolchain).infeasible(cell)
+def plan_of(request: Request, store: Store | None) -> Plan:
+    """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
+    machine = machine_of(request)
+    return plan_cells(select_cells(request, load(request), machine), store, machine, until=request.until)
 
 
-def plan_cells(cells: Sequence[Cell], store: Store | None, *, until: str | None = None) -> Plan:
-    """The plan for `cells`, with every model pinned to one revision.
+def plan_cells(cells: Sequence[Cell], store: Store | None, machine: Machine, *, until: str | None = None) -> Plan:
+    """The plan for `cells` on `machine`, with every model pinned to one revision.
 
     Asks a hub only for what the store has not pinned before. Raises PlanError when no cell can work.
     """
@@ -127,6 +151,7 @@ def plan_cells(cells: Sequence[Cell], store: Store | None, *, until: str | None 
         return planning.make_plan(
             [pin(cell) if cell.reason is None else cell for cell in cells],
             {name: toolchains.load(name) for name in sorted(used)},
+            machine,
             digest=_Files(cache).digest,
             until=until,
         )
@@ -239,7 +264,7 @@ class Forecast:
 
 def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
     """What running `plan` now would do, and why. `present` is what the store has of it, if that is known already."""
-    from trtllm_pipeline.execution import expectations, machine, simulate
+    from trtllm_pipeline.execution import capacity, expectations, simulate
     from trtllm_pipeline.reasons import reasons
 
     runs = plan.stage_runs.values()
@@ -254,7 +279,7 @@ def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Arti
         to_run,
         reasons(plan, to_run, store),
         expected_s,
-        simulate(plan, expected_s, machine(), there) if to_run else 0.0,
+        simulate(plan, expected_s, capacity(plan.machine), there) if to_run else 0.0,
         sum(plan.stage_runs[run].stage.name not in durations for run in to_run),
     )
 
@@ -273,7 +298,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
             else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
             for name, upstream in run.inputs.items()
         }
-        return command_lines(run, inputs, "{attempt}")
+        return command_lines(run, inputs, "{attempt}", plan.machine)
 
     return plan_lines(
         plan,
@@ -300,7 +325,7 @@ def run(
     request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
 ) -> Result:
     """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
-    from trtllm_pipeline.execution import execute, machine
+    from trtllm_pipeline.execution import capacity, execute
     from trtllm_pipeline.executors.local import LocalExecutor
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
@@ -324,7 +349,7 @@ def run(
             LocalExecutor(),
             observer,
             run_id=run_id,
-            machine=machine(),
+            machine=capacity(plan.machine),
             present=present,
             keep_going=keep_going,
         )
@@ -338,12 +363,15 @@ def run(
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
     """As `run`, for a command that wants artifacts only: the workspace's latest run, plan and report stay what they were."""
-    from trtllm_pipeline.execution import execute, machine
+    from trtllm_pipeline.execution import capacity, execute
     from trtllm_pipeline.executors.local import LocalExecutor
 
     plan = _runnable_plan(request, load(request), store)
     present = _present(plan, store)
-    return plan, execute(plan, store, LocalExecutor(), observer, run_id=BY_HAND, machine=machine(), present=present)
+    outcome = execute(
+        plan, store, LocalExecutor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
+    )
+    return plan, outcome
 
 
 def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
@@ -353,9 +381,14 @@ def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
 
 def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan:
     """The plan, with the workspace ready for it. Raises PlanError when this machine lacks what a toolchain needs to run."""
-    plan = plan_cells(select_cells(request, loaded), store, until=request.until)
+    machine = machine_of(request)
+    if machine.assumed:
+        raise UsageError(
+            "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
+        )
+    plan = plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
     for name in sorted({cell.toolchain for cell in plan.feasible}):
-        missing = toolchains.load(name).missing()
+        missing = toolchains.load(name).missing(machine)
         if missing is not None:
             raise PlanError(
                 f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
@@ -378,7 +411,7 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path)
     def write(path: Path, data: Mapping[str, Any]) -> None:
         path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
-    matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded))
+    matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded, plan.machine))
     if any("metric_module" in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
     for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.domain import Cell, CellId, Resources, Scope
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.toolchains.base import Toolchain
+
+MACHINE = Machine(cpus=2, cpu="test")
 
 
 def make_cell(precision: str = "fp16", batch: int = 4, *, model: str = "m", **changes: Any) -> Cell:
@@ -82,9 +85,9 @@ def make_toolchain(version: str = "1") -> Toolchain:
         name="toy",
         summary="for tests",
         stages=STAGES,
-        missing=lambda: None,
-        identity=lambda: {"tool": version},
-        infeasible=lambda _cell: None,
+        missing=lambda _machine: None,
+        identity=lambda _machine: {"tool": version},
+        infeasible=lambda _cell, _machine: None,
     )
 
 

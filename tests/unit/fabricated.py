@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tests.unit.conftest import MACHINE
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.matrix.models import Settings
@@ -17,7 +18,7 @@ from trtllm_pipeline.store.store import Artifact, Attempt, Store
 from trtllm_pipeline.toolchains.embedded import TOOLCHAIN
 
 _TOOLCHAIN = dataclasses.replace(
-    TOOLCHAIN, identity=lambda: {"gguf": "1", "xllamacpp": "1", "triton": "1", "cpu": "test x 2"}
+    TOOLCHAIN, identity=lambda _machine: {"gguf": "1", "xllamacpp": "1", "triton": "1", "cpu": "test x 2"}
 )
 
 
@@ -44,7 +45,7 @@ def cell(precision: str = "fp16", batch: int = 4, *, model: str = "smollm2", rea
 
 
 def plan(*cells: Cell, until: str | None = None) -> Plan:
-    return make_plan(cells, {"embedded": _TOOLCHAIN}, digest=lambda path, _cell: (path, "digest"), until=until)
+    return make_plan(cells, {"embedded": _TOOLCHAIN}, MACHINE, digest=lambda path, _cell: (path, "digest"), until=until)
 
 
 def stage_run(plan: Plan, cell: Cell, stage: str) -> StageRun:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.conftest import make_cell, make_toolchain
+from tests.unit.conftest import MACHINE, make_cell, make_toolchain
+from trtllm_pipeline import machine as machines
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import Outcome, execute, expectations, simulate
@@ -104,7 +105,9 @@ def store(tmp_path: Path) -> Store:
 
 def plan_of(*precisions: str, until: str | None = None) -> Plan:
     cells = [make_cell(precision) for precision in precisions or ("fp16",)]
-    return make_plan(cells, {"toy": make_toolchain()}, digest=lambda name, _cell: (f"/{name}", "d"), until=until)
+    return make_plan(
+        cells, {"toy": make_toolchain()}, MACHINE, digest=lambda name, _cell: (f"/{name}", "d"), until=until
+    )
 
 
 def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
@@ -279,19 +282,26 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
     toolchain = make_toolchain()
 
-    def commands(work: Work) -> list[list[str]]:
+    def commands(work: Work, machine: machines.Machine) -> list[list[str]]:
+        assert machine is MACHINE
         return [["build", "--checkpoint", str(work.inputs["model"]), "--out", str(work.out)], ["check", str(work.out)]]
 
     stages = tuple(replace(stage, commands=commands) if stage.name == "make" else stage for stage in toolchain.stages)
     plan = make_plan(
-        [make_cell()], {"toy": replace(toolchain, stages=stages)}, digest=lambda name, _cell: (name, "d"), until="make"
+        [make_cell()],
+        {"toy": replace(toolchain, stages=stages)},
+        MACHINE,
+        digest=lambda name, _cell: (name, "d"),
+        until="make",
     )
     executor = PretendExecutor()
     assert run(plan, store, executor).exit_code == 0
     get, make = executor.jobs
     out = f"{make.attempt}/out"
     checkpoint = str(store.folder("get", Fingerprint(get.fingerprint)) / "out")
-    assert make.commands == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
+    assert make.commands[:2] == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
+    assert make.commands[2][1:4] == ("-m", "trtllm_pipeline", "make"), "ours looks at what they left"
+    assert len(make.commands) == 3
 
 
 def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> None:
@@ -300,7 +310,9 @@ def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> Non
         replace(stage, resources=lambda _cell: Resources(gpus=8)) if stage.name == "make" else stage
         for stage in toolchain.stages
     )
-    plan = make_plan([make_cell()], {"toy": replace(toolchain, stages=stages)}, digest=lambda name, _cell: (name, "d"))
+    plan = make_plan(
+        [make_cell()], {"toy": replace(toolchain, stages=stages)}, MACHINE, digest=lambda name, _cell: (name, "d")
+    )
     outcome = run(plan, store, PretendExecutor())
     assert outcome.exit_code == 1
     assert "needs 8 GPUs" in next(iter(outcome.errors.values())).message

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit import fabricated
-from tests.unit.conftest import make_cell, make_toolchain
+from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Cell, Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.plan import Plan, make_plan, to_run, wanted
@@ -13,7 +13,7 @@ from trtllm_pipeline.plan import Plan, make_plan, to_run, wanted
 
 def plan_of(*cells: Cell, version: str = "1", until: str | None = None, content: str = "c") -> Plan:
     toolchains = {"toy": make_toolchain(version)}
-    return make_plan(cells, toolchains, digest=lambda name, _cell: (f"/data/{name}", content), until=until)
+    return make_plan(cells, toolchains, MACHINE, digest=lambda name, _cell: (f"/data/{name}", content), until=until)
 
 
 def stages(plan: Plan, ids: set | None = None) -> list[str]:
@@ -53,7 +53,7 @@ def test_paths_time_limits_and_retries_are_not_in_fingerprints() -> None:
     settings = {name: {**values, "timeout_s": 5.0, "retries": 9} for name, values in cell.settings.items()}
     moved = replace(cell, settings=settings, base_dir="/elsewhere")
     toolchains = {"toy": make_toolchain()}
-    other = make_plan([moved], toolchains, digest=lambda name, _cell: (f"/other/{name}", "c"))
+    other = make_plan([moved], toolchains, MACHINE, digest=lambda name, _cell: (f"/other/{name}", "c"))
     assert fingerprints(other) == fingerprints(plan_of(cell))
 
 
@@ -119,7 +119,12 @@ def test_a_function_of_the_user_is_in_the_fingerprint(answers: str) -> None:
     cell = scoring(answers, ["exact", "my.metrics:f"])
     stage = "accuracy" if answers == "own" else "score"
     seen = [
-        make_plan((cell,), {"embedded": fabricated._TOOLCHAIN}, digest=lambda path, _cell, v=version: (path, path + v))
+        make_plan(
+            (cell,),
+            {"embedded": fabricated._TOOLCHAIN},
+            MACHINE,
+            digest=lambda path, _cell, v=version: (path, path + v),
+        )
         for version in ("1", "2")
     ]
     runs = [fabricated.stage_run(plan, cell, stage) for plan in seen]

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     args.cells = [args.cell]
     store = options.open_store(args)
     request = options.request_or_latest(args, store)
-    plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store, until=request.until)
+    plan = runner.plan_of(request, store)
     seen = runner.forecast(plan, store)
     explained: list[Json] = []
     for cell in plan.cells:

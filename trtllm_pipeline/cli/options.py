@@ -61,13 +61,23 @@ def add_matrix(parser: argparse.ArgumentParser, *, cells: bool = True) -> None:
     )
 
 
+def add_assume(parser: argparse.ArgumentParser) -> None:
+    """`--assume MACHINE`."""
+    parser.add_argument(
+        "--assume",
+        metavar="MACHINE",
+        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80 (`pipeline doctor --help`)",
+    )
+
+
 def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request:
     """The request the options make. Raises UsageError without a matrix."""
     if args.matrix is None:
         raise UsageError(
             f"pipeline {args.command}: --matrix FILE is missing", hint="pipeline matrix init writes one to start from"
         )
-    return Request(Path(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain)
+    assume = getattr(args, "assume", None)
+    return Request(Path(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain, assume)
 
 
 def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
@@ -84,6 +94,7 @@ def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
         tuple(args.cells) or request.cells,
         getattr(args, "until", None) or request.until,
         args.toolchain or request.toolchain,
+        getattr(args, "assume", None) or request.assume,
     )
 
 

@@ -24,10 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "examples:\n  pipeline plan --matrix matrices/quickstart.yaml\n"
-        "  pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'"
+        "  pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'\n"
+        "  pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80"
     )
     options.add_matrix(parser)
     options.add_workspace(parser)
+    options.add_assume(parser)
     parser.add_argument("--until", metavar="STAGE", help="plan up to this stage, e.g. build")
     parser.add_argument("-v", "--verbose", action="store_true", help="list every stage run and cell")
     options.add_format(parser, "text", "json")
@@ -43,7 +45,7 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
     """Print the plan for a request; 0, or 3 when no cell can work."""
     from trtllm_pipeline import runner
 
-    plan = runner.plan_cells(runner.select_cells(request, runner.load(request)), store, until=request.until)
+    plan = runner.plan_of(request, store)
     seen = runner.forecast(plan, store)
     if as_json:
         for line in runner.plan_json(plan, store, seen):
@@ -76,7 +78,8 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         lines.append("nothing to do: every result that is asked for is up to date")
     else:
         guess = f"; {count(seen.guessed, 'stage run')} of a kind that never ran here, by guess" if seen.guessed else ""
-        lines.append(f"about {duration(seen.total_s)} on this machine{guess}")
+        where = "the assumed machine" if plan.machine.assumed else "this machine"
+        lines.append(f"about {duration(seen.total_s)} on {where}{guess}")
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
         lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     options.add_matrix(parser)
     options.add_workspace(parser)
+    options.add_assume(parser)
     parser.add_argument("--until", metavar="STAGE", help="stop after this stage, e.g. build")
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done, as `pipeline plan` does")
     parser.add_argument("--fail-fast", action="store_true", help="start nothing new after the first failure")

@@ -82,10 +82,11 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
     from trtllm_pipeline.store.store import Store
 
     service = stage.scope is Scope.SERVICE
-    until = stage.inputs["repository"] if service else stage.name
+    until = stage.upstream("repository")[0] if service else stage.name
     request = options.request_of(args, until=until)
     if service:
-        cells = [cell.id for cell in runner.select_cells(request, runner.load(request)) if cell.reason is None]
+        machine = runner.machine_of(request)
+        cells = [cell.id for cell in runner.select_cells(request, runner.load(request), machine) if cell.reason is None]
         if len(cells) > 1:
             raise UsageError(
                 f"{len(cells)} cells are selected, a server is launched for one",
@@ -123,6 +124,8 @@ def _with_settings(args: argparse.Namespace, settings: object, stage: Stage) -> 
 
 
 def _program(stage: Stage, work: Work) -> None:
+    if stage.program is None:
+        return
     module, _, function = stage.program.partition(":")
     try:
         getattr(importlib.import_module(module), function)(work)
@@ -138,6 +141,22 @@ def _program(stage: Stage, work: Work) -> None:
                 hint="free some space, then `pipeline resume`; what was finished is kept",
             ) from error
         raise
+
+
+def _commands(stage: Stage, work: Work) -> None:
+    """Run what other programs do of a stage; their output is the log. Raises StageError when one fails."""
+    if stage.commands is None:
+        return
+    import shlex
+    import subprocess
+
+    from trtllm_pipeline.probe import machine
+
+    for command in stage.commands(work, machine()):
+        note(shlex.join(command))
+        code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
+        if code:
+            raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
 
 
 def _in_attempt(work: Work, stage: Stage) -> int:
@@ -167,6 +186,7 @@ def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
                 _program(stage, work)
             return 0
         with redirect_stdout(sys.stderr):
+            _commands(stage, work)
             _program(stage, work)
     if args.format == "json":
         emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})

@@ -58,8 +58,7 @@ def _outline(args: argparse.Namespace, store: Store) -> tuple[str | None, Outlin
         return folder.name, read_run(folder)
     from trtllm_pipeline import runner
 
-    request = options.request_of(args)
-    return None, outline(runner.plan_cells(runner.select_cells(request, runner.load(request)), store))
+    return None, outline(runner.plan_of(options.request_of(args), store))
 
 
 def to_json(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.report.names import count
 
@@ -56,7 +57,7 @@ class Tracker:
         self._good_before = 0
         self._durations = _Durations({})
         self._ready: set[StageRunId] = set()
-        self.plan = Plan((), {}, {})
+        self.plan = Plan((), {}, {}, Machine(cpus=0, cpu=""))
         self.statuses: dict[StageRunId, StageStatus] = {}
         self.started: dict[StageRunId, float] = {}
         """When each stage run that runs now began, by the clock."""

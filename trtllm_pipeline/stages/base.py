@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.machine import Machine
 
 PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
@@ -104,15 +105,15 @@ class Stage:
     version: int
     """Bumped by hand when the same inputs would give another result."""
     summary: str
-    program: str
-    """"module:function" that does it; see the module's docstring."""
+    program: str | None
+    """"module:function" that does it; see the module's docstring. None where `commands` do all of it."""
     options: tuple[Option, ...]
     params: Callable[[Cell], Mapping[str, Json]]
     """What this stage reads of a cell. All of it reaches the program and the fingerprint."""
     advice: Callable[[Cell], Mapping[str, Json]] = _nothing
     """What reaches the program but not the fingerprint, since it cannot change the result: ports, time limits."""
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> name of the upstream stage of the same cell."""
+    inputs: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """Input name -> name of the upstream stage of the same cell; of several, the first that the cell has."""
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT
@@ -125,8 +126,8 @@ class Stage:
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
     resources: Callable[[Cell], Resources] = _one_cpu
-    commands: Callable[[Work], Sequence[Sequence[str]]] | None = None
-    """Command lines of other programs that do the work instead of ours, run one after another."""
+    commands: Callable[[Work, Machine], Sequence[Sequence[str]]] | None = None
+    """Command lines of other programs that do the work, run one after another; ours then checks what they left."""
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0
@@ -136,3 +137,8 @@ class Stage:
     """How often a transient failure is tried again."""
     section: str | None = None
     """Settings section with its time limit and retries, where it is not called like the stage."""
+
+    def upstream(self, name: str) -> tuple[str, ...]:
+        """The stages that input `name` can come from, the preferred first."""
+        stages = self.inputs[name]
+        return (stages,) if isinstance(stages, str) else stages

@@ -57,7 +57,8 @@ def _write(option: Option, value: Json) -> str:
 def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
     """Give `parser` the stage's inputs, files and options. None is required here; `to_work` says what is missing."""
     paths = parser.add_argument_group("work by hand, on explicit files")
-    for name, upstream in stage.inputs.items():
+    for name in stage.inputs:
+        upstream = " or ".join(stage.upstream(name))
         left = (
             f"folder that {upstream} left"
             if name != "service"

@@ -9,6 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Stage
 
 _TABLE: Final = {"embedded": "trtllm_pipeline.toolchains.embedded"}
@@ -23,12 +24,12 @@ class Toolchain:
     summary: str
     stages: tuple[Stage, ...]
     """In the order of the flow: a stage's inputs come before it."""
-    missing: Callable[[], str | None]
-    """What this machine lacks to use it, or None. Cheap; imports nothing heavy."""
-    identity: Callable[[], Mapping[str, Json]]
+    missing: Callable[[Machine], str | None]
+    """What a machine lacks to use it, or None. Cheap; imports nothing heavy."""
+    identity: Callable[[Machine], Mapping[str, Json]]
     """Versions and hardware that its stages' results depend on, by the names `Stage.identity` uses."""
-    infeasible: Callable[[Cell], str | None]
-    """Why a cell can never work with it, or None."""
+    infeasible: Callable[[Cell, Machine], str | None]
+    """Why a cell can never work with it on a machine, or None."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError when this toolchain has none."""
@@ -52,16 +53,17 @@ def load(name: str) -> Toolchain:
     return found
 
 
-def detect() -> Toolchain:
-    """The first toolchain this machine has all of. Raises PlanError with what each of them lacks."""
+def detect(machine: Machine) -> Toolchain:
+    """The first toolchain that `machine` has all of. Raises PlanError with what each of them lacks."""
     lacks: list[str] = []
     for name in _TABLE:
         toolchain = load(name)
-        missing = toolchain.missing()
+        missing = toolchain.missing(machine)
         if missing is None:
             return toolchain
         lacks.append(f"{name}: {missing}")
     raise PlanError(
         "no toolchain can be used on this machine\n  " + "\n  ".join(lacks),
-        hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12)",
+        hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12); "
+        "`pipeline doctor` shows what is there",
     )

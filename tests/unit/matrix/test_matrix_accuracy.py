@@ -46,7 +46,7 @@ def test_names_are_checked(tmp_path: Path, names: list[str], message: str) -> No
 def planned(path: Path) -> Any:
     request = Request(path, toolchain="embedded")
     loaded = runner.load(request)
-    return request, loaded, runner.plan_cells(runner.select_cells(request, loaded), None)
+    return request, loaded, runner.plan_of(request, None)
 
 
 def scoring_of(path: Path) -> Any:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import installation, triton
 from trtllm_pipeline.toolchains import embedded
 
@@ -217,6 +218,6 @@ def test_the_toolchain_asks_for_any_server_not_for_the_wheel(monkeypatch: pytest
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytriton" else object())
     monkeypatch.setattr(sys, "version_info", (3, 11, 4))
     monkeypatch.setattr(installation, "find", lambda: WHEEL)
-    assert embedded._missing() is None
+    assert embedded._missing(Machine(cpus=1, cpu="test")) is None
     monkeypatch.setattr(installation, "find", nothing)
-    assert embedded._missing() == "the package nvidia-pytriton is not installed"
+    assert embedded._missing(Machine(cpus=1, cpu="test")) == "the package nvidia-pytriton is not installed"

@@ -13,7 +13,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import cpu_count, cpu_name
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
 from trtllm_pipeline.toolchains.base import Toolchain
@@ -23,7 +23,7 @@ ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalL
 _CALIBRATED: Final = ("int4_awq",)
 
 
-def _missing() -> str | None:
+def _missing(_machine: Machine) -> str | None:
     missing = next((package for package in ("xllamacpp", "gguf") if importlib.util.find_spec(package) is None), None)
     if missing is None:
         missing = "nvidia-pytriton" if _triton() is None else None
@@ -45,7 +45,7 @@ def _triton() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _identity() -> Mapping[str, Json]:
+def _identity(machine: Machine) -> Mapping[str, Json]:
     from importlib.metadata import PackageNotFoundError, version
 
     def installed(package: str) -> str | None:
@@ -58,11 +58,11 @@ def _identity() -> Mapping[str, Json]:
         "gguf": installed("gguf"),
         "xllamacpp": installed("xllamacpp"),
         "triton": _triton(),
-        "cpu": f"{cpu_name()} x {cpu_count()}",
+        "cpu": f"{machine.cpu} x {machine.cpus}",
     }
 
 
-def _infeasible(cell: Cell) -> str | None:
+def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     if cell.tp * cell.pp != 1:
         return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
     if cell.precision not in PRECISIONS:
