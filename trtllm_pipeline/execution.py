@@ -274,7 +274,7 @@ class _Execution:
             _release(held)
             return done
         if run.stage.scope is not Scope.INSIDE:
-            leases = lease_machine(gpus, exclusive=run.stage.resources(run.first_cell).exclusive)
+            leases = lease_machine(gpus, exclusive=run.stage.resources(run.first_cell, self._plan.machine).exclusive)
             if leases is None:
                 _release(held)
                 return self._busy(run, "another invocation measures on, or uses, this machine")
@@ -534,7 +534,7 @@ def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling
             needs=run.needs,
             scope=run.stage.scope,
             service=service,
-            resources=run.stage.resources(run.first_cell),
+            resources=run.stage.resources(run.first_cell, plan.machine),
             expected_s=takes[run.id],
             retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
             order=order[run.first_cell.id],

@@ -42,7 +42,7 @@ STAGES = (
         shared=True,
         options=(Option("source", "json", "where from", required=True),),
         params=lambda cell: {"source": cell.recipe["source"]},
-        resources=lambda _cell: Resources(cpus=0, downloads=1),
+        resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     ),
     Stage(
         name="make",
@@ -63,7 +63,7 @@ STAGES = (
         scope=Scope.SERVICE,
         options=(),
         params=lambda _cell: {},
-        resources=lambda _cell: Resources(exclusive=True),
+        resources=lambda _cell, _machine: Resources(exclusive=True),
     ),
     Stage(
         name="look",

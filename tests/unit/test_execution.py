@@ -307,7 +307,7 @@ def test_other_programs_get_their_own_command_lines(store: Store) -> None:
 def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> None:
     toolchain = make_toolchain()
     stages = tuple(
-        replace(stage, resources=lambda _cell: Resources(gpus=8)) if stage.name == "make" else stage
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=8)) if stage.name == "make" else stage
         for stage in toolchain.stages
     )
     plan = make_plan(

@@ -122,7 +122,7 @@ def plan_lines(
         }
 
     def run_entry(run: StageRun) -> Json:
-        resources = run.stage.resources(run.first_cell)
+        resources = run.stage.resources(run.first_cell, plan.machine)
         return {
             "id": run.id,
             "stage": run.stage.name,

@@ -89,7 +89,7 @@ def _nothing(_cell: Cell) -> Mapping[str, Json]:
     return {}
 
 
-def _one_cpu(_cell: Cell) -> Resources:
+def _one_cpu(_cell: Cell, _machine: Machine) -> Resources:
     return Resources()
 
 
@@ -125,7 +125,8 @@ class Stage:
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
-    resources: Callable[[Cell], Resources] = _one_cpu
+    resources: Callable[[Cell, Machine], Resources] = _one_cpu
+    """What it occupies on a machine."""
     commands: Callable[[Work, Machine], Sequence[Sequence[str]]] | None = None
     """Command lines of other programs that do the work, run one after another; ours then checks what they left."""
     identity: tuple[str, ...] = ()

@@ -6,10 +6,14 @@ Only declarations; each stage's program is a module of its own, imported in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
-from trtllm_pipeline.machine import cpu_count
 from trtllm_pipeline.stages.base import Option, Stage
+
+
+ENGINE: Final = ("build", "quantize", "download")
+"""What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
 
 
 def pick(cell: Cell, section: str, *names: str) -> dict[str, Json]:
@@ -41,7 +45,7 @@ DOWNLOAD = Stage(
         **pick(cell, "download", "max_workers", "offline"),
         "folder": cell.recipe.get("folder"),
     },
-    resources=lambda _cell: Resources(cpus=0, downloads=1),
+    resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=60.0,
     timeout_s=24 * 3600.0,
     retries=4,
@@ -76,8 +80,9 @@ def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable
             ),
             "restarts": 0,
         },
-        resources=lambda cell: Resources(
-            cpus=cpu_count(), gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
+        # Nobody can say how many CPUs a server takes, so nothing else of ours runs beside it.
+        resources=lambda cell, machine: Resources(
+            cpus=machine.cpus, gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
         ),
         identity=identity,
         expected_s=5.0,
@@ -120,7 +125,7 @@ SMOKE = Stage(
     summary="talk to the server over every protocol and check the answers",
     program="trtllm_pipeline.stages.smoke:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", "engine": "build"},
+    inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     scope=Scope.INSIDE,
     options=(
         Option("prompt", "str", "what to ask", required=True),
@@ -160,7 +165,7 @@ PERF = Stage(
     summary="measure latency and throughput over a list of concurrencies",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", "engine": "build"},
+    inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     after=("smoke",),
     scope=Scope.INSIDE,
     options=(
@@ -213,7 +218,7 @@ ACCURACY = Stage(
     summary="score the server's greedy answers against references",
     program="trtllm_pipeline.stages.accuracy:run",
     shared=True,
-    inputs={"service": "launch", "engine": "build"},
+    inputs={"service": "launch", "engine": ENGINE},
     after=("smoke",),
     scope=Scope.INSIDE,
     applies=lambda cell: cell.settings["accuracy"]["answers"] == "own",
@@ -239,7 +244,7 @@ SCORE = Stage(
     summary="score the answers that perf timed against references",
     program="trtllm_pipeline.stages.score:run",
     shared=True,
-    inputs={"perf": "perf", "engine": "build"},
+    inputs={"perf": "perf", "engine": ENGINE},
     section="accuracy",
     applies=lambda cell: cell.settings["accuracy"]["answers"] == "perf",
     options=_SCORE_OPTIONS,
