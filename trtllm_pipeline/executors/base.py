@@ -15,9 +15,12 @@ from typing import Any, Final, Protocol, Union
 
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.signatures import classify
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
 SCHEMA: Final = 1
+_TELLING_LINES: Final = 200
+"""Of a log's end, looked at for words that say why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +131,18 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
         return StageError(told["message"], failure=FailureClass(told["failure"]), hint=told["hint"], log=log)
     except (OSError, ValueError, KeyError):
         pass
-    last = tail(log, 1)
-    said = f"; its last line: {last[0]}" if last else ""
+    lines = tail(log, _TELLING_LINES)
+    said = f"; its last line: {lines[-1]}" if lines else ""
+    how = f"died of {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+    known = classify("\n".join(lines))
+    if known is not None:
+        return StageError(f"{job.stage}: {how}{said}", failure=known.failure, hint=known.hint, log=log)
     if returncode == -signal.SIGKILL:
         return StageError(
             f"{job.stage}: was killed, most likely because memory ran out{said}",
             failure=FailureClass.OUT_OF_MEMORY,
             log=log,
         )
-    how = f"died of {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log)
 
 

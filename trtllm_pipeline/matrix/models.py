@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -82,6 +83,14 @@ def _data_file(value: str) -> str:
 def _member(value: str) -> str:
     if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or "\\" in value:
         raise ValueError(f"{value!r} must be a path inside the package, with / and without ..")
+    return value
+
+
+def _specifiers(value: str) -> str:
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier:
+        raise ValueError(f'{value!r} does not say which releases: write ">=0.12", or ">=1.0,<1.2"') from None
     return value
 
 
@@ -236,6 +245,7 @@ def _precisions_form(value: object) -> str | None:
 
 
 PrecisionList = Annotated[tuple[Precision, ...], Unique]
+Releases = Annotated[Text, AfterValidator(_specifiers)]
 Precisions = Annotated[
     Annotated[PrecisionList, Tag("form:all")] | Annotated[dict[Toolchain, PrecisionList], Tag("form:each")],
     Discriminator(
@@ -282,6 +292,11 @@ class Recipe(Strict):
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""
+    releases: dict[Toolchain, Releases] = {}
+    """Releases that have the model, by toolchain, as version specifiers (PEP 440) such as `>=0.12`. Of a toolchain that
+    is not listed nothing is known."""
+    precision_releases: dict[Toolchain, dict[Precision, Releases]] = {}
+    """The same for precisions that came later than the model, by toolchain."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
     eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
@@ -294,6 +309,16 @@ class Recipe(Strict):
         if isinstance(self.precisions, dict):
             return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
         return self.precisions
+
+    def supports(self, toolchain: str, release: str, precision: str | None = None) -> bool:
+        """Whether a release of `toolchain` has the model (in `precision`); True where nothing is known.
+
+        A release candidate counts by its number: 1.2.0rc1 is in `>=1.1`, and not yet in `>=1.2`. Raises InvalidVersion.
+        """
+        by_toolchain = {str(key): value for key, value in self.releases.items()}
+        later = {str(key): dict(value) for key, value in self.precision_releases.items()}.get(toolchain, {})
+        limits = (by_toolchain.get(toolchain), {str(key): value for key, value in later.items()}.get(str(precision)))
+        return all(SpecifierSet(limit).contains(release, prereleases=True) for limit in limits if limit is not None)
 
 
 # --------------------------------------------------------------------------------------------------------- settings
@@ -341,6 +366,10 @@ class Quantize(Section):
     """Precision of the KV cache; null is the toolchain's own for the weights' precision."""
     calibration: Calibration = Calibration()
     """Read by precisions that need calibration, and by no other."""
+    batch_size: Positive | None = None
+    """Rows calibrated at a time; null is what memory holds."""
+    options: dict[str, Scalar] = {}
+    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`."""
 
 
 class Build(Section):
@@ -380,6 +409,10 @@ class Repository(Section):
 class Serve(Strict):
     """How the server runs."""
 
+    frontend: Literal["triton", "trtllm_serve"] = "triton"
+    """What answers: Triton, with its own protocols, or TensorRT-LLM's OpenAI server `trtllm-serve`."""
+    options: dict[str, Scalar] = {}
+    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`."""
     host: Text = "127.0.0.1"
     """Address to listen on. Anything but loopback lets others in: there is no login."""
     http_port: Port = 0

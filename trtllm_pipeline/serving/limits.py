@@ -19,12 +19,18 @@ class EngineLimits:
 
     @classmethod
     def read(cls, engine: Path) -> EngineLimits:
-        """The limits under `build_config` of an engine folder's config.json, which TensorRT-LLM writes as well."""
+        """The limits under `build_config` of an engine folder's config.json, which TensorRT-LLM writes as well.
+
+        Releases up to 0.10 write the output's length instead of the whole sequence's.
+        """
         try:
             build = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
         except (OSError, ValueError, AttributeError) as error:
             raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
-        return cls(build.get("max_input_len"), build.get("max_seq_len"))
+        max_input_len, max_seq_len = build.get("max_input_len"), build.get("max_seq_len")
+        if max_seq_len is None and max_input_len is not None and build.get("max_output_len") is not None:
+            max_seq_len = max_input_len + build["max_output_len"]
+        return cls(max_input_len, max_seq_len)
 
     def longest_prompt(self, output_tokens: int) -> int | None:
         """Tokens a prompt may have at most when its answer has `output_tokens`; None where no limit is known."""

@@ -72,6 +72,11 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     foreign = sorted(cell.settings["build"].keys() - {"max_num_tokens", "timeout_s", "retries"})
     if foreign:
         return f"settings.build.{foreign[0]}: the embedded toolchain's build has no such option"
+    for section in ("quantize", "serve"):
+        if cell.settings[section]["options"]:
+            return f"settings.{section}.options: they are TensorRT-LLM's; the embedded toolchain has none"
+    if cell.settings["serve"]["frontend"] != "triton":
+        return f"settings.serve.frontend {cell.settings['serve']['frontend']}: the embedded toolchain serves with Triton"
     return None
 
 
@@ -94,7 +99,7 @@ def _convert_files(cell: Cell) -> Mapping[str, str]:
 
 CONVERT = Stage(
     name="convert",
-    version=1,
+    version=2,
     summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.toolchains.embedded.convert:run",
     inputs={"model": "download"},

@@ -17,7 +17,8 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILES, link
+from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE
+from trtllm_pipeline.toolchains.files import link, link_tokenizer
 
 SCHEMA: Final = 1
 PROOF_FILE: Final = "build.json"
@@ -40,9 +41,8 @@ def run(work: Work) -> None:
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
-    for name in (MODEL_FILE, *TOKENIZER_FILES):
-        if (checkpoint / name).is_file():
-            link(checkpoint / name, work.out / name)
+    link(checkpoint / MODEL_FILE, work.out / MODEL_FILE)
+    link_tokenizer(checkpoint, work.out)
     config = {
         "schema": SCHEMA,
         "version": f"xllamacpp {version('xllamacpp')}",

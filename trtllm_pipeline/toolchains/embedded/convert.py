@@ -8,8 +8,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -29,18 +27,11 @@ from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, Mode
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, FINAL_NORM, HEAD
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.toolchains.files import link_tokenizer
 
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
 SCHEMA: Final = 1
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 # Part of a layer's tensor name -> the same in GGUF. Which of them a model has follows from its architecture.
 _LAYER_NAMES: Final[Mapping[str, str]] = {
@@ -116,9 +107,7 @@ def run(work: Work) -> None:
         work.progress(done, total, "parameters")
     writer.close()
 
-    for file in TOKENIZER_FILES:
-        if (folder / file).is_file():
-            link(folder / file, work.out / file)
+    link_tokenizer(folder, work.out)
     facts = {
         "schema": SCHEMA,
         "architecture": config.architecture,
@@ -143,15 +132,6 @@ def run(work: Work) -> None:
         f"{config.architecture}, {total / 1e6:.1f} M parameters, {name}: {target.stat().st_size / 1e6:.1f} MB"
         f" in {time.monotonic() - started:.1f} s"
     )
-
-
-def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy of it where they lie on different file systems."""
-    source = source.resolve()  # hub caches hold symbolic links, and a link to one would be a link to a link
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision: Precision) -> list[TensorPlan]:

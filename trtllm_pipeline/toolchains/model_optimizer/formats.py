@@ -1,0 +1,96 @@
+"""What each precision is: Model Optimizer's configuration for it, and TensorRT-LLM's name.
+
+Source of the names: TensorRT-LLM's checkpoint format, https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from trtllm_pipeline.errors import FailureClass, StageError
+
+CheckpointFormat = Literal["tensorrt_llm", "hugging_face"]
+CHECKPOINT_FORMATS: Final[tuple[CheckpointFormat, ...]] = ("tensorrt_llm", "hugging_face")
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """One precision of the weights."""
+
+    config: str | None
+    """Name of the configuration in `modelopt.torch.quantization`; None where weights stay as they are."""
+    algorithm: str | None
+    """TensorRT-LLM's `quant_algo`."""
+    calibrated: bool = False
+    """Activations are measured on text."""
+    passes: int = 1
+    """How often calibration goes through the rows."""
+    searches: bool = False
+    """Calibration adds up losses, so that a batch must not be counted twice; the others only take maxima."""
+    by_builder: bool = False
+    """In a TensorRT-LLM checkpoint the weights stay unquantized: `trtllm-build` quantizes them into its kernels' layout."""
+    group_size: int | None = None
+    """Weights of one row that share a scale, counted along the input; the part of each TP rank is a multiple of it."""
+
+
+PRECISIONS: Final[Mapping[str, Precision]] = {
+    "fp16": Precision(None, None),
+    "bf16": Precision(None, None),
+    "fp8": Precision("FP8_DEFAULT_CFG", "FP8", calibrated=True),
+    "int8_wo": Precision("INT8_WEIGHT_ONLY_CFG", "W8A16", by_builder=True),
+    "int4_wo": Precision("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "W4A16", by_builder=True),
+    "int8_sq": Precision("INT8_SMOOTHQUANT_CFG", "W8A8_SQ_PER_CHANNEL", calibrated=True),
+    "int4_awq": Precision("INT4_AWQ_CFG", "W4A16_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
+    "w4a8_awq": Precision("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
+    "nvfp4": Precision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True, group_size=16),
+}
+
+_UNQUANTIZED_KV: Final = (None, "none", "fp16", "bf16")
+KV_CACHE_PRECISIONS: Final = ("none", "fp16", "bf16", "fp8", "int8", "nvfp4")
+
+
+def precision(name: str) -> Precision:
+    """The precision called `name`. Raises StageError (infeasible) for another one."""
+    if name not in PRECISIONS:
+        raise _unknown("precision", name, tuple(PRECISIONS))
+    return PRECISIONS[name]
+
+
+def kv_cache_algorithm(name: str | None) -> str | None:
+    """TensorRT-LLM's `kv_cache_quant_algo`, None where the cache is not quantized. Raises StageError for unknown names."""
+    if name in _UNQUANTIZED_KV:
+        return None
+    if name not in KV_CACHE_PRECISIONS:
+        raise _unknown("kv_cache_precision", str(name), KV_CACHE_PRECISIONS)
+    return str(name).upper()
+
+
+def configuration(chosen: Precision, kv_cache: str | None, checkpoint: CheckpointFormat) -> dict[str, Any] | None:
+    """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer."""
+    import modelopt.torch.quantization as mtq
+
+    kept = chosen.config is None or (chosen.by_builder and checkpoint == "tensorrt_llm")
+    if kept and kv_cache is None:
+        return None
+    found: dict[str, Any]
+    if kept:
+        found = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+    else:
+        found = copy.deepcopy(getattr(mtq, str(chosen.config)))
+    if kv_cache == "INT8":
+        # Model Optimizer has no preset for it; the two quantizers are the ones of its FP8 and NVFP4 presets.
+        found["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
+    elif kv_cache is not None:
+        found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
+    return found
+
+
+def _unknown(what: str, name: str, known: tuple[str, ...]) -> StageError:
+    return StageError(
+        f"{what} {name!r} is not known to the quantization worker",
+        failure=FailureClass.INFEASIBLE,
+        hint=f"choose one of {', '.join(known)}",
+    )

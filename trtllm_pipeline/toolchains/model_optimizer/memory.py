@@ -1,0 +1,74 @@
+"""How many rows fit into memory at once, how much was used, and what running out of it looks like."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+SATURATING_TOKENS: Final = 32_768
+"""Tokens of one forward pass from which on more of them make it no faster: matrix products fill an H200 long before."""
+CPU_TOKENS: Final = 2048
+_USABLE: Final = 0.8
+"""Part of the free GPU memory that is planned with; the rest is for fragments and the library's own workspaces."""
+
+
+def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
+    """Memory that one token of a forward pass needs at its peak, in bytes: an estimate from the widest layers.
+
+    In an MLP four tensors of the widest projection's width are alive (gate, up, its activation, their product), and of the
+    residual stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32.
+    """
+    import torch
+
+    # Heads are not run, so their width does not count.
+    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "lm_head" not in name]
+    wide = max((m.out_features for m in linear), default=1)
+    narrow = max((m.in_features for m in linear if m.in_features != wide), default=wide)
+    size = 2 if not linear else linear[0].weight.element_size()
+    estimate = size * (4 * wide + 8 * narrow)
+    return estimate + (2 * size + 8) * wide if searches else estimate
+
+
+def fitting_rows(model: torch.nn.Module, longest: int, *, searches: bool) -> int:
+    """Rows of `longest` tokens that one forward pass is given, at least one."""
+    import torch
+
+    device = next(model.parameters()).device
+    tokens = CPU_TOKENS
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch has set aside and not handed out is free to us as well.
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        tokens = min(SATURATING_TOKENS, int(_USABLE * free) // token_bytes(model, searches=searches))
+    return max(1, tokens // longest)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch could not allocate memory, on a GPU or on the host."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )
+
+
+def release() -> None:
+    """Give back what a failed or finished computation held."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def peak() -> dict[str, int | None]:
+    """Peak memory of this process so far, in bytes: on the fullest GPU (None without one) and on the host."""
+    import torch
+
+    gpus = [torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())]
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"gpu_bytes": max(gpus, default=None), "host_bytes": host}

@@ -1,0 +1,72 @@
+"""The end of the quantize and convert stages: a TensorRT-LLM checkpoint that is whole and is what was asked for.
+
+Where the release's example scripts are, they have filled the folder by now; where they are not, Model Optimizer does it
+here. Either way the result is looked at before anybody builds from it: a script that was killed, or that took another
+layout than it was told, must not cost an hour in the next stage.
+
+Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.errors import DownloadError, StageError
+from trtllm_pipeline.hub.verify import tensors
+from trtllm_pipeline.stages.base import Work
+
+REQUIRED: Final = (
+    "architecture",
+    "dtype",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_act",
+)
+"""Keys of config.json without which nothing can be built."""
+
+
+def run(work: Work) -> None:
+    """Make the checkpoint where no script has, then check it. Raises StageError."""
+    if not (work.out / "config.json").exists():
+        from trtllm_pipeline.toolchains.model_optimizer import worker
+
+        worker.run(work)
+    tp, pp = int(str(work.params["tp"])), int(str(work.params["pp"]))
+    config = check(work.out, tp=tp, pp=pp)
+    size = sum(file.stat().st_size for file in work.out.glob("rank*.safetensors"))
+    algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
+    print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
+    """The config.json of a checkpoint that has every rank of tp x pp, each file as long as its header says.
+
+    Raises StageError naming what is missing or differs.
+    """
+    path = folder / "config.json"
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StageError(f"{path}: a checkpoint has one, and it is JSON: {error}") from error
+    missing = [key for key in REQUIRED if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise StageError(f"{path}: {', '.join(missing)} is missing")
+    mapping = config.get("mapping") or {}
+    asked = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp}
+    for name, value in asked.items():
+        if mapping.get(name, 1) != value:
+            raise StageError(f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for tp{tp}pp{pp}")
+    for rank in range(tp * pp):
+        file = folder / f"rank{rank}.safetensors"
+        if not file.is_file():
+            raise StageError(f"{file} is missing: tp{tp}pp{pp} has {tp * pp} ranks")
+        try:
+            tensors(file, folder.name)
+        except DownloadError as error:
+            raise StageError(f"{file} is damaged: {error.message}") from error
+    return config

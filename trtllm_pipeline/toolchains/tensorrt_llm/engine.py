@@ -1,0 +1,51 @@
+"""The end of the build stage: an engine folder that is whole, has the limits that were asked for, and can serve text.
+
+`trtllm-build` has filled it by now. The tokenizer is put beside the engine, and `engine.json` says on what it was built,
+so that a launch elsewhere is refused before it loads for minutes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline import probe
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.serving import contract
+from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.files import link_tokenizer
+
+
+def run(work: Work) -> None:
+    """Check what `trtllm-build` left in `work.out` and complete it. Raises StageError, ServerError."""
+    check_limits(work.out, work.params)
+    machine = probe.machine()
+    assert machine.tensorrt_llm is not None, "nobody builds without it"
+    built = contract.write(work.out, release=machine.tensorrt_llm.release, gpu=machine.gpus[0])
+    link_tokenizer(work.inputs["model"], work.out)
+    size = sum(file.stat().st_size for file in work.out.glob("rank*"))
+    print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
+    """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
+    build: Mapping[str, Any] = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
+    limits = EngineLimits.read(engine)
+    got = {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len} | {
+        name: build.get(name) for name in ("max_batch_size", "max_num_tokens")
+    }
+    for name, value in got.items():
+        if asked.get(name) is not None and value is not None and value != asked[name]:
+            raise StageError(f"{engine}: the engine's {name} is {value}, asked for was {asked[name]}")
+
+
+def run_check(work: Work) -> None:
+    """The end of the engine check: what the examples' run.py has shown, or that the files are whole where there is none."""
+    ran = (work.attempt / "log").exists() and bool((work.attempt / "log").read_text(encoding="utf-8", errors="replace"))
+    found = contract.check(work.inputs["engine"], probe.machine())
+    how = "run.py" if ran else "files"
+    write_json(work.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})
