@@ -19,13 +19,14 @@ from typing import Any, Final
 
 from trtllm_pipeline.cli.app import COMMANDS, STAGES
 from trtllm_pipeline.domain import Cell, CellId
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.matrix.models import Settings, json_schema
 from trtllm_pipeline.perf.validity import GATES
 from trtllm_pipeline.toolchains import base as toolchains
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
-SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--format")
+SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
 """Options explained once, at the top of commands.md."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
 
@@ -95,10 +96,13 @@ def read_by(toolchain: str) -> set[str]:
     found = toolchains.load(toolchain)
     for precision in ("fp16", "int4_awq"):
         cell = Cell(CellId("x"), "x", toolchain, precision, 1, 1, 1, 1, 1, recipe, sections)
-        found.infeasible(cell)
+        machine = Machine(cpus=1, cpu="")
+        found.infeasible(cell, machine)
         for stage in found.stages:
-            for ask in (stage.applies, stage.params, stage.advice, stage.files, stage.resources):
+            for ask in (stage.params, stage.advice, stage.files):
                 ask(cell)
+            stage.applies(cell, machine)
+            stage.resources(cell, machine)
     return {f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE)}
 
 

@@ -42,6 +42,8 @@ class TensorRTLLM:
     """Folder `examples` of the source tree of this release; wheels have none."""
     templates: str | None = None
     """Folder `all_models` with this release's Triton model templates."""
+    python: str = "python3"
+    """Interpreter that has the package; example scripts run under it."""
 
 
 @dataclass(frozen=True, slots=True)

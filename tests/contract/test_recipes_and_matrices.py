@@ -4,22 +4,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from packaging.version import InvalidVersion
 
 import trtllm_pipeline
+from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.matrix import recipes
 from trtllm_pipeline.matrix.document import read
-from trtllm_pipeline.matrix.expand import expand
+from trtllm_pipeline.matrix.expand import expand, infeasible
 from trtllm_pipeline.matrix.load import TEMPLATE, load_matrix
-from trtllm_pipeline.matrix.models import Settings, json_schema
+from trtllm_pipeline.matrix.models import Recipe, Settings, json_schema
 from trtllm_pipeline.matrix.recipes import load_recipe, matrices_folder, recipes_folder
 
 PACKAGE = Path(trtllm_pipeline.__file__).parent
 RECIPES = sorted(path for path in recipes_folder().rglob("*") if path.is_file())
 MATRICES = sorted(path for path in matrices_folder().rglob("*") if path.is_file())
-CELLS = {"quickstart": 6, "tiny": 2}
+CELLS = {
+    "gpt2": 1,
+    "lanes": 8,
+    "llama2": 1,
+    "nightly": 6,
+    "phi3": 1,
+    "quickstart": 6,
+    "qwen2": 18,
+    "qwen2-tp4": 1,
+    "tiny": 2,
+}
+EMBEDDED = {"quickstart", "tiny"}
+"""Matrices for machines without a GPU; the others are for TensorRT-LLM."""
+TIED = {
+    "gemma-2-9b-it",
+    "llama-3.2-1b-instruct",
+    "qwen2.5-0.5b-instruct",
+    "qwen3-0.6b",
+    "smollm2-135m-instruct",
+    "smollm2-360m-instruct",
+}
+"""Models whose output weights are their embedding; GPT-2's always are."""
+MIXTRAL_EXPERTS = 8
 
 
 def name(path: Path) -> str:
@@ -28,13 +53,59 @@ def name(path: Path) -> str:
 
 def test_all_are_found() -> None:
     assert [path.name for path in RECIPES] == [
+        "deepseek-r1-distill-llama-8b.yaml",
+        "deepseek-r1-distill-qwen-7b.yaml",
+        "gemma-2-9b-it.yaml",
+        "gpt2.yaml",
+        "llama-2-7b-chat.yaml",
+        "llama-3.1-70b-instruct.yaml",
+        "llama-3.1-8b-instruct.yaml",
+        "llama-3.2-1b-instruct.yaml",
+        "mistral-7b-instruct-v0.3.yaml",
+        "mixtral-8x7b-instruct-v0.1.yaml",
+        "phi-3-mini-128k-instruct.yaml",
+        "phi-4.yaml",
+        "qwen2-72b-instruct.yaml",
+        "qwen2-7b-instruct.yaml",
+        "qwen2-7b.yaml",
         "qwen2.5-0.5b-instruct.yaml",
+        "qwen2.5-7b-instruct.yaml",
         "qwen3-0.6b.yaml",
+        "qwen3-8b.yaml",
         "smollm2-135m-instruct.yaml",
         "smollm2-360m-instruct.yaml",
         "tiny.yaml",
+        "tinyllama-1.1b-chat.yaml",
     ]
-    assert [path.stem for path in MATRICES] == list(CELLS)
+    assert sorted(path.stem for path in MATRICES) == sorted(CELLS)
+
+
+def weights(recipe: Recipe) -> int:
+    """Number of weights that follows from the architecture numbers; the sizes that safetensors files of these models have."""
+    hidden, layers = recipe.hidden_size, recipe.num_hidden_layers
+    if recipe.family == "gpt2":  # learnt positions; biases everywhere; norms have a bias too; two matrices in the MLP
+        attention = 4 * hidden * hidden + 4 * hidden
+        mlp = 2 * hidden * recipe.intermediate_size + recipe.intermediate_size + hidden
+        embeddings = (recipe.vocab_size + recipe.max_position_embeddings) * hidden
+        return embeddings + layers * (attention + mlp + 4 * hidden) + 2 * hidden
+    layer = 2 * hidden * recipe.head_dim * (recipe.num_attention_heads + recipe.num_key_value_heads)
+    expert = 3 * hidden * recipe.intermediate_size
+    match recipe.family:
+        case "llama" | "mistral" | "phi3":  # Phi-3 only joins q, k and v, and gate and up
+            layer += expert + 2 * hidden
+        case "qwen2":  # biases of q, k and v
+            layer += expert + 2 * hidden
+            layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
+        case "qwen3":  # norms of q and k
+            layer += expert + 2 * hidden + 2 * recipe.head_dim
+        case "gemma2":  # norms before and after attention and MLP
+            layer += expert + 4 * hidden
+        case "mixtral":  # and the router
+            layer += MIXTRAL_EXPERTS * (expert + hidden) + 2 * hidden
+        case _:
+            pytest.fail(f"no formula for {recipe.family}")
+    embeddings = recipe.vocab_size * hidden * (1 if recipe.name in TIED else 2)
+    return embeddings + layers * layer + hidden
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name)
@@ -42,15 +113,56 @@ def test_recipes(path: Path) -> None:
     recipe = load_recipe(path)
     jsonschema.validate(read(path).data, json_schema("recipe"))
     assert path.read_text(encoding="utf-8").startswith("# "), "opens with what it is for"
-    attention = 2 * recipe.hidden_size * recipe.head_dim * (recipe.num_attention_heads + recipe.num_key_value_heads)
-    layer = attention + 3 * recipe.hidden_size * recipe.intermediate_size + 2 * recipe.hidden_size
-    if recipe.family == "qwen2":  # biases of q, k and v
-        layer += recipe.head_dim * (recipe.num_attention_heads + 2 * recipe.num_key_value_heads)
-    if recipe.family == "qwen3":  # norms of q and k
-        layer += 2 * recipe.head_dim
-    embedding = recipe.vocab_size * recipe.hidden_size  # tied in all of these models
+    assert recipe.num_attention_heads % recipe.num_key_value_heads == 0
     if recipe.parameters is not None:
-        assert recipe.parameters == embedding + recipe.num_hidden_layers * layer + recipe.hidden_size
+        assert recipe.parameters == weights(recipe)
+    assert max(recipe.eos_token_ids or (0,)) < recipe.vocab_size
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_recipes_say_what_tensorrt_llm_does_with_them(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert isinstance(recipe.precisions, dict)
+    for toolchain, precisions in recipe.precisions.items():
+        if toolchain != "embedded":
+            assert (toolchain in recipe.releases) == bool(precisions), "releases of each lane that runs it, of no other"
+        assert set(recipe.precision_releases.get(toolchain, {})) <= set(precisions)
+    assert {*recipe.releases, *recipe.precision_releases} <= set(recipe.precisions)
+    if recipe.smoke and recipe.smoke.expected:
+        assert all(recipe.precisions_for(toolchain) for toolchain in recipe.smoke.expected)
+    if recipe.releases:
+        data: Any = read(path).data
+        assert [next(iter(source)) for source in data["sources"]] == ["hugging_face", "modelscope"]
+        assert path.read_text(encoding="utf-8").count("# From ") == 3, "sources of numbers, precisions and releases"
+
+
+def test_releases_of_a_recipe() -> None:
+    mixtral = load_recipe(recipes_folder() / "mixtral-8x7b-instruct-v0.1.yaml")
+    assert not mixtral.supports("tensorrt_llm", "0.8.0")
+    assert mixtral.supports("tensorrt_llm", "0.9.0")
+    assert not mixtral.supports("tensorrt_llm", "0.9.0", "fp8")
+    assert mixtral.supports("tensorrt_llm", "0.10.0", "fp8")
+    assert not mixtral.supports("tensorrt_llm", "0.18.2", "int4_awq")
+    assert mixtral.supports("tensorrt_llm", "0.19.0rc1.post1", "fp8")
+    assert not mixtral.supports("tensorrt_llm_pytorch", "1.0.0rc6")
+    assert mixtral.supports("tensorrt_llm_pytorch", "1.2.0rc6")
+    assert mixtral.supports("embedded", "1"), "of which nothing is known"
+    with pytest.raises(InvalidVersion):
+        mixtral.supports("tensorrt_llm", "newest")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("releases={tensorrt_llm: newest}", "releases.tensorrt_llm: 'newest' does not say which releases"),
+        ("releases={tensorrt: '>=1'}", "releases.tensorrt"),
+        ("precision_releases={tensorrt_llm: {fp8: '=>1'}}", "precision_releases.tensorrt_llm.fp8: '=>1' does not say"),
+    ],
+)
+def test_releases_are_checked(change: str, told: str) -> None:
+    with pytest.raises(MatrixError) as error:
+        load_recipe(recipes_folder() / "gpt2.yaml", [change])
+    assert told in "\n".join(map(str, error.value.faults))
 
 
 def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
@@ -68,11 +180,56 @@ def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*MATRICES, TEMPLATE], ids=name)
 def test_matrices(path: Path) -> None:
-    cells = expand(load_matrix(path), default_toolchain="embedded")
+    toolchain = "embedded" if path == TEMPLATE or path.stem in EMBEDDED else "tensorrt_llm"
+    cells = expand(load_matrix(path), default_toolchain=toolchain)
     jsonschema.validate(read(path).data, json_schema("matrix"))
-    assert [cell.id for cell in cells if cell.reason is not None] == []
+    assert [(cell.id, cell.reason) for cell in cells if cell.reason is not None] == []
     if path in MATRICES:
         assert len(cells) == CELLS[path.stem]
+
+
+@pytest.mark.parametrize("path", MATRICES, ids=name)
+def test_matrices_open_with_their_own_command(path: Path) -> None:
+    opening = path.read_text(encoding="utf-8").split("\nname: ", 1)[0]
+    assert f"#   pipeline run --matrix matrices/{path.name}\n" in opening
+
+
+def test_what_recipes_open_with_can_be_run() -> None:
+    """Each recipe's own command, as far as a plan of it goes: the matrix is there, and some cell of it is feasible."""
+    for path in RECIPES:
+        command = next(
+            line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#   pipeline ")
+        )
+        words = command.removeprefix("#   pipeline run --matrix matrices/").split(" --set ")
+        toolchain = "embedded" if Path(words[0]).stem in EMBEDDED else "tensorrt_llm"
+        cells = expand(load_matrix(matrices_folder() / words[0], words[1:]), default_toolchain=toolchain)
+        assert any(cell.model == path.stem and cell.reason is None for cell in cells), path.stem
+
+
+def test_qwen2_is_the_job_of_the_well_known_script_with_a_reason_for_what_it_cannot_do() -> None:
+    path = matrices_folder() / "qwen2.yaml"
+    cells = expand(load_matrix(path), default_toolchain="tensorrt_llm")
+    assert {(cell.tp, cell.pp) for cell in cells} == {(8, 1), (4, 2)}
+    assert {(cell.precision, cell.max_batch_size) for cell in cells} == {
+        (precision, batch) for precision in ("fp16", "fp8", "int8_wo") for batch in (4, 8)
+    }
+    assert {(cell.isl, cell.osl) for cell in cells} == {(2048, 1024)}
+    caches = {(cell.precision, cell.settings["quantize"]["kv_cache_precision"]) for cell in cells}
+    assert caches == {("fp16", None), ("int8_wo", None), ("fp8", "fp8")}
+    assert not any(cell.model == "qwen2-7b-instruct" and cell.tp == 8 for cell in cells)
+    small = load_recipe(recipes_folder() / "qwen2-7b-instruct.yaml")
+    reason = infeasible(small, toolchain="tensorrt_llm", precision="fp16", tp=8, pp=1, isl=2048, osl=1024)
+    assert reason == "28 attention heads cannot be divided over tp8"
+
+
+def test_lanes_are_an_axis() -> None:
+    cells = expand(load_matrix(matrices_folder() / "lanes.yaml"), default_toolchain="embedded")
+    by_lane = {
+        lane: {(cell.model, cell.precision, cell.isl, cell.osl) for cell in cells if cell.toolchain == lane}
+        for lane in ("tensorrt_llm", "tensorrt_llm_pytorch")
+    }
+    assert by_lane["tensorrt_llm"] == by_lane["tensorrt_llm_pytorch"]
+    assert len(by_lane["tensorrt_llm"]) * 2 == len(cells)
 
 
 def test_the_quickstart_is_three_precisions_at_two_points() -> None:

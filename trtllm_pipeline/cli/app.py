@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "report": ("trtllm_pipeline.cli.report", "show a run's results: table, HTML page, JSON, CSV, Markdown, JUnit XML"),
     "compare": ("trtllm_pipeline.cli.compare", "show what is better and what is worse than before, and fail on it"),
     "recommend": ("trtllm_pipeline.cli.recommend", "say which configuration to take, and why not the others"),
+    "doctor": ("trtllm_pipeline.cli.doctor", "say what this machine has and lacks, and which toolchains it can use"),
     "matrix": ("trtllm_pipeline.cli.matrix", "start, check and describe matrix files"),
     "recipes": ("trtllm_pipeline.cli.recipes", "list and show model recipes"),
     "store": ("trtllm_pipeline.cli.store", "verify, repair and clean a workspace"),
@@ -36,8 +37,10 @@ COMMANDS: Final = {
 }
 STAGES: Final = {
     "download": "fetch a model and verify it",
+    "quantize": "quantize a model into a checkpoint",
     "convert": "turn a model into a checkpoint, quantizing as asked",
     "build": "make an engine from a checkpoint",
+    "check": "let an engine answer once, without a server",
     "repository": "write a Triton model repository for an engine",
     "launch": "start a server on a repository and keep it running",
     "smoke": "check a running server's answers over every protocol",

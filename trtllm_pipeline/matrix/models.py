@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -87,6 +86,8 @@ def _member(value: str) -> str:
 
 
 def _specifiers(value: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     try:
         SpecifierSet(value)
     except InvalidSpecifier:
@@ -310,15 +311,18 @@ class Recipe(Strict):
             return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
         return self.precisions
 
-    def supports(self, toolchain: str, release: str, precision: str | None = None) -> bool:
+    def supports(self, toolchain: Toolchain, release: str, precision: Precision | None = None) -> bool:
         """Whether a release of `toolchain` has the model (in `precision`); True where nothing is known.
 
         A release candidate counts by its number: 1.2.0rc1 is in `>=1.1`, and not yet in `>=1.2`. Raises InvalidVersion.
         """
-        by_toolchain = {str(key): value for key, value in self.releases.items()}
-        later = {str(key): dict(value) for key, value in self.precision_releases.items()}.get(toolchain, {})
-        limits = (by_toolchain.get(toolchain), {str(key): value for key, value in later.items()}.get(str(precision)))
-        return all(SpecifierSet(limit).contains(release, prereleases=True) for limit in limits if limit is not None)
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import Version
+
+        version = Version(release)
+        later = self.precision_releases.get(toolchain, {})
+        limits = (self.releases.get(toolchain), later.get(precision) if precision else None)
+        return all(SpecifierSet(limit).contains(version, prereleases=True) for limit in limits if limit)
 
 
 # --------------------------------------------------------------------------------------------------------- settings

@@ -1,0 +1,186 @@
+"""`pipeline doctor` as a process, on whatever machine runs the tests: the JSON it promises, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from trtllm_pipeline.assume import parse
+from trtllm_pipeline.toolchains import base as toolchains
+
+pytestmark = pytest.mark.integration
+
+TEXT, MAYBE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"], "minLength": 1}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    """An object with these keys, all of them and no other."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+CHECK = closed(
+    id={"type": "string", "pattern": r"^[a-z_]+\.[a-z0-9_]+$"},
+    group={"enum": ["host", "gpu", "tensorrt_llm", "triton", "quantize", "space", "limits", "hub"]},
+    status={"enum": ["ok", "warning", "missing"]},
+    value={},
+    detail=TEXT,
+    hint=MAYBE_TEXT,
+)
+GPU = closed(
+    index={"type": "integer", "minimum": 0},
+    uuid=TEXT,
+    name=TEXT,
+    memory_bytes={"type": "integer", "minimum": 1},
+    sm={"type": "integer", "minimum": 50},
+    mig={"type": "boolean"},
+)
+SCHEMA = closed(
+    schema={"const": 1},
+    checks={"type": "array", "items": CHECK, "minItems": 1},
+    machine=closed(
+        cpus={"type": "integer", "minimum": 1},
+        cpu=TEXT,
+        gpus={"type": "array", "items": GPU},
+        driver=MAYBE_TEXT,
+        cuda=MAYBE_TEXT,
+        tensorrt_llm={
+            "anyOf": [
+                {"type": "null"},
+                closed(
+                    release=TEXT,
+                    build=MAYBE_TEXT,
+                    serve=MAYBE_TEXT,
+                    examples=MAYBE_TEXT,
+                    templates=MAYBE_TEXT,
+                    python=TEXT,
+                ),
+            ]
+        },
+        model_optimizer=MAYBE_TEXT,
+        torch=MAYBE_TEXT,
+        triton={
+            "anyOf": [
+                {"type": "null"},
+                closed(path=TEXT, version=MAYBE_TEXT, backends={"type": "array", "items": TEXT}),
+            ]
+        },
+        mpirun=MAYBE_TEXT,
+        assumed={"type": "boolean"},
+        sm={"type": ["integer", "null"]},
+        identity=closed(
+            tensorrt_llm=MAYBE_TEXT,
+            sm={"type": ["integer", "null"]},
+            gpu=MAYBE_TEXT,
+            model_optimizer=MAYBE_TEXT,
+            triton=MAYBE_TEXT,
+        ),
+        assume=TEXT,
+    ),
+    toolchains={
+        "type": "array",
+        "items": closed(
+            name=TEXT, summary={"type": "string"}, usable={"type": "boolean"}, missing=MAYBE_TEXT, hint=MAYBE_TEXT
+        ),
+        "minItems": 1,
+    },
+)
+
+
+def doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", "doctor", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **env},
+    )
+
+
+def document(*words: str, **env: str) -> dict[str, Any]:
+    done = doctor(*words, "--format", "json", **env)
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert done.returncode == (0 if any(each["usable"] for each in found["toolchains"]) else 3)
+    return found
+
+
+def test_this_machine_has_the_promised_shape(tmp_path: Path) -> None:
+    found = document("--workspace", str(tmp_path / "w"))
+    assert not found["machine"]["assumed"]
+    assert not (tmp_path / "w").exists(), "looking makes nothing"
+    assert [each["name"] for each in found["toolchains"]] == list(toolchains.names())
+    checks = {check["id"]: check for check in found["checks"]}
+    assert {"host.cpus", "gpu.devices", "tensorrt_llm.release", "triton.server", "space.shm", "hub.hugging_face"} <= (
+        checks.keys()
+    )
+    assert all(check["group"] == name.partition(".")[0] for name, check in checks.items())
+    assert checks["gpu.devices"]["value"] == len(found["machine"]["gpus"])
+    assert parse(found["machine"]["assume"]).cpus == found["machine"]["cpus"]
+
+
+def test_an_assumed_machine_has_the_same_shape() -> None:
+    found = document("--assume", "tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80")
+    assert found["machine"]["assumed"]
+    assert found["machine"]["identity"]["tensorrt_llm"] == "0.12.0"
+    assert (len(found["machine"]["gpus"]), found["machine"]["sm"]) == (8, 90)
+    again = document("--assume", found["machine"]["assume"])
+    assert again == found
+
+
+def test_secrets_stay_secret() -> None:
+    for words in ((), ("--format", "json")):
+        done = doctor(*words, HF_TOKEN="hf_SECRET", MODELSCOPE_API_TOKEN="ms-SECRET")
+        assert "SECRET" not in done.stdout + done.stderr
+        assert "HF_TOKEN" in done.stdout
+
+
+def test_text_says_the_same_without_colours_and_in_any_encoding() -> None:
+    found = document()
+    for encoding, marks in (("utf-8", "✓!✗"), ("ascii", "+!X")):
+        done = doctor(PYTHONIOENCODING=encoding)
+        assert "\x1b" not in done.stdout
+        assert done.stderr == ""
+        lines = [line.split(None, 2) for line in done.stdout.splitlines()]
+        shown = [
+            line[1] for line in lines if len(line) == 3 and line[0] in marks and line[1] in {"ok", "warning", "missing"}
+        ]
+        assert shown == [
+            *(check["status"] for check in found["checks"]),
+            *("ok" if each["usable"] else "missing" for each in found["toolchains"]),
+        ]
+
+
+def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:
+    done = doctor("--assume", "tensorrt_lm==0.12.0,sm=ninety")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "did you mean 'tensorrt_llm'?" in done.stderr
+    assert "sm=ninety" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_package_from_outside_is_needed() -> None:
+    """`-S` leaves site-packages out: nothing but Python and the project's own folder."""
+    folder = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "trtllm_pipeline", "doctor", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTHON"))},
+    )
+    assert done.returncode in {0, 3}, done.stderr
+    found = json.loads(done.stdout)
+    jsonschema.validate(found, SCHEMA)
+    assert next(check for check in found["checks"] if check["id"] == "host.packages")["status"] != "ok"

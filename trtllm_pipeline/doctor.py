@@ -1,0 +1,457 @@
+"""What `pipeline doctor` says: a machine as a list of checks, and which toolchains can be used on it.
+
+A check is about one thing and says what to do where that is not well. None of them raises, and none needs a package
+from outside the standard library: this is what one runs when something is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline import gpus, probe
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.probe import Survey
+from trtllm_pipeline.toolchains import base as toolchains
+
+SCHEMA: Final = 1
+_GIB: Final = 2**30
+_LEAST_DISK: Final = 50 * _GIB
+"""Weights of a 7B model in 16 bits are 15 GB, and lie there three times: model, checkpoint, engine."""
+_SHM: Final = "/dev/shm"  # noqa: S108  looked at only
+_LEAST_SHM: Final = 1 * _GIB
+"""Triton's Python backend passes tensors through it; Docker gives 64 MiB unless told otherwise."""
+_LEAST_OPEN_FILES: Final = 1024
+_BUSY: Final = 0.05
+"""Share of a GPU's memory that the driver itself may hold before the GPU counts as in use."""
+_CGROUP: Final = Path("/proc/self/cgroup")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_SOURCE_INSTALL: Final = "python3 -m pip install -e ."
+
+
+class Status(str, Enum):
+    """How one thing stands."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """There, and something about it will hurt."""
+    MISSING = "missing"
+    """Not there, or not usable; whether it is needed depends on the toolchain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at."""
+
+    id: str
+    """Stable: `GROUP.NAME`."""
+    status: Status
+    value: Json
+    """For programs: a version, a path, a number of bytes; None where there is none."""
+    detail: str
+    """For people."""
+    hint: str | None = None
+    """What to do about it."""
+
+    @property
+    def group(self) -> str:
+        """The first part of the id."""
+        return self.id.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether one toolchain can be used."""
+
+    name: str
+    summary: str
+    missing: str | None
+    """What the machine lacks, or None when the toolchain can be used."""
+    hint: str | None
+    """What to install next."""
+
+
+NEXT: Final[Mapping[str, str]] = {
+    "embedded": "python3 -m pip install 'trtllm-pipeline[embedded]', under Python 3.10 to 3.12",
+    "tensorrt_llm": "run in an NGC image that has TensorRT-LLM up to 1.2, or install that from NVIDIA's package index",
+    "tensorrt_llm_pytorch": "run in an NGC image that has TensorRT-LLM 1.0 or later, or install that from NVIDIA's "
+    "package index",
+}
+"""Toolchain -> what to do on a machine that cannot use it."""
+
+
+def examine(seen: Survey, workspace: Path) -> tuple[Check, ...]:
+    """Every check of this machine, by group. Runs `mpirun --version` where there is one, nothing else."""
+    return (
+        *_host(seen.machine),
+        *_gpu(seen.graphics),
+        *_tensorrt_llm(seen.machine, seen.problems),
+        *_triton(seen.machine),
+        *_quantize(seen.machine),
+        *_space(workspace),
+        *_limits(seen.machine),
+        *_hubs(),
+    )
+
+
+def examine_assumed(machine: Machine) -> tuple[Check, ...]:
+    """The checks that an assumed machine says anything about."""
+    devices = tuple(gpus.Device(gpu, gpu.uuid) for gpu in machine.gpus)
+    return (
+        *_gpu(gpus.Graphics(devices, len(devices), source="--assume")),
+        *_tensorrt_llm(machine, {}),
+        *_triton(machine),
+        Check("quantize.model_optimizer", Status.OK, machine.model_optimizer, f"{machine.model_optimizer}")
+        if machine.model_optimizer
+        else _no_model_optimizer(),
+    )
+
+
+def judge(machine: Machine) -> tuple[Verdict, ...]:
+    """Every toolchain, the preferred first."""
+    verdicts = []
+    for name in toolchains.names():
+        try:
+            toolchain = toolchains.load(name)
+            summary, missing = toolchain.summary, toolchain.missing(machine)
+        except ImportError as error:
+            summary, missing = "", f"cannot be loaded: {error}"
+        verdicts.append(Verdict(name, summary, missing, NEXT.get(name) if missing else None))
+    return tuple(verdicts)
+
+
+def document(machine: Machine, checks: Sequence[Check], verdicts: Sequence[Verdict], assume: str) -> dict[str, Json]:
+    """All of it as JSON, in the shape that docs/doctor.md has; `assume` is the machine as a line for `--assume`."""
+    return {
+        "schema": SCHEMA,
+        "checks": [
+            {
+                "id": check.id,
+                "group": check.group,
+                "status": check.status.value,
+                "value": check.value,
+                "detail": check.detail,
+                "hint": check.hint,
+            }
+            for check in checks
+        ],
+        "machine": {**asdict(machine), "sm": machine.sm, "identity": dict(probe.identity(machine)), "assume": assume},
+        "toolchains": [
+            {
+                "name": verdict.name,
+                "summary": verdict.summary,
+                "usable": verdict.missing is None,
+                "missing": verdict.missing,
+                "hint": verdict.hint,
+            }
+            for verdict in verdicts
+        ],
+    }
+
+
+def _host(machine: Machine) -> Iterator[Check]:
+    total = os.cpu_count() or machine.cpus
+    share = f"{machine.cpus} of {total} CPUs, by affinity or quota" if machine.cpus < total else f"{total} CPUs"
+    yield Check("host.cpus", Status.OK, machine.cpus, f"{share}: {machine.cpu}")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    allowed = min(physical, _cgroup_memory() or physical)
+    why = f" of {_size(physical)}, by cgroup" if allowed < physical else ""
+    yield Check("host.memory", Status.OK, allowed, f"{_size(allowed)}{why}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield Check("host.python", Status.OK, python, f"{python}: {sys.executable}")
+    yield _packages()
+
+
+def _packages() -> Check:
+    """Whether what the project itself needs is there, by its own metadata."""
+    distribution = probe.distribution_of("trtllm-pipeline")
+    if distribution is None:
+        hint = f"{_SOURCE_INSTALL} installs it with all it needs"
+        return Check("host.packages", Status.WARNING, None, "the project runs from a folder and is not installed", hint)
+    needed = [text for text in distribution.requires or () if "extra ==" not in text]
+    names = [match[0] for match in (re.match(r"[\w.-]+", text) for text in needed) if match]
+    absent: list[Json] = [name for name in names if probe.distribution_of(name) is None]
+    if absent:
+        return Check(
+            "host.packages",
+            Status.MISSING,
+            absent,
+            f"not installed: {', '.join(map(str, absent))}",
+            f"python3 -m pip install {' '.join(map(str, absent))}",
+        )
+    return Check("host.packages", Status.OK, [], f"all {len(names)} packages that the project needs")
+
+
+def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
+    for problem in graphics.problems:
+        yield Check("gpu.problem", Status.WARNING, problem, problem, "nvidia-smi may tell more")
+    if graphics.driver:
+        cuda = f", for CUDA up to {graphics.cuda}" if graphics.cuda else ""
+        yield Check("gpu.driver", Status.OK, graphics.driver, f"{graphics.driver}{cuda}, asked by {graphics.source}")
+    if not graphics.found:
+        yield Check(
+            "gpu.devices",
+            Status.MISSING,
+            0,
+            "no NVIDIA GPU can be seen",
+            "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain does not",
+        )
+        return
+    used = len(graphics.devices)
+    yield Check(
+        "gpu.devices",
+        Status.OK if used else Status.MISSING,
+        used,
+        f"{used}" if used == graphics.found else f"{used} of {graphics.found}, by {gpus.MASK_VARIABLE}",
+        None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
+    )
+    for number, device in enumerate(graphics.devices):
+        yield _device(number, device)
+    kinds = sorted({(device.gpu.sm, device.gpu.name) for device in graphics.devices})
+    if len(kinds) > 1:
+        yield Check(
+            "gpu.mixed",
+            Status.WARNING,
+            [name for _, name in kinds],
+            f"different GPUs: {', '.join(name for _, name in kinds)}; plans are made for the weakest",
+            f"{gpus.MASK_VARIABLE} with UUIDs leaves those of one kind (by index, CUDA counts the fastest first unless "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID)",
+        )
+
+
+def _device(number: int, device: gpus.Device) -> Check:
+    gpu = device.gpu
+    text = f"{gpu.name}, {_size(gpu.memory_bytes)}, compute capability {gpu.sm // 10}.{gpu.sm % 10}, {gpu.uuid}"
+    taken = 0 if device.free_bytes is None else gpu.memory_bytes - device.free_bytes
+    if not device.processes and taken <= _BUSY * gpu.memory_bytes:
+        return Check(f"gpu.{number}", Status.OK, gpu.uuid, text)
+    whose = f" by {device.processes} processes" if device.processes else ""
+    return Check(
+        f"gpu.{number}",
+        Status.WARNING,
+        gpu.uuid,
+        f"{text}; in use{whose}, {_size(taken)} taken",
+        "what is measured beside other work means nothing: nvidia-smi lists it; "
+        f"{gpus.MASK_VARIABLE} leaves the GPU out",
+    )
+
+
+def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Check]:
+    found = machine.tensorrt_llm
+    if found is None:
+        yield Check(
+            "tensorrt_llm.release",
+            Status.MISSING,
+            None,
+            problems.get("release", "TensorRT-LLM is not installed"),
+            "run in one of NVIDIA's images, or install its wheel from NVIDIA's package index (others have stubs only)",
+        )
+    else:
+        yield Check("tensorrt_llm.release", Status.OK, found.release, f"{found.release}, under {found.python}")
+        yield _or_missing(
+            "tensorrt_llm.build",
+            found.build,
+            "no trtllm-build: no engines, only the PyTorch lane",
+            "releases up to 1.2 have it; later ones load models directly and need none",
+        )
+        yield _or_missing(
+            "tensorrt_llm.serve", found.serve, "no trtllm-serve", "releases from 0.15 have it; Triton serves without it"
+        )
+        for part, what, variable, without in (
+            ("examples", "example scripts", probe.EXAMPLES_VARIABLE, "quantizing and converting need Model Optimizer"),
+            ("templates", "Triton templates", probe.TEMPLATES_VARIABLE, "configurations are written without them"),
+        ):
+            path: str | None = getattr(found, part)
+            yield _or_missing(
+                f"tensorrt_llm.{part}",
+                path,
+                problems.get(part, f"no {what} of release {found.release}; {without}"),
+                f"set {variable} to the folder of the same release",
+                Status.WARNING if part in problems else Status.MISSING,
+            )
+    if machine.mpirun is None:
+        detail, hint = "no mpirun: engines over several GPUs cannot be served by Triton", "apt-get install openmpi-bin"
+        yield Check("tensorrt_llm.mpirun", Status.MISSING, None, detail, hint)
+    else:
+        told = "" if machine.assumed else _first_line(machine.mpirun, "--version")
+        yield Check("tensorrt_llm.mpirun", Status.OK, machine.mpirun, f"{machine.mpirun} {told}".rstrip())
+
+
+def _triton(machine: Machine) -> Iterator[Check]:
+    found = machine.triton
+    if found is None:
+        hint = f"run in one of NVIDIA's Triton images, or {NEXT['embedded']}"
+        yield Check("triton.server", Status.MISSING, None, "no tritonserver", hint)
+        return
+    yield Check("triton.server", Status.OK, found.version, f"{found.version or 'of unknown version'}: {found.path}")
+    if "python" in found.backends:
+        yield Check("triton.backends", Status.OK, list(found.backends), ", ".join(found.backends))
+    else:
+        yield Check(
+            "triton.backends",
+            Status.WARNING,
+            list(found.backends),
+            f"no Python backend, only: {', '.join(found.backends) or 'nothing'}",
+            "every toolchain has models in Python: use an image whose tag ends in py3",
+        )
+
+
+def _no_model_optimizer() -> Check:
+    detail = "no NVIDIA Model Optimizer: no quantizing without example scripts"
+    return Check("quantize.model_optimizer", Status.MISSING, None, detail, "python3 -m pip install nvidia-modelopt")
+
+
+def _quantize(machine: Machine) -> Iterator[Check]:
+    version = machine.model_optimizer
+    yield Check("quantize.model_optimizer", Status.OK, version, version) if version else _no_model_optimizer()
+    if machine.torch is None:
+        hint = "python3 -m pip install torch, which Model Optimizer calibrates with"
+        yield Check("quantize.torch", Status.MISSING, None, "no torch", hint)
+    else:
+        cuda = probe.torch_cuda()
+        idle = bool(machine.gpus) and cuda is None
+        yield Check(
+            "quantize.torch",
+            Status.WARNING if idle else Status.OK,
+            machine.torch,
+            f"{machine.torch}, {f'for CUDA {cuda}' if cuda else 'without CUDA: calibration runs on CPUs'}",
+            "install a torch that is built for CUDA" if idle else None,
+        )
+    transformers = probe.version_of("transformers")
+    yield _or_missing(
+        "quantize.transformers",
+        transformers,
+        "no transformers, which loads models to quantize",
+        "python3 -m pip install transformers",
+    )
+
+
+def _space(workspace: Path) -> Iterator[Check]:
+    folder = next(each for each in (workspace.absolute(), *workspace.absolute().parents) if each.exists())
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        yield Check("space.workspace", Status.WARNING, None, f"{folder}: {error}", "name another with --workspace")
+    else:
+        where = f"{_size(free)} free in {folder}"
+        if not os.access(folder, os.W_OK):
+            hint = "name another folder with --workspace, or change who may write there"
+            yield Check("space.workspace", Status.MISSING, free, f"{where}, which you may not write to", hint)
+        elif free < _LEAST_DISK:
+            hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: --workspace on a larger disk"
+            yield Check("space.workspace", Status.WARNING, free, where, hint)
+        else:
+            yield Check("space.workspace", Status.OK, free, where)
+    try:
+        shm = shutil.disk_usage(_SHM)
+    except OSError as error:
+        hint = "Triton's Python backend and NCCL need it; mount a tmpfs there"
+        yield Check("space.shm", Status.MISSING, None, f"{_SHM}: {error}", hint)
+        return
+    small = shm.free < _LEAST_SHM
+    yield Check(
+        "space.shm",
+        Status.WARNING if small else Status.OK,
+        shm.free,
+        f"{_size(shm.free)} free of {_size(shm.total)} in {_SHM}",
+        "Triton's Python backend and NCCL pass data through it: docker run --shm-size=2g, or more" if small else None,
+    )
+
+
+def _limits(machine: Machine) -> Iterator[Check]:
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    unlimited = memlock == resource.RLIM_INFINITY
+    matters = bool(machine.gpus) and not unlimited
+    yield Check(
+        "limits.memlock",
+        Status.WARNING if matters else Status.OK,
+        None if unlimited else memlock,
+        "unlimited locked memory" if unlimited else f"{_size(memlock)} of locked memory",
+        "several GPUs exchange data through locked memory: docker run --ulimit memlock=-1" if matters else None,
+    )
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = files != resource.RLIM_INFINITY and files < _LEAST_OPEN_FILES
+    yield Check(
+        "limits.open_files",
+        Status.WARNING if few else Status.OK,
+        None if files == resource.RLIM_INFINITY else files,
+        "any number of open files" if files == resource.RLIM_INFINITY else f"{files} open files",
+        f"ulimit -n {_LEAST_OPEN_FILES}, or more for high concurrency" if few else None,
+    )
+
+
+def _hubs() -> Iterator[Check]:
+    env = os.environ
+    cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = Path(env.get("HF_HOME") or cache / "huggingface").expanduser()
+    token_file = Path(env.get("HF_TOKEN_PATH") or home / "token").expanduser()
+    yield _token(
+        "hub.hugging_face", ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), token_file, "hf auth login, or set HF_TOKEN"
+    )
+    credentials = Path("~/.modelscope/credentials/cookies").expanduser()
+    yield _token("hub.modelscope", ("MODELSCOPE_API_TOKEN",), credentials, "set MODELSCOPE_API_TOKEN")
+
+
+def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> Check:
+    """Whether there is a token; its value is never looked at."""
+    named = next((name for name in variables if os.environ.get(name)), None)
+    try:
+        stored = file.stat().st_size > 0
+    except OSError:
+        stored = False
+    if named or stored:
+        return Check(check_id, Status.OK, True, f"a token, in {named or file}")
+    return Check(check_id, Status.MISSING, False, "no token", f"only models with a licence gate need one: {how}")
+
+
+def _or_missing(check_id: str, value: str | None, without: str, hint: str, status: Status = Status.MISSING) -> Check:
+    return Check(check_id, status, None, without, hint) if value is None else Check(check_id, Status.OK, value, value)
+
+
+def _first_line(*command: str) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not start: {error}"
+    return next(iter(done.stdout.splitlines()), "")
+
+
+def _cgroup_memory() -> int | None:
+    """The least memory limit of the control groups above this process, in bytes; cgroup v2 and v1."""
+    limits = []
+    try:
+        lines = _CGROUP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        root = _CGROUPS / ("memory" if controllers else "")
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        if controllers in {"", "memory"}:
+            # In a container the path may be the host's, of which only the root can be seen.
+            group = root / path.lstrip("/")
+            limits += [_number(each / name) for each in (group, *group.parents) if each.is_relative_to(root)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
+
+
+def _size(size_bytes: int) -> str:
+    unit, factor = next((each for each in (("GiB", 2**30), ("MiB", 2**20)) if size_bytes >= each[1]), ("KiB", 2**10))
+    return f"{size_bytes / factor:.1f} {unit}"
