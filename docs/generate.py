@@ -22,6 +22,7 @@ from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.matrix.models import Settings, json_schema
 from trtllm_pipeline.perf.validity import GATES
+from trtllm_pipeline.serving.lint import RULES
 from trtllm_pipeline.toolchains import base as toolchains
 
 FOLDER: Final = Path(__file__).parent
@@ -183,7 +184,15 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-_KINDS: Final = {"options": options, "settings": settings, "fields": fields, "gates": gates}
+def rules(_name: str) -> Iterator[str]:
+    """The table of the repository linter's rules."""
+    yield "| rule | name | severity | finds | what to do |"
+    yield "|---|---|---|---|---|"
+    for rule in RULES:
+        yield f"| `{rule.id}` | {rule.name} | {rule.severity} | {_line(rule.what)} | {_line(rule.hint)} |"
+
+
+_KINDS: Final = {"options": options, "settings": settings, "fields": fields, "gates": gates, "rules": rules}
 
 
 def rendered(text: str) -> str:

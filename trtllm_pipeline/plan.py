@@ -85,7 +85,7 @@ def make_plan(
         of_cell: dict[str, StageRunId] = {}
         if cell.reason is None:
             for stage in stages[cell.toolchain]:
-                if not stage.applies(cell):
+                if not stage.applies(cell, machine):
                     continue
                 run = _stage_run(stage, cell, of_cell, runs, identities[cell.toolchain], digest)
                 run.cells.append(cell.id)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import plan as planning
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Artifact, Store
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from trtllm_pipeline.machine import Machine
     from trtllm_pipeline.matrix.load import LoadedMatrix
     from trtllm_pipeline.report.rows import Row
+
+logger = logging.getLogger(__name__)
 
 REQUEST_FILE: Final = "request.json"
 PLAN_FILE: Final = "plan.json"
@@ -123,16 +126,20 @@ def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tu
     return select(cells, request.cells) if request.cells else cells
 
 
-def plan_of(request: Request, store: Store | None) -> Plan:
+def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
     """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
     machine = machine_of(request)
-    return plan_cells(select_cells(request, load(request), machine), store, machine, until=request.until)
+    cells = select_cells(request, load(request), machine)
+    return plan_cells(cells, store, machine, until=request.until, guess=guess)
 
 
-def plan_cells(cells: Sequence[Cell], store: Store | None, machine: Machine, *, until: str | None = None) -> Plan:
+def plan_cells(
+    cells: Sequence[Cell], store: Store | None, machine: Machine, *, until: str | None = None, guess: bool = False
+) -> Plan:
     """The plan for `cells` on `machine`, with every model pinned to one revision.
 
-    Asks a hub only for what the store has not pinned before. Raises PlanError when no cell can work.
+    Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
+    is planned as its recipe lists it. Raises PlanError when no cell can work, DownloadError.
     """
     if not any(cell.reason is None for cell in cells):
         reasons = sorted({str(cell.reason) for cell in cells})
@@ -147,7 +154,7 @@ def plan_cells(cells: Sequence[Cell], store: Store | None, machine: Machine, *, 
             from trtllm_pipeline.digest import StatCache
 
             cache = stack.enter_context(StatCache(store.workspace / _DIGESTS))
-        pin = _Pins(store, cache).pin
+        pin = _Pins(store, cache, guess=guess).pin
         return planning.make_plan(
             [pin(cell) if cell.reason is None else cell for cell in cells],
             {name: toolchains.load(name) for name in sorted(used)},
@@ -160,9 +167,10 @@ def plan_cells(cells: Sequence[Cell], store: Store | None, machine: Machine, *, 
 class _Pins:
     """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest."""
 
-    def __init__(self, store: Store | None, cache: StatCache | None) -> None:
+    def __init__(self, store: Store | None, cache: StatCache | None, *, guess: bool) -> None:
         self._store = store
         self._cache = cache
+        self._guess = guess
         self._recipes: dict[tuple[int, int], Mapping[str, Json]] = {}
 
     def pin(self, cell: Cell) -> Cell:
@@ -182,15 +190,22 @@ class _Pins:
         request = canonical(wanted)
         source = self._store.index.pin(request) if self._store is not None else None
         if source is None:
-            from trtllm_pipeline.hub.sources import resolve
+            from trtllm_pipeline.hub.sources import resolve, unpinned
 
-            source = resolve(
-                sources,
-                prefer=str(settings["source"]),
-                offline=bool(settings["offline"]),
-                base_dir=Path(cell.base_dir),
-                cache=self._cache,
-            )
+            prefer = str(settings["source"])
+            try:
+                source = resolve(
+                    sources,
+                    prefer=prefer,
+                    offline=bool(settings["offline"]),
+                    base_dir=Path(cell.base_dir),
+                    cache=self._cache,
+                )
+            except DownloadError as error:
+                if not self._guess or error.failure is not FailureClass.TRANSIENT:
+                    raise
+                logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
+                return {**cell.recipe, "source": unpinned(sources, prefer=prefer)}
             # A local folder may change under the same name; what it holds is looked at each time.
             if self._store is not None and "local" not in source:
                 self._store.index.set_pin(request, source)

@@ -19,6 +19,7 @@ from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.scripted_server import Script, ScriptedServer, config, running
 from trtllm_pipeline.perf.stats import summary
 from trtllm_pipeline.serving.client import PROTOCOLS, STREAMING, Answer, Client, Generation, Service
+from trtllm_pipeline.serving.openai import OpenAiClient
 
 pytestmark = pytest.mark.integration
 
@@ -202,3 +203,37 @@ def scripted(*args: str, die_after_s: float | None = None) -> Iterator[Service]:
             process.communicate("", timeout=10)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(("answers", "errors"), [(1, [None, None]), (0, ["the server closed the connection"] * 2)])
+def test_a_connection_that_was_kept_may_be_closed(answers: int, errors: list[str | None]) -> None:
+    """A server that answers so many requests on a connection and closes it on the next, as it is entitled to."""
+    body = b'{"choices": [{"text": " a", "finish_reason": "stop"}]}'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(answers):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await reader.read(1)
+        writer.close()
+
+    async def run() -> list[Answer]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            lane = OpenAiClient(url, "m", "completions", stream=False, timeout_s=5).lane()
+            await lane.open()
+            found = [await lane.generate(Generation("x", 5)) for _ in range(2)]
+            await lane.close()
+        return found
+
+    first, second = asyncio.run(run())
+    for answer, error in zip((first, second), errors, strict=True):
+        assert (answer.error is None) if error is None else (answer.error or "").endswith(error)
+    assert (first.connected_ns is None) == bool(answers), (
+        "a connection of its own was needed where the first was no good"
+    )
+    assert second.connected_ns is not None
+    assert second.connected_ns <= second.sent_ns

@@ -104,6 +104,44 @@ def test_whole_answers(home: dict[str, str], service: Service, tmp_path: Path, i
     assert level["tpot_ms"]["n"] == 0
 
 
+@pytest.mark.parametrize("interface", ["grpc", "http", "openai"])
+def test_a_cache_said_to_be_off_is_tried(
+    home: dict[str, str], service: Service, tmp_path: Path, interface: str
+) -> None:
+    where = ("-u", service.grpc if interface == "grpc" else service.http, "-i", interface, "-m", "ensemble")
+    words = ("--request-count", "4", "--declare", "enable_kv_cache_reuse=false", "--profile-export-file", "e.jsonl")
+    result = loaded(home, tmp_path, *where, *words)
+    records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
+    probes = [record for record in records if record["type"] == "probe"]
+    assert [(record["pair"], record["send"]) for record in probes] == [
+        (pair, send) for pair in range(4) for send in (0, 1)
+    ]
+    assert all(record["error"] is None and record["ttft_ms"] > 19 for record in probes)
+    untold = [finding for finding in result["findings"] if finding["check"] == "settings"]
+    assert [finding["message"] for finding in untold] == [
+        "neither the server nor the engine tells: enable_kv_cache_reuse"
+    ]
+
+
+def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], service: Service, tmp_path: Path) -> None:
+    build = {"max_seq_len": 96}
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    config = {"build_config": build, "geometry": {"tie_word_embeddings": True}, "weights_bytes": 10**12}
+    (engine / "config.json").write_text(json.dumps(config))
+    words = ("--request-count", "2", "--max-tokens", "6", "--format", "json", "--engine", "engine")
+    declared = ("--declare", "accumulate_tokens=true", "--declare", "max_seq_len=64", "--declare", "decoupled=true")
+    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words, *declared)
+    assert done.returncode == 1, done.stderr
+    wrong = {
+        each["check"]: each["message"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "invalid"
+    }
+    assert wrong.keys() == {"settings", "roofline"}
+    assert "max_seq_len is 96 by the engine's config.json, 64 by the command line" in wrong["settings"]
+    assert "ensemble: accumulate_tokens is false by the server, true by the command line" in wrong["settings"]
+    assert "reading the 1000000 MB" in wrong["roofline"]
+
+
 def test_csv_has_every_figure(home: dict[str, str], service: Service, tmp_path: Path) -> None:
     done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", "--request-count", "4", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
@@ -146,12 +184,15 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("-u", "127.0.0.1:9", "-m", "x"), 1, "UNAVAILABLE"),
         (("-u", "127.0.0.1:9", "-i", "http", "-m", "x"), 1, "Connect call failed"),
         (("-u", "HTTP", "-i", "http", "-m", "nope"), 1, "'nope' is not found"),
-        (("-u", "HTTP", "-i", "openai", "-m", "nope"), 1, "has no model 'nope'; it has ensemble, plain"),
+        (("-u", "HTTP", "-i", "openai", "-m", "nope"), 2, "has no model 'nope'; it has ensemble, plain"),
         (("-u", "GRPC", "-m", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
         (("-u", "GRPC", "-m", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
-        (("-u", "GRPC", "-m", "ensemble", "--tokenizer", "nowhere"), 1, "--tokenizer nowhere"),
+        (("-u", "GRPC", "-m", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
         (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
         (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number, got '0'"),
+        (("-u", "GRPC", "-m", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
+        (("-u", "GRPC", "-m", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
+        (("-u", "https://GRPC", "-m", "ensemble"), 2, "grpc over https is not there"),
         (("-u", "GRPC", "-m", "ensemble", "--slo", "ttft<3"), 2, "is not like ttft=300ms"),
         (("-u", "GRPC", "-m", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
         (("-u", "GRPC", "-m", "ensemble", "--profile-export-file", "bad.jsonl"), 2, "is there already"),

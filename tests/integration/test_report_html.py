@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,11 @@ import pytest
 
 from tests.integration.browser import Browser, find_chromium
 from tests.unit.report.fabricated_run import HOSTILE, run
+from trtllm_pipeline.report.measured import Figures, Measured, Side
+from trtllm_pipeline.report.names import shared_parts, without
 from trtllm_pipeline.report.page import to_html
+from trtllm_pipeline.report.recommend import Candidate, recommend
+from trtllm_pipeline.report.workloads import Workload
 
 pytestmark = pytest.mark.integration
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
@@ -92,6 +97,12 @@ def test_looks_right_and_complains_of_nothing(
     load(clean, pages[cells], width=width, dark=dark)
     assert pages[cells].stat().st_size < LIMITS_BYTES[cells]
     assert clean.evaluate("document.documentElement.scrollWidth") == width, "the page must not scroll sideways"
+    right = "getBoundingClientRect().right"
+    hanging = f"one => one.{right} > document.getElementById('controls').{right}"
+    assert (
+        clean.evaluate(f"[...document.querySelectorAll('#controls input, #controls select')].filter({hanging}).length")
+        == 0
+    )
     assert len(texts(clean, "#cells-table tbody tr")) == min(200, cells + (cells == 40))
     plots = clean.evaluate(
         "[...document.querySelectorAll('svg.marks')].map(e => [e.clientWidth, e.querySelectorAll('.mark-symbol path, .mark-rect path, .mark-area path, .mark-line path').length])"
@@ -238,6 +249,48 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
     assert clean.evaluate("document.getElementById('pareto-plot').hidden")
     assert not before
     assert not texts(clean, "#precision")
+
+
+def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(3)
+    goodput = {"objectives_ms": {"ttft": 300}, "share": 0.875, "requests_per_s": 2.2}
+    rated = [
+        dataclasses.replace(
+            one,
+            levels=tuple(
+                dataclasses.replace(level, concurrency=None, request_rate=2.5 * 2**place, goodput=goodput)
+                for place, level in enumerate(one.levels)
+            ),
+        )
+        for one in rows
+    ]
+    page = tmp_path / "rates.html"
+    page.write_text(to_html(rated, record), encoding="utf-8")
+    load(clean, page)
+    assert re.search(r" at \d+ requests/s$", texts(clean, "#take-table tbody td")[0])
+    assert "Over requests/s" in texts(clean, "#curves h2")
+    ticks = texts(clean, "#curve-out .role-axis-label text")
+    assert {"2.5", "40"} <= set(ticks)
+    assert all(text.endswith("/s") for text in texts(clean, "#cells-table td:nth-child(2)"))
+    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
+    clean.wait("document.getElementById('details').open")
+    assert "0.88" in texts(clean, "#details-body td") or "0.88" in texts(clean, "#details-body table td")
+    assert "2.5 requests/s" in texts(clean, "#details-body tbody th")
+
+
+def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) -> None:
+    made, record = run(150)
+    rows = [dataclasses.replace(row, accuracy={}, accuracy_intervals={}, accuracy_drift=None) for row in made]
+    cells = tuple(Measured(row.id, row.axes, levels=tuple(map(Figures, row.levels))) for row in rows)
+    best: dict[Workload, Candidate] = {}
+    for each in recommend(Side("r", cells), (), None, "throughput"):
+        best.setdefault(each.workload, each)
+    assert len(best) > 3
+    (tmp_path / "page.html").write_text(to_html(rows, record), encoding="utf-8")
+    load(clean, tmp_path / "page.html")
+    taken = texts(clean, "#take-table tbody td:nth-child(2)")
+    parts = shared_parts([row.id for row in rows])
+    assert taken == [f"{without(each.cell, parts)} at concurrency {each.level}" for each in best.values()]
 
 
 def test_opens_at_a_cell(clean: Browser, pages: dict[int, Path]) -> None:

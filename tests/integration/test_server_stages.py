@@ -219,6 +219,23 @@ def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str
     assert progress == {"done": len(requests), "total": len(requests), "unit": "requests"}
 
 
+def test_perf_of_request_rates_against_objectives(start: Start) -> None:
+    rates: dict[str, Json] = {"request_rate": [100.0, 50], "request_distribution": "constant", "requests": 10}
+    work = start(files={"input_data": PROMPTS}, **{**PERF, **rates, "slo": {"ttft_ms": 5000, "e2e_ms": 0.5}})
+    perf.run(work)
+    levels = result(work, "perf.json")["levels"]
+    assert [(level["concurrency"], level["request_rate"]) for level in levels] == [
+        (1, None),
+        (3, None),
+        (None, 100.0),
+        (None, 50.0),
+    ]
+    for level in levels:
+        assert level["goodput"]["objectives_ms"] == {"ttft": 5000, "e2e": 0.5}
+        assert level["goodput"]["share"] == 0, "seven gaps of a millisecond each"
+    assert [level["schedule"]["achieved_rate"] for level in levels[2:]] == pytest.approx([100, 50], rel=0.2)
+
+
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
@@ -277,10 +294,19 @@ def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:
     assert not (work.out / "events.jsonl").exists()
 
 
-@pytest.mark.parametrize("concurrency", [[], [0], ["1"], 4, [1, None]])
-def test_perf_wants_whole_positive_concurrencies(start: Start, concurrency: Json) -> None:
-    work = start(files={"input_data": PROMPTS}, **{**PERF, "concurrency": concurrency})
-    with pytest.raises(StageError, match="expected a list of positive integers"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(({"concurrency": wrong}, "of positive integers") for wrong in ([0], ["1"], [1.5], [True], 4, [1, None])),
+        *(({"request_rate": wrong}, "of positive numbers") for wrong in ([0], ["1"], 4, [False])),
+        ({"concurrency": []}, "neither concurrency nor request_rate"),
+        ({"slo": {"ttft": 300}}, "slo: expected e2e_ms, tpot_ms, ttft_ms, got"),
+        ({"slo": {"ttft_ms": "300"}}, "slo: expected milliseconds"),
+    ],
+)
+def test_perf_says_what_it_wants(start: Start, changes: dict[str, Json], message: str) -> None:
+    work = start(files={"input_data": PROMPTS}, **{**PERF, **changes})
+    with pytest.raises(StageError, match=message):
         perf.run(work)
 
 

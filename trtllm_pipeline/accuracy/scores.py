@@ -70,7 +70,7 @@ class Metric:
     definition: str
     score: Callable[[str, Question], float]
     lacks: Callable[[Question], tuple[str, str] | None]
-    """(key, what is wrong) when a question cannot be scored by it, else None."""
+    """(key, what is wrong) when a question cannot be scored by it, else None. Raises StageError when nothing can."""
 
 
 def normalise(text: str) -> str:
@@ -192,6 +192,16 @@ def _no_reference(question: Question) -> tuple[str, str] | None:
     return None if question.references else ("output", "there is no reference to compare the answer with")
 
 
+def _library_first(load: Callable[[], Any]) -> Callable[[Question], tuple[str, str] | None]:
+    """`_no_reference`, after the metric's library: that it is missing is to be told before a server is asked anything."""
+
+    def lacks(question: Question) -> tuple[str, str] | None:
+        load()
+        return _no_reference(question)
+
+    return lacks
+
+
 def _no_pattern(question: Question) -> tuple[str, str] | None:
     return None if question.pattern is not None else ("pattern", "the metric regex needs a regular expression")
 
@@ -238,8 +248,10 @@ METRICS: Final[Mapping[str, Metric]] = {
         _no_choice,
     ),
     "rouge_l": Metric(
-        "mean ROUGE-L F1 by rouge-score, without stemming, words of any script; best reference", rouge_l, _no_reference
+        "mean ROUGE-L F1 by rouge-score, without stemming, words of any script; best reference",
+        rouge_l,
+        _library_first(_rouge),
     ),
-    "chrf": Metric("mean chrF2 / 100 by sacrebleu, of each answer alone; best reference", chrf, _no_reference),
+    "chrf": Metric("mean chrF2 / 100 by sacrebleu, of each answer alone; best reference", chrf, _library_first(_chrf)),
 }
 """Name -> metric. A name with a colon is a function of the user's, see `functions.py`."""

@@ -49,7 +49,11 @@ STAGES: Final = {
     "score": "score the answers that perf timed",
 }
 # Stages that have other forms too, such as one for any server by its URL; `arguments` tell which is meant.
-STAGE_MODULES: Final = {"perf": "trtllm_pipeline.cli.perf", "accuracy": "trtllm_pipeline.cli.accuracy"}
+STAGE_MODULES: Final = {
+    "repository": "trtllm_pipeline.cli.repository",
+    "perf": "trtllm_pipeline.cli.perf",
+    "accuracy": "trtllm_pipeline.cli.accuracy",
+}
 
 
 def parser() -> argparse.ArgumentParser:

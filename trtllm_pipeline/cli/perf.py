@@ -23,6 +23,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.perf.evidence import Claim
     from trtllm_pipeline.perf.load import Level
     from trtllm_pipeline.perf.prompts import Prompt, Render
     from trtllm_pipeline.perf.target import Target
@@ -72,7 +73,8 @@ def _configure_load(parser: argparse.ArgumentParser) -> None:
         "  pipeline perf -u localhost:8001 -m ensemble --concurrency 1,2,4,8 --input-data prompts.jsonl --tokenizer MODEL_DIR\n"
         "  pipeline perf -u http://localhost:8000 -i openai -m Qwen/Qwen2.5-0.5B --request-rate 5,10 --slo ttft=300ms,tpot=40ms\n"
         "  pipeline perf -u localhost:8001 -m ensemble --concurrency 8 --tokenizer MODEL_DIR \\\n"
-        "      --synthetic-input-tokens-mean 512 --output-tokens-mean 128"
+        "      --synthetic-input-tokens-mean 512 --output-tokens-mean 128\n"
+        "  pipeline perf -u localhost:8001 -m ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR"
     )
     add = parser.add_argument_group("the server").add_argument
     add("-u", *_URL_FLAGS[1:], metavar="URL", required=True, help="where it is: HOST:PORT or http(s)://...")
@@ -98,6 +100,19 @@ def _configure_load(parser: argparse.ArgumentParser) -> None:
         default=300.0,
         help="limit of one request (default 300)",
     )
+    add = parser.add_argument_group("what the server is said to be, held against what it is").add_argument
+    add(
+        "--declare",
+        action="append",
+        metavar="NAME=VALUE",
+        default=[],
+        help="a setting under TensorRT-LLM's name: read back where the server tells it; enable_kv_cache_reuse=false is "
+        "also tried, tp=N is for the roofline",
+    )
+    add(
+        "--engine", type=Path, metavar="DIR", help="its engine on this machine: limits, and the roofline of its weights"
+    )
+    add("--repository", type=Path, metavar="DIR", help="its model repository: config.pbtxt = what the server runs with")
     add = parser.add_argument_group("the load").add_argument
     add("--concurrency", type=_whole_numbers, metavar="N,N", help="requests in flight, a level each (default 1)")
     add(
@@ -120,7 +135,7 @@ def _configure_load(parser: argparse.ArgumentParser) -> None:
         "--warmup-request-count",
         type=_count,
         metavar="N",
-        help="requests before each level (default 2 for each in flight)",
+        help="requests before each level (default 2 for each in flight, 4 for a rate)",
     )
     add(
         "--repeats",
@@ -187,7 +202,7 @@ def _load(args: argparse.Namespace) -> int:
         raise UsageError(f"--profile-export-file {path}: is there already", hint="name another; nothing is overwritten")
     if not path.parent.is_dir():
         raise UsageError(f"--profile-export-file {path}: there is no folder {path.parent}")
-    target, tokenizer = _target(args), _tokenizer(args.tokenizer)
+    target, tokenizer, claim = _target(args), _tokenizer(args.tokenizer), _claim(args)
     prompts = _prompts(args, target)
     plan = _plan(args, prompts)
     _check_server(target)
@@ -195,7 +210,7 @@ def _load(args: argparse.Namespace) -> int:
     tested = self_test.recent(target.protocol)
     interrupted = False
     try:
-        _measure(args, target, prompts, plan, path, tested)
+        _measure(args, target, claim, prompts, plan, path, tested)
     except KeyboardInterrupt:
         interrupted = True
     note(f"events: {path}")
@@ -217,15 +232,26 @@ def _target(args: argparse.Namespace) -> Target:
         args.request_timeout_s,
         args.max_tokens,
         args.temperature,
-        dict(map(_extra, args.extra_inputs)),
+        dict(_pair("--extra-inputs", text, ":") for text in args.extra_inputs),
         os.environ.get("OPENAI_API_KEY") if args.interface == "openai" else None,
     )
 
 
-def _extra(text: str) -> tuple[str, Any]:
-    name, colon, value = text.partition(":")
-    if not colon or not name:
-        raise UsageError(f"--extra-inputs {text}: expected NAME:VALUE")
+def _claim(args: argparse.Namespace) -> Claim:
+    from trtllm_pipeline.perf.evidence import Claim
+
+    for option, folder in (("--engine", args.engine), ("--repository", args.repository)):
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"{option} {folder}: there is no such folder")
+    declared = dict(_pair("--declare", text, "=") for text in args.declare)
+    return Claim(declared, args.engine, args.repository, "the command line")
+
+
+def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
+    """NAME and VALUE of an option, the value as JSON where it is any."""
+    name, found, value = text.partition(sign)
+    if not found or not name:
+        raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -257,14 +283,14 @@ def _prompts(args: argparse.Namespace, target: Target) -> tuple[Prompt, ...]:
 
 
 def _plan(args: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Level]:
-    from trtllm_pipeline.perf.load import levels, rate_levels
+    from trtllm_pipeline.perf.load import WARMUP_REQUESTS, levels, rate_levels
 
     if args.request_rate is not None:
         return rate_levels(
             prompts,
             args.request_rate,
             requests=args.request_count,
-            warmup_requests=args.warmup_request_count if args.warmup_request_count is not None else 4,
+            warmup_requests=WARMUP_REQUESTS if args.warmup_request_count is None else args.warmup_request_count,
             repeats=args.repeats,
             distribution=args.request_distribution,
             burstiness=args.burstiness,
@@ -293,6 +319,7 @@ def _check_server(target: Target) -> None:
 def _measure(
     args: argparse.Namespace,
     target: Target,
+    claim: Claim,
     prompts: Sequence[Prompt],
     plan: Sequence[Level],
     path: Path,
@@ -301,7 +328,7 @@ def _measure(
     import asyncio
 
     from trtllm_pipeline.perf.load import EventFile
-    from trtllm_pipeline.perf.measure import run_levels, server
+    from trtllm_pipeline.perf.measure import measure
 
     total = sum(len(level.planned) for level in plan)
     count = 0
@@ -312,21 +339,24 @@ def _measure(
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{count} of {total} requests")
 
-    async def measure(events: EventFile) -> None:
-        async with target.client() as client:
-            events.write("server", **await server(client, target, "start"))
-            await run_levels(client, target, plan, events, done, processes=args.processes)
-            events.write("server", **await server(client, target, "end"))
-
-    left_out = {"form", "arguments", "command", "format", "tokenizer", "profile_export_file"}
+    left_out = {"form", "words", "command", "format", "tokenizer", "profile_export_file", "engine", "repository"}
     settings = {name: value for name, value in vars(args).items() if name not in left_out}
     settings["prompts"] = "synthetic" if args.synthetic_input_tokens_mean is not None else "given"
     try:
         with EventFile(path) as events:
-            events.header(protocol=target.protocol, model=target.model, settings=settings, self_test=tested)
-            for prompt in prompts:
-                events.write("prompt", id=prompt.id, text=prompt.text)
-            asyncio.run(measure(events))
+            events.header(target, settings=settings, self_test=tested)
+            asyncio.run(
+                measure(
+                    target,
+                    plan,
+                    prompts,
+                    events,
+                    done,
+                    claim=claim,
+                    tokenizer=_tokenizer(args.tokenizer),
+                    processes=args.processes,
+                )
+            )
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\n")

@@ -45,7 +45,7 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
     """Print the plan for a request; 0, or 3 when no cell can work."""
     from trtllm_pipeline import runner
 
-    plan = runner.plan_of(request, store)
+    plan = runner.plan_of(request, store, guess=True)
     seen = runner.forecast(plan, store)
     if as_json:
         for line in runner.plan_json(plan, store, seen):

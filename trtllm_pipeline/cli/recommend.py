@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.cli import options
@@ -18,7 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `recommend`."""
     parser.description = (
         "Say which of a run's configurations to take: the cheapest that meets every objective at some level, and for "
-        "each of the others the first reason why not."
+        "each of the others the first reason why not. Cells of other models, lengths or prompts are not compared: each "
+        "workload has a recommendation of its own."
     )
     parser.epilog = (
         "examples:\n"
@@ -55,13 +57,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Recommend."""
     from trtllm_pipeline.cli.compare import side
+    from trtllm_pipeline.report.names import shared_parts
     from trtllm_pipeline.report.recommend import OBJECTIVES, parse_least, parse_slo, recommend
 
     slos = parse_slo(args.slo) if args.slo else ()
     least = parse_least(args.min_accuracy) if args.min_accuracy else None
     measured = side(args, args.run)
     found = recommend(measured, slos, least, args.objective)
-    holding = [each for each in found if each.reason is None]
+    groups = [list(group) for _, group in groupby(found, key=lambda each: each.workload)]
     if args.format == "json":
         emit_json(
             {
@@ -70,29 +73,37 @@ def run(args: argparse.Namespace) -> int:
                 "objective": args.objective,
                 "slo": {slo.metric: slo.limit for slo in slos},
                 "min_accuracy": args.min_accuracy,
-                "recommended": holding[0].cell if holding else None,
+                "recommended": [
+                    {"workload": dict(group[0].workload), "cell": group[0].cell if group[0].reason is None else None}
+                    for group in groups
+                ],
                 "candidates": [each.to_json() for each in found],
             }
         )
     else:
-        print(rendered(_table(found, slos, OBJECTIVES[args.objective])), end="")  # noqa: T201 - this command's data
-    return 0 if holding else 3
+        parts = shared_parts([each.cell for each in found])
+        for number, group in enumerate(groups):
+            text = rendered(_table(group, parts, slos, OBJECTIVES[args.objective]))
+            print("\n" * (number > 0) + text, end="")  # noqa: T201 - this command's data
+    return 0 if any(each.reason is None for each in found) else 3
 
 
-def _table(found: Sequence[Candidate], slos: Sequence[Slo], objective: str) -> Any:
+def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo], objective: str) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     from trtllm_pipeline.report.compare_writers import number
-    from trtllm_pipeline.report.names import shared_parts, without
+    from trtllm_pipeline.report.names import load_words, without
+    from trtllm_pipeline.report.workloads import words
 
-    parts = shared_parts([each.cell for each in found])
     holding = [each for each in found if each.reason is None]
-    said: list[Any] = []
+    workload = words(found[0].workload)
+    said: list[Any] = [Text(f"for {workload}", "bold")] if workload else []
     if holding:
         best = holding[0]
-        said.append(Text(f"take {best.cell}, measured at {_level(best)}", "bold green"))
+        assert best.level is not None
+        said.append(Text(f"take {best.cell}, measured at {load_words(best.level)}", "bold green"))
         said += [Text(f"of {len(holding)} that hold: {objective}", "dim")]
     else:
         said.append(Text("no configuration holds", "bold red"))
@@ -113,8 +124,3 @@ def _table(found: Sequence[Candidate], slos: Sequence[Slo], objective: str) -> A
             Text(f"\nmeasured with {few[0].requests} requests: a p99 of fewer than 100 is their slowest", "yellow")
         )
     return Group(*said)
-
-
-def _level(each: Candidate) -> str:
-    assert each.level is not None
-    return f"{each.level} requests" if each.level.endswith("/s") else f"concurrency {each.level}"

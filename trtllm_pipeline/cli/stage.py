@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.matrix is not None:
         return _for_cells(args, stage)
     if args.attempt_dir is not None:
-        return _in_attempt(verbs.to_work(stage, args), stage)
+        return _in_attempt(verbs.to_work(stage, args, begun=stage.commands is not None), stage)
     return _by_hand(args, stage)
 
 
@@ -147,7 +148,6 @@ def _commands(stage: Stage, work: Work) -> None:
     """Run what other programs do of a stage; their output is the log. Raises StageError when one fails."""
     if stage.commands is None:
         return
-    import shlex
     import subprocess
 
     from trtllm_pipeline.probe import machine
@@ -222,6 +222,18 @@ def _find_files(args: argparse.Namespace, stage: Stage) -> None:
             setattr(args, f"file_{name}", str(data_file(str(given), Path())))
 
 
+def _example(service: Mapping[str, str]) -> str:
+    """A command line that asks the service."""
+    if service["kind"] == "openai":
+        body = {"model": service["model"], "prompt": "The capital of France is", "max_tokens": 8}
+        return (
+            f"curl -s {service['url']}/v1/completions -H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(body))}"
+        )
+    body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
+    return f"curl -s http://{service['http']}/v2/models/{service['model']}/generate -d {shlex.quote(json.dumps(body))}"
+
+
 @contextmanager
 def _announced_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> Iterator[None]:
     """Print the endpoints to `stream` as soon as the service has written them."""
@@ -236,14 +248,12 @@ def _announced_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> Itera
             if as_json:
                 emit_json(service)
             else:
-                emit(f"http     {service['http']}\ngrpc     {service['grpc']}\nmetrics  {service['metrics']}")
+                named = ("url", "model") if service["kind"] == "openai" else ("http", "grpc", "metrics")
+                emit("\n".join(f"{name:<8} {service[name]}" for name in named))
             stream.flush()
         if not as_json:
             note("ready; Ctrl-C stops it. For instance:")
-            note(
-                f"  curl -s http://{service['http']}/v2/models/{service['model']}/generate "
-                """-d '{"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}'"""
-            )
+            note(f"  {_example(service)}")
 
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -122,6 +122,11 @@ def resolve(
     )
 
 
+def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> dict[str, Json]:
+    """The source that would be tried first, as it is listed: what a plan made without any hub stands on."""
+    return dict(next(source for source in sources if prefer in (AUTO, kind_of(source))))
+
+
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
     """The folder of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
     folders = [base_dir / Path(str(source["local"])).expanduser() for source in sources if "local" in source]

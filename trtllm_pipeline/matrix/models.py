@@ -408,6 +408,120 @@ class Repository(Section):
     """How long Triton may hold a request back to batch it."""
     enable_kv_cache_reuse: bool = False
     """Keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts."""
+    max_queue_size: Count | None = None
+    """Requests that may wait; 0 is without limit; null is 0. From release 0.12.0 on."""
+    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1"] | None = None
+    """How requests are batched; null is inflight_fused_batching."""
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    """`guaranteed_no_evict` finishes what it started; `max_utilization` packs tighter and may pause requests; null is guaranteed_no_evict."""
+    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the memory left after loading for the KV cache; null is the release's own."""
+    max_tokens_in_paged_kv_cache: Positive | None = None
+    """Tokens in the KV cache; the smaller limit wins; null is the release's own."""
+    cross_kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the KV cache for cross attention; null is the release's own. From release 0.14.0 on."""
+    max_attention_window_size: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """Sliding windows in tokens, one or one for each layer; null is the release's own."""
+    sink_token_length: Count | None = None
+    """Tokens kept at the beginning of a sliding window; null is the release's own. From release 0.10.0 on."""
+    kv_cache_host_memory_bytes: Count | None = None
+    """Host memory that KV blocks are moved to; null is the release's own. From release 0.10.0 on."""
+    kv_cache_onboard_blocks: bool | None = None
+    """Move blocks back from the host before use; null is the release's own. From release 0.10.0 on."""
+    enable_chunked_context: bool | None = None
+    """Split long prompts over several passes; null is the release's own."""
+    max_beam_width: Positive | None = None
+    """Beams of a request; null is 1."""
+    normalize_log_probs: bool | None = None
+    """Divide log probabilities by the length; null is the release's own."""
+    decoding_mode: (
+        Literal["top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"] | None
+    ) = None
+    """How tokens are chosen; null is the release's own. From release 0.10.0 on."""
+    medusa_choices: Text | None = None
+    """The tree of Medusa, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.10.0 on."""
+    eagle_choices: Text | None = None
+    """The tree of Eagle, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.16.0 on."""
+    lookahead_window_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    lookahead_ngram_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    lookahead_verification_set_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    speculative_decoding_fast_logits: bool | None = None
+    """Pass draft logits on the GPU; null is the release's own. From release 0.16.0 on."""
+    guided_decoding_backend: Literal["xgrammar"] | None = None
+    """Grammar engine; null is the release's own. From release 0.19.0 on."""
+    xgrammar_tokenizer_info_path: Text | None = None
+    """JSON file with the vocabulary for xgrammar; null is the release's own. From release 0.19.0 on."""
+    lora_cache_optimal_adapter_size: Count | None = None
+    """Rank that the LoRA cache is laid out for; null is the release's own. From release 0.10.0 on."""
+    lora_cache_max_adapter_size: Count | None = None
+    """Largest rank in the LoRA cache; null is the release's own. From release 0.10.0 on."""
+    lora_cache_gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of free GPU memory for LoRA; null is the release's own. From release 0.10.0 on."""
+    lora_cache_host_memory_bytes: Count | None = None
+    """Host memory for LoRA weights; null is the release's own. From release 0.10.0 on."""
+    lora_prefetch_dir: Text | None = None
+    """Folder of LoRA weights loaded at the start; null is the release's own. From release 0.19.0 on."""
+    gpu_device_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """GPUs of the ranks, in order; null is the release's own."""
+    participant_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """MPI ranks that run this model; null is the release's own. From release 0.14.0 on."""
+    num_nodes: Positive | None = None
+    """Hosts of the ranks; null is the release's own. From release 0.19.0 on."""
+    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the weights kept on the GPU; null is the release's own. From release 0.10.0 on."""
+    multi_block_mode: bool | None = None
+    """Split long attention over blocks; null is the release's own. From release 0.12.0 on."""
+    enable_context_fmha_fp32_acc: bool | None = None
+    """Accumulate context attention in FP32; null is the release's own. From release 0.12.0 on."""
+    cuda_graph_mode: bool | None = None
+    """Replay decoding steps as CUDA graphs; null is the release's own. From release 0.16.0 on."""
+    cuda_graph_cache_size: Count | None = None
+    """CUDA graphs kept; null is the release's own. From release 0.16.0 on."""
+    cancellation_check_period_ms: Count | None = None
+    """How often cancelled requests are looked for; null is the release's own. From release 0.10.0 on."""
+    stats_check_period_ms: Count | None = None
+    """How often statistics are read; null is the release's own. From release 0.10.0 on."""
+    iter_stats_max_iterations: Count | None = None
+    """Steps whose statistics are kept; null is the release's own. From release 0.10.0 on."""
+    request_stats_max_iterations: Count | None = None
+    """Steps whose requests' statistics are kept; null is the release's own. From release 0.10.0 on."""
+    enable_trt_overlap: bool | None = None
+    """Overlap two half batches; null is the release's own. Up to release 0.8.0."""
+    add_special_tokens: bool | None = None
+    """The tokenizer adds its beginning and end tokens; null is false. From release 0.10.0 on."""
+    skip_special_tokens: bool | None = None
+    """Answers leave special tokens out; null is true. From release 0.11.0 on."""
+    tokenizer_type: Literal["auto", "llama", "t5"] | None = None
+    """Class of the tokenizer; null is auto. Up to release 0.8.0."""
+    triton_backend: Literal["tensorrtllm", "python"] | None = None
+    """What runs the engine; null is tensorrtllm. From release 0.10.0 on."""
+    logits_datatype: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of logits; null is the engine's. From release 0.18.0 on."""
+    encoder_input_features_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of an encoder's input; TYPE_BF16 for mllama; null is TYPE_FP16. From release 0.16.0 on."""
+    prompt_embedding_table_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of prompt tables; null is TYPE_FP16. From release 1.1.0rc6 on."""
+    max_num_images: Positive | None = None
+    """Images of a request; null is the release's own. From release 0.16.0 on."""
+    multimodal_model_path: Text | None = None
+    """Folder of the vision engines; null is the release's own. From release 0.19.0 on."""
+    visual_model_path: Text | None = None
+    """Folder of the vision engines; null is the release's own. From release 0.12.0 on. Up to release 0.18.2."""
+    multimodal_encoders_name: Text | None = None
+    """Model that tensorrt_llm_bls sends images to; null is the release's own. From release 0.14.0 on."""
+    encoder_engine_dir: Text | None = None
+    """Engine folder of the encoder; null is the release's own. From release 0.11.0 on."""
+    tensorrt_llm_model_name: Text | None = None
+    """Model that tensorrt_llm_bls calls; null is tensorrt_llm. From release 0.10.0 on."""
+    tensorrt_llm_draft_model_name: Text | None = None
+    """Model that drafts tokens for it; null is the release's own. From release 0.10.0 on."""
+    llm_args: dict[str, JsonValue] = {}
+    """Further arguments of TensorRT-LLM's LLM API, for the PyTorch lane in Triton."""
+    parameters: dict[str, Scalar] = {}
+    """Values of any other placeholder in the templates of TensorRT-LLM's release."""
 
 
 class Serve(Strict):

@@ -70,7 +70,7 @@ async def triton(address: str | None) -> Counters | None:
 def gpus() -> Iterator[list[dict[str, Any]]]:
     """Sample every GPU that NVML shows while the block runs; the list fills when it ends, and stays empty without GPUs.
 
-    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %], null where not known.
+    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
     """
     found: list[dict[str, Any]] = []
     try:
@@ -80,14 +80,12 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
         return
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        devices = [(handle, _device(pynvml, handle)) for handle in handles]
+    except pynvml.NVMLError:  # no driver, or a GPU that is lost or not ours to ask
         yield found
         return
     stop = threading.Event()
-    devices = [
-        (handle, _device(pynvml, handle))
-        for handle in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-    ]
 
     def sample() -> None:
         while not stop.wait(SAMPLE_S):
@@ -128,20 +126,21 @@ def _sample(pynvml: Any, handle: Any) -> list[float | None]:
         ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
         ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
         ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        ask(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
     ]
 
 
 def gpu_summary(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Mean power, energy, most memory, mean clock and load of each device of a gpu record."""
+    """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
     from statistics import fmean
 
     def column(samples: list[list[float | None]], index: int) -> list[float]:
-        return [value for row in samples if (value := row[index]) is not None]
+        return [value for row in samples if len(row) > index and (value := row[index]) is not None]
 
     summaries = []
     for device in record["devices"]:
         samples = device["samples"]
-        watts, memory, clock, load = (column(samples, index) for index in (1, 2, 3, 4))
+        watts, memory, clock, load, heat = (column(samples, index) for index in (1, 2, 3, 4, 5))
         seconds = (samples[-1][0] - samples[0][0]) / 1e9 if len(samples) > 1 else 0.0
         summaries.append(
             {
@@ -153,6 +152,7 @@ def gpu_summary(record: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "sm_clock_mhz": round(fmean(clock)) if clock else None,
                 "sm_clock_mhz_min": round(min(clock)) if clock else None,
                 "busy_percent": round(fmean(load), 1) if load else None,
+                "temperature_c": round(max(heat)) if heat else None,
             }
         )
     return summaries

@@ -7,7 +7,8 @@ the measured ones follow without draining, so the server never falls idle betwee
 Event file (JSON Lines; times are CLOCK_MONOTONIC nanoseconds; written as requests end, so an interrupted run keeps
 what it measured; several processes append to it, each record in one write):
 
-    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "settings", "self_test"}
+    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "tls",
+     "settings", "self_test"}
     {"type": "prompt", "id", "text"}
     {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
     {"type": "request", "concurrency", "request_rate", "repeat", "phase": "warmup" | "measured", "worker", "slot",
@@ -16,8 +17,9 @@ what it measured; several processes append to it, each record in one write):
      "cached_tokens", "finish_reason", "late_ns", "end_ns", "error"}
     {"type": "client", "concurrency", "request_rate", "repeat", "worker", "wall_ns", "cpu_ns", "lag_ns": [...]}
     {"type": "triton", "concurrency", "request_rate", "repeat", "models": {NAME: {COUNTER: growth during the level}}}
-    {"type": "gpu", "concurrency", "request_rate", "repeat", "devices": [{"name", "samples": [[time, W, B, MHz, %], ...]}]}
-    {"type": "settings", "at", "checks": [{"setting", "asked", "asked_by", "got", "got_from"}]}
+    {"type": "gpu", "concurrency", "request_rate", "repeat", "devices": [{"name", "samples": [[time, W, B, MHz, %, °C], ...]}]}
+    {"type": "settings", "at", "checks": [{"setting", "asked", "asked_by", "got", "got_from"}],
+     "unchecked": [setting]}
     {"type": "roofline", "at", "pass_s", "weight_bytes", "reason"}
     {"type": "reused_blocks", "at", "blocks"}
     {"type": "probe", "pair", "send": 0 | 1, "ttft_ms", "cached_tokens", "error"}
@@ -35,7 +37,7 @@ import gc
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import cycle, islice
@@ -50,13 +52,15 @@ from trtllm_pipeline.serving.client import Answer, Generation, Lane
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trtllm_pipeline.perf.target import AnyClient
+    from trtllm_pipeline.perf.target import AnyClient, Target
 
 SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
 """How often the event loop is asked how late it is."""
 _SPIN_S: Final = 0.002
 """An event loop's timers are this coarse: the rest of the way to a scheduled time is waited by looking at the clock."""
+WARMUP_REQUESTS: Final = 4
+"""Before an open loop, where their number is not given."""
 _WARM_LANES: Final = 128
 _OBSERVED: Final = tuple(field.name for field in fields(Answer))
 
@@ -195,13 +199,11 @@ class EventFile:
     ) -> None:
         self._file.close()
 
-    def header(
-        self, *, protocol: str, model: str, settings: dict[str, object], self_test: dict[str, Any] | None = None
-    ) -> None:
+    def header(self, target: Target, *, settings: Mapping[str, Any], self_test: dict[str, Any] | None = None) -> None:
         """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
         anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
-        about = {"protocol": protocol, "model": model, "settings": settings, "self_test": self_test}
-        self.write("header", schema=SCHEMA, anchor=anchor, **about)
+        about = {"protocol": target.protocol, "model": target.model, "tls": target.tls}
+        self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings), self_test=self_test)
 
     def write(self, kind: str, **values: object) -> None:
         """One record of type `kind`. Raises StageError when the disk is full."""

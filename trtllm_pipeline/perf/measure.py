@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from trtllm_pipeline.perf import counters, workers
+from trtllm_pipeline.perf import counters, evidence, workers
+from trtllm_pipeline.perf.evidence import Claim
 from trtllm_pipeline.perf.load import EventFile, Level, run_level
-from trtllm_pipeline.perf.target import AnyClient, Target
-from trtllm_pipeline.serving.client import running_since
+from trtllm_pipeline.perf.metrics import Tokenizer
+from trtllm_pipeline.perf.prompts import Prompt
+from trtllm_pipeline.perf.target import Target
 
 
-async def run_levels(
-    client: AnyClient,
+async def measure(
     target: Target,
     plan: Sequence[Level],
+    prompts: Sequence[Prompt],
     events: EventFile,
     done: Callable[[], None],
     *,
+    claim: Claim,
+    tokenizer: Tokenizer | None = None,
     processes: int | None = None,
 ) -> None:
-    """Measure every level of `plan`; `done` is called for each request. `processes` None: as many as a level takes."""
-    for level in plan:
-        count = workers.wanted(level) if processes is None else processes
-        before = await counters.triton(target.service.metrics)
-        with counters.gpus() as gpus:
-            if count == 1:
-                await run_level(client, level, target.generation, events, done)
-            else:
-                await workers.run(target, level, events.path, done, workers=count)
-        after = await counters.triton(target.service.metrics)
-        if before is not None and after is not None:
-            events.write("triton", **level.key, models=counters.growth(before, after))
-        if gpus:
-            events.write("gpu", **level.key, devices=gpus)
+    """Measure every level of `plan`; `done` is called for each request. `processes` None: as many as a level takes.
 
-
-async def server(client: AnyClient, target: Target, at: str) -> dict[str, Any]:
-    """The server record for `at`, the start or the end of a run."""
-    pid = target.service.pid
-    ready = all((await client.ready()).values())
-    return {"at": at, "pid": pid, "since": None if pid is None else running_since(pid), "ready": ready}
+    Raises ServerError when the server or the model is not there, StageError when `claim` cannot be read.
+    """
+    for prompt in prompts:
+        events.write("prompt", id=prompt.id, text=prompt.text)
+    async with target.client() as client:
+        await evidence.look(client, target, claim, events, "start")
+        for level in plan:
+            count = workers.wanted(level) if processes is None else processes
+            before = await counters.triton(target.service.metrics)
+            with counters.gpus() as gpus:
+                if count == 1:
+                    await run_level(client, level, target.generation, events, done)
+                else:
+                    await workers.run(target, level, events.path, done, workers=count)
+            after = await counters.triton(target.service.metrics)
+            if before is not None and after is not None:
+                events.write("triton", **level.key, models=counters.growth(before, after))
+            if gpus:
+                events.write("gpu", **level.key, devices=gpus)
+        if claim.without_reuse:
+            await evidence.probe(client, target, claim, prompts, tokenizer, events)
+        await evidence.look(client, target, claim, events, "end")

@@ -218,15 +218,9 @@ class Run:
         """Concurrency (an int), or in an open loop request rate (a float) -> repeat -> requests, in the order measured."""
         levels: dict[float, dict[int, list[Request]]] = {}
         for request in self.requests:
-            repeats = levels.setdefault(_load(request.record), {})
+            repeats = levels.setdefault(validity.level_of(request.record), {})
             repeats.setdefault(request.record["repeat"], []).append(request)
         return levels
-
-
-def _load(record: Mapping[str, Any]) -> float:
-    """What a record's level is called by."""
-    concurrency = record["concurrency"]
-    return int(concurrency) if concurrency is not None else float(record["request_rate"])
 
 
 def read(events: Path, tokenizer: Tokenizer | None) -> Run:
@@ -422,7 +416,7 @@ def _level(
             "requests_per_s": round(met / seconds, 3) if seconds > 0 else None,
         }
     for kind, told in (("triton", counters.triton_summary), ("gpu", counters.gpu_summary)):
-        records = [record for record in run.evidence.get(kind, ()) if _load(record) == load]
+        records = [record for record in run.evidence.get(kind, ()) if validity.level_of(record) == load]
         if records:
             result[kind] = [{"repeat": record["repeat"], "of": told(record)} for record in records]
     return result

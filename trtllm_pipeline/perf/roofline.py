@@ -18,8 +18,10 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import cpu_count
 
-CPU_MARGIN: Final = 1.5
-"""What a runtime may get out of memory more than our own reading of it does."""
+CPU_MARGIN: Final = 4.0
+"""What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
+times too low: others were using the cores and the memory at that moment, and caches that hold a small model while it
+runs were cold or taken. A GPU's bandwidth is no reading but its data sheet's, and has no margin."""
 _MOST_READ_BYTES: Final = 256 << 20
 _LEAST_READ_BYTES: Final = 16 << 20
 """By each thread in one reading, or starting the threads would be what is measured."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.serving.client import PROTOCOLS, Client, Generation, Option, Service, sampling
 from trtllm_pipeline.serving.openai import OpenAiClient
@@ -27,10 +28,16 @@ INTERFACES: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000, "openai": 80
 
 
 def service_at(url: str, interface: str, model: str, *, metrics: str | None = None) -> Service:
-    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., of one of `INTERFACES`."""
-    if interface == "openai":
+    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., of one of `INTERFACES`.
+
+    Raises ServerError for gRPC over TLS, which is not there.
+    """
+    if interface == "openai" or (interface == "http" and url.startswith("https:")):
         return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
-    address = (url.partition("://")[2] or url).rstrip("/")
+    scheme, _, address = url.rpartition("://")
+    if scheme not in {"", "http", "grpc"}:
+        raise ServerError(f"{url}: {interface} over {scheme} is not there", failure=FailureClass.USER)
+    address = address.rstrip("/")
     address = address if re.search(r":\d+$", address) else f"{address}:{INTERFACES[interface]}"
     http, grpc = ("", address) if interface == "grpc" else (address, "")
     return Service(http, grpc, metrics, None, model, None)
@@ -50,6 +57,11 @@ class Target:
     options: Mapping[str, Option] = field(default_factory=dict)
     """Further inputs of every request."""
     api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def tls(self) -> bool:
+        """Whether what goes over the wire is encrypted: then only a read tells when something arrived."""
+        return self.service.http.startswith("https:")
 
     def client(self) -> AnyClient:
         """A client of it, still to be entered."""

@@ -10,15 +10,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from trtllm_pipeline.perf.roofline import CPU_MARGIN
 from trtllm_pipeline.perf.stats import percentile
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.metrics import Request, Run
 
 MAX_FAILURES: Final = 0.01
+MAX_ENDED_AT_ONCE: Final = 0.10
+"""Models do have nothing to say to a prompt now and then, and greedy ones always to the same."""
 MAX_MISMATCH: Final = 0.02
 """More than this share between two counts, or above what was asked for, is told."""
 MAX_EXCESS: Final = 0.05
@@ -30,11 +33,18 @@ MIN_CLIENT_WALL_NS: Final = 1_000_000_000
 """In a shorter level the share says little: a fast answer to a short question is mostly the client's work."""
 MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
+"""Of a time that is that of the read, as over TLS, or of the sending in an open loop."""
 MAX_LAG_SHARE: Final = 0.10
-"""Of the median time of a request: that much of the load is missing when every next request is sent that late."""
+"""Of the median time of a request, that much of the load is missing when every next one is sent that late; of the time
+between requests of an open loop, that much their distances are others."""
 MARKED_SCHEDULE_LAG_MS: Final = 10.0
 MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
 """Of the median TTFT."""
+MAX_QUEUE_SHARE: Final = 0.10
+"""Of the median time of a request."""
+_AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
+MIN_EVENTS: Final = 8
+"""After the first: TPOT of fewer is that of one delay on the way, and no evidence of how fast tokens were made."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second time to first token / first, of one prompt sent twice: the median below the one with all below the other."""
@@ -73,6 +83,12 @@ def findings(run: Run) -> list[dict[str, Any]]:
     ]
 
 
+def level_of(record: Mapping[str, Any]) -> float:
+    """What a record's level is called by: concurrency (an int), or in an open loop request rate (a float)."""
+    concurrency = record["concurrency"]
+    return int(concurrency) if concurrency is not None else float(record["request_rate"])
+
+
 def _each(run: Run) -> Iterator[tuple[float, list[Request]]]:
     """Concurrency and requests of each level, all repeats together, warm-up included."""
     for concurrency, repeats in run.levels().items():
@@ -106,9 +122,17 @@ def empty_answers(run: Run) -> Iterator[Found]:
         good = [request for request in _measured(requests) if request.ok]
         empty = [request for request in good if not request.answered]
         if empty:
+            at_once = all(map(_ended_at_once, empty)) and len(empty) <= MAX_ENDED_AT_ONCE * len(good)
             what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
+            what = "are empty, ended by the model at once, and in no latency or rate" if at_once else what
             message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
-            yield Found("invalid", message, concurrency)
+            yield Found("warning" if at_once else "invalid", message, concurrency)
+
+
+def _ended_at_once(request: Request) -> bool:
+    """The server says that the model's first token was its end: by its reason, or by counting no more than that one."""
+    count = request.record.get("output_tokens")
+    return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
 
 def stop_reasons(run: Run) -> Iterator[Found]:
@@ -236,17 +260,33 @@ def client_cpu(run: Run) -> Iterator[Found]:
         if cpu > MAX_CLIENT_CPU:
             severity = "invalid" if record["wall_ns"] >= MIN_CLIENT_WALL_NS else "warning"
             message = f"the client used {cpu:.0%} of a core; beyond {MAX_CLIENT_CPU:.0%} it measures itself"
-            yield Found(severity, message, record["concurrency"])
+            yield Found(severity, message, level_of(record))
 
 
 def client_lag(run: Run) -> Iterator[Found]:
-    """Was the client there when something arrived?"""
+    """Was the client there when something arrived?
+
+    Times of arrival are the kernel's, so a client that is late does not lengthen them. What it does: in a closed loop it
+    sends the next request late, so the load is thinner than asked; over TLS the times are those of its reads.
+    """
+    typical_ms = {load: median(r.e2e_ms for r in good) for load, each in _each(run) if (good := _answered(each))}
     for record in run.clients:
-        lag_ms = percentile(sorted(record["lag_ns"]), 0.99) / 1e6 if record["lag_ns"] else 0.0
-        if lag_ms > MARKED_LAG_MS:
-            severity = "invalid" if lag_ms > MAX_LAG_MS else "warning"
-            message = f"the client's event loop was up to {lag_ms:.1f} ms late (p99), so requests may have been sent late by that"
-            yield Found(severity, message, record["concurrency"])
+        lags_ms = sorted(value / 1e6 for value in record["lag_ns"])
+        late_ms = percentile(lags_ms, 0.99) if lags_ms else 0.0
+        if late_ms <= MARKED_LAG_MS:
+            continue
+        load = level_of(record)
+        said = f"the client's event loop was up to {late_ms:.1f} ms late (p99)"
+        closed = record["concurrency"] is not None and load in typical_ms
+        thinner = fmean(lags_ms) / typical_ms[load] if closed else 0.0
+        if run.header.get("tls") and late_ms > MAX_LAG_MS:
+            yield Found("invalid", f"{said}, and over TLS the times are those of its reads", load)
+        elif thinner > MAX_LAG_SHARE:
+            message = f"{said}, {fmean(lags_ms):.1f} ms on average, {thinner:.0%} of a request's time: the load was thinner by that"
+            yield Found("invalid", message, load)
+        else:
+            effect = "times may be longer" if run.header.get("tls") else "requests may have been sent late"
+            yield Found("warning", f"{said}: {effect} by that", load)
 
 
 def schedule(run: Run) -> Iterator[Found]:
@@ -255,13 +295,38 @@ def schedule(run: Run) -> Iterator[Found]:
         measured = [request for request in _measured(requests) if request.record.get("request_rate") is not None]
         if not measured:
             continue
-        lag_ms = percentile(sorted(request.lag_ms for request in measured), 0.99)
+        lags_ms = sorted(request.lag_ms for request in measured)
+        lag_ms = percentile(lags_ms, 0.99)
         first = [request.ttft_ms for request in measured if request.answered]
         marked = min(MARKED_SCHEDULE_LAG_MS, MARKED_SCHEDULE_LAG_SHARE * median(first) if first else math.inf)
         if lag_ms > marked:
-            severity = "invalid" if lag_ms > MAX_LAG_MS else "warning"
-            message = f"at {rate:g} requests/s the client sent up to {lag_ms:.2f} ms after the schedule (p99)"
+            # One late request of a few leaves the load what it was: a gap longer, the next one shorter.
+            other_load = fmean(lags_ms) > MAX_LAG_SHARE * 1e3 / rate
+            severity = "invalid" if lag_ms > MAX_LAG_MS and other_load else "warning"
+            message = (
+                f"the client sent up to {lag_ms:.1f} ms after the schedule (p99), {fmean(lags_ms):.1f} ms on average"
+            )
             yield Found(severity, message, rate)
+
+
+def server_queue(run: Run) -> Iterator[Found]:
+    """Did requests wait for the models around the engine, which are quick and have a setting for how many there are?"""
+    for load, requests in _each(run):
+        good = _answered(requests)
+        records = [record for record in run.evidence.get("triton", ()) if level_of(record) == load]
+        if not good or not records:
+            continue
+        typical_ms = median(request.e2e_ms for request in good)
+        for model in _AROUND_THE_ENGINE:
+            # A streamed answer is many requests to the postprocessing: their waits, for each request of ours.
+            waited_us = sum(record["models"].get(model, {}).get("queue_us", 0.0) for record in records)
+            waited_ms = waited_us / 1e3 / len(requests)
+            if waited_ms > MAX_QUEUE_SHARE * typical_ms:
+                message = (
+                    f"each request waited {waited_ms:.1f} ms for the {model}, {waited_ms / typical_ms:.0%} of its time: "
+                    f"more of it would help (settings.repository.{model}_instances)"
+                )
+                yield Found("warning", message, load)
 
 
 def roofline(run: Run) -> Iterator[Found]:
@@ -279,7 +344,7 @@ def roofline(run: Run) -> Iterator[Found]:
         # A whole answer cannot seem faster than it was. Between events, buffering on the way can bring tokens closer
         # together than they were made, so both are judged by the typical request.
         whole = [request.e2e_ms / request.output_tokens for request in good]
-        between = [tpot for request in good if (tpot := request.tpot_ms) is not None]
+        between = [tpot for r in good if len(r.tokens) > MIN_EVENTS and (tpot := r.tpot_ms) is not None]
         typical = [(median(times), what) for times, what in ((whole, "e2e / n"), (between, "TPOT")) if times]
         token_ms, what = min(typical, default=(pass_ms, ""))
         if token_ms < pass_ms:
@@ -302,6 +367,9 @@ def settings(run: Run) -> Iterator[Found]:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         told = "; ".join(list(wrong)[:3])
         yield Found("invalid", f"the server does not run with the settings asked for: {told}{more}")
+    unchecked = sorted({name for record in run.evidence.get("settings", ()) for name in record.get("unchecked", ())})
+    if unchecked:
+        yield Found("info", f"neither the server nor the engine tells: {', '.join(unchecked)}")
 
 
 def kv_cache_reuse(run: Run) -> Iterator[Found]:
@@ -377,15 +445,18 @@ GATES: Final = (
     ),
     Gate(
         "client_lag",
-        "how late the client's event loop was, p99, each level",
-        f"{MAX_LAG_MS:g} ms; marked from {MARKED_LAG_MS:g} ms",
-        "a late stamp is a long latency",
+        "how late the client's event loop was, each level",
+        f"closed loop: mean over {MAX_LAG_SHARE:.0%} of the median e2e; over TLS: p99 over {MAX_LAG_MS:g} ms; marked from "
+        f"a p99 of {MARKED_LAG_MS:g} ms",
+        "times of arrival are the kernel's, but the next request goes out late and the load is thinner than asked; over "
+        "TLS times are those of the read",
         client_lag,
     ),
     Gate(
         "schedule",
         "how late the requests of an open loop were sent, p99, each rate",
-        f"{MAX_LAG_MS:g} ms; marked from {MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
+        f"{MAX_LAG_MS:g} ms, with a mean over {MAX_LAG_SHARE:.0%} of the time between requests; marked from "
+        f"{MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
         "a rate that is not kept is another rate",
         schedule,
     ),
@@ -399,7 +470,7 @@ GATES: Final = (
     Gate(
         "empty_answers",
         "answers without text or without tokens",
-        "any",
+        f"any, unless the server says that the model ended at once: these up to {MAX_ENDED_AT_ONCE:.0%}",
         "nothing is quick to make",
         empty_answers,
     ),
@@ -426,9 +497,17 @@ GATES: Final = (
         token_count,
     ),
     Gate(
+        "server_queue",
+        "time that requests wait in Triton's queues of preprocessing and postprocessing, by its own counters",
+        f"-; told from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
+        "then it is not the engine that is measured",
+        server_queue,
+    ),
+    Gate(
         "roofline",
-        "time per token against the time one reading of the weights takes",
-        "faster, in the median of a level",
+        f"e2e / n, and TPOT of answers with {MIN_EVENTS} events after the first, against the time one reading of the "
+        "weights takes",
+        f"faster, in the median of a level; a CPU's own reading may be beaten {CPU_MARGIN:g} times",
         "a dense model without speculation reads all its weights for every token",
         roofline,
     ),

@@ -35,6 +35,7 @@ METRICS: Final = (
     Metric("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
     Metric("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     Metric("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
+    Metric("goodput", "0 to 1", DEFINITIONS["goodput"]),
     *(
         Metric(name, "", DEFINITIONS[name])
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
@@ -70,8 +71,10 @@ class Column:
 
 def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     """The columns for these rows, after the cell's id, in the order shown; those without any value are left out."""
-    low = _head_of({row.levels[0].concurrency for row in rows if row.levels}, "lowest")
-    high = _head_of({row.levels[-1].concurrency for row in rows if row.levels}, "highest")
+    shown = [_shown(row) for row in rows if row.levels]
+    low = _head_of({levels[0].key for levels in shown}, "lowest")
+    high = _head_of({levels[-1].key for levels in shown}, "highest")
+    last = _head_of({row.levels[-1].key for row in rows if row.levels}, "highest")
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
@@ -88,20 +91,30 @@ def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
         Column(f"out tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
         Column(f"in tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 7, "input_tokens_per_s"),
         Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 8, "requests_per_s"),
+        Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 3, "goodput"),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
         Column("agree", lambda row: _share((row.accuracy_drift or {}).get("agreement")), 4, "agreement"),
     ]
     return tuple(column for column in found if any(column.value(row) is not None for row in rows))
 
 
-def _head_of(concurrencies: Iterable[int], word: str) -> str:
-    """The concurrency, as in "@4", when all rows have the same, else which of each row's own is meant."""
-    values = set(concurrencies)
+def _shown(row: Row) -> tuple[Level, ...]:
+    """Closed loops where there are any: in an open one the throughput is what was offered."""
+    return tuple(level for level in row.levels if level.request_rate is None) or row.levels
+
+
+def _head_of(keys: Iterable[str], word: str) -> str:
+    """The level, as in "@4" or "@2.5/s", when all rows have the same, else which of each row's own is meant."""
+    values = set(keys)
     return f"@{values.pop()}" if len(values) == 1 else f"@{word}"
 
 
 def _at(place: int, value: Callable[[Level], float | None]) -> Callable[[Row], str | None]:
-    return lambda row: _number(value(row.levels[place])) if row.levels else None
+    return lambda row: _number(value(_shown(row)[place])) if row.levels else None
+
+
+def _goodput(level: Level) -> str | None:
+    return None if level.goodput is None else _share(level.goodput.get("share"))
 
 
 def _score(name: str, *, first: bool) -> tuple[Column, ...]:

@@ -169,7 +169,7 @@ def _grid(pairs: Sequence[Pair], parts: Sequence[str]) -> Any:
 
     metrics = _metrics(pairs)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("cell" if pairs[0].level is None else "cell @concurrency")
+    table.add_column("cell" if pairs[0].level is None else "cell @load")
     for metric in metrics:
         table.add_column(head(metric), justify="right", no_wrap=True)
     for pair in pairs:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.report.names import load_key
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
 from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
@@ -59,11 +60,14 @@ class Sample:
 class Figures:
     """One level of one cell. Names of figures: `ttft_p99`, `tpot_p50`, ... in ms, and RATES."""
 
-    key: str
-    """The level, as people write it: `4` requests in flight, or `2.5/s`."""
     level: Level
     samples_of: tuple[Path, Path | None] | None = None
     """Event file, and the tokenizer that counts its tokens where the server did not."""
+
+    @property
+    def key(self) -> str:
+        """The level, as people write it: `4` requests in flight, or `2.5/s`."""
+        return self.level.key
 
     def value(self, name: str) -> float | None:
         """The figure of all repeats together, as reported."""
@@ -99,10 +103,6 @@ def _of_repeat(repeat: Mapping[str, Any], name: str) -> float | None:
     latency, statistic = split(name)
     value: float | None = (repeat.get(latency) or {}).get(statistic)
     return value
-
-
-def _key(concurrency: int | None, request_rate: float | None) -> str:
-    return str(concurrency) if request_rate is None else f"{request_rate:g}/s"
 
 
 def split(name: str) -> tuple[str, str]:
@@ -207,7 +207,7 @@ def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> 
                 axes=row.axes,
                 why=None if row.levels else row.reason or row.status.value.replace("_", " "),
                 feasible=row.status is not CellStatus.INFEASIBLE,
-                levels=tuple(Figures(str(level.concurrency), level, source) for level in row.levels),
+                levels=tuple(Figures(level, source) for level in row.levels),
                 accuracy=row.accuracy,
                 accuracy_intervals=row.accuracy_intervals,
                 answers=made.get("accuracy") or made.get("score"),
@@ -260,15 +260,9 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
     source = (events, tokenizer) if whole and events.is_file() else None
     valid = data.get("valid") is not False
     wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]
-    levels = []
-    for entry in data["levels"] if valid else ():
-        concurrency, rate = entry.get("concurrency"), entry.get("request_rate")
-        levels += [
-            Figures(_key(concurrency, rate), level, source)
-            for level in levels_of([{**entry, "concurrency": concurrency or 0}])
-        ]
+    levels = tuple(Figures(level, source) for level in levels_of(data["levels"])) if valid else ()
     why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
-    return Side(str(path), (Measured(CellId(str(path)), {}, why, levels=tuple(levels), perf=path.absolute()),))
+    return Side(str(path), (Measured(CellId(str(path)), {}, why, levels=levels, perf=path.absolute()),))
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
@@ -320,7 +314,7 @@ def _pooled(levels: Sequence[Figures]) -> Figures:
     for name in RATES.values():
         values = [getattr(figures.level, name) for figures in levels]
         rates[name] = None if None in values else median(values)
-    return Figures(levels[0].key, replace(first, repeats=repeats, latencies=latencies, **rates))
+    return Figures(replace(first, repeats=repeats, latencies=latencies, **rates))
 
 
 def _as_repeat(level: Level) -> Mapping[str, Any]:
@@ -347,7 +341,7 @@ def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]
     found: dict[str, list[Sample]] = {}
     for request in run.requests:
         if request.measured and request.answered:
-            key = _key(request.record.get("concurrency"), request.record.get("request_rate"))
+            key = load_key(request.record.get("concurrency"), request.record.get("request_rate"))
             found.setdefault(key, []).append(
                 Sample(
                     request.record["prompt"],

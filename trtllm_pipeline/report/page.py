@@ -25,10 +25,11 @@ from typing import Any, Final
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.names import count, duration, shared_parts, without
+from trtllm_pipeline.report.names import count, duration, load_words, shared_parts, without
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellStatus, Level, Row
-from trtllm_pipeline.report.writers import notes_of, problems_of, summary_of
+from trtllm_pipeline.report.workloads import words, workloads
+from trtllm_pipeline.report.writers import client_error_of, notes_of, problems_of, summary_of
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -95,6 +96,7 @@ def to_html(
             for what, cells, details in problems[:_MAX_PROBLEMS]
         ],
         more_problems=max(0, len(problems) - _MAX_PROBLEMS),
+        tested=client_error_of(rows),
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
@@ -143,11 +145,16 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
+    asked = workloads(row.axes for row in rows)
     total = sum(len(stage.log) + len(stage.server_log) for stage in record.stages)
     return {
         "limits": dict(limits),
         "start": record.started_s,
-        "cells": [_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts) for row in rows],
+        "cells": [
+            {**_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts), "workload": words(workload)}
+            for row, workload in zip(rows, asked, strict=True)
+        ],
+        "apart": [name for name, _ in asked[0]] if asked else [],
         "runs": {row.id: list(of_cell.get(row.id, ())) for row in rows},
         "stages": [
             _stage(stage, record, logs=total <= _LOGS_BYTES or stage.ending is Ending.FAILED) for stage in record.stages
@@ -182,6 +189,10 @@ def _level(level: Level) -> dict[str, Json]:
     }
     return {
         "concurrency": level.concurrency,
+        "rate": level.request_rate,
+        "key": level.key,
+        "at": load_words(level.key),
+        "goodput": None if level.goodput is None else level.goodput.get("share"),
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),

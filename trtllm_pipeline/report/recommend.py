@@ -1,13 +1,14 @@
 """Which configuration to take: the cheapest that meets every objective, and why each of the others does not.
 
-Pure functions of what `report/measured.py` loads.
+Cells are held against those that were asked the same (`report/workloads.py`): shorter answers are no cheaper ones. Pure
+functions of what `report/measured.py` loads.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Json
@@ -15,6 +16,8 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
 from trtllm_pipeline.report.drift import references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
+from trtllm_pipeline.report.names import load_words
+from trtllm_pipeline.report.workloads import Workload, workloads
 
 Objective = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
@@ -61,6 +64,7 @@ class Candidate:
     """One cell, at the level that suits it best. `reason` is why it fell out, None when it holds."""
 
     cell: str
+    workload: Workload
     level: str | None
     reason: str | None
     output_tps_per_device: float | None
@@ -72,7 +76,8 @@ class Candidate:
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline recommend --format json` prints it, see docs/formats.md."""
-        return {name: getattr(self, name) for name in Candidate.__dataclass_fields__}
+        fields = {name: getattr(self, name) for name in Candidate.__dataclass_fields__}
+        return {**fields, "workload": dict(self.workload)}
 
 
 def parse_slo(text: str) -> tuple[Slo, ...]:
@@ -103,13 +108,24 @@ def parse_least(text: str) -> LeastAccuracy:
 def recommend(
     side: Side, slos: Sequence[Slo], least: LeastAccuracy | None, objective: Objective
 ) -> tuple[Candidate, ...]:
-    """Every cell: those that hold from the best down, then those that fell out in the order of the run."""
+    """Every cell, workload by workload: those that hold from the best down, then those that fell out in the order of the
+    run.
+    """
     axes = {cell.id: cell.axes for cell in side.cells}
     by_id = {cell.id: cell for cell in side.cells}
     base = {cell: by_id[reference] for cell, reference in references(axes).items()}
-    found = [_candidate(cell, base.get(cell.id), slos, least, objective) for cell in side.cells]
-    holding = [each for each in found if each.reason is None]
-    return (*sorted(holding, key=lambda each: _cost(each, objective)), *(each for each in found if each.reason))
+    asked = workloads(cell.axes for cell in side.cells)
+    found = [
+        _candidate(cell, workload, base.get(cell.id), slos, least, objective)
+        for cell, workload in zip(side.cells, asked, strict=True)
+    ]
+    place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
+
+    def order(each: Candidate) -> tuple[int, bool, float]:
+        held = each.reason is None
+        return place[each.workload], not held, _cost(each, objective) if held else 0.0
+
+    return tuple(sorted(found, key=order))
 
 
 def _cost(each: Candidate, objective: Objective) -> float:
@@ -121,6 +137,7 @@ def _cost(each: Candidate, objective: Objective) -> float:
 
 def _candidate(
     cell: Measured,
+    workload: Workload,
     base: Measured | None,
     slos: Sequence[Slo],
     least: LeastAccuracy | None,
@@ -129,31 +146,30 @@ def _candidate(
     names = [least.metric] if least and least.metric else list(cell.accuracy)
     score = cell.accuracy.get(names[0]) if names else None
     if not cell.levels:
-        return Candidate(cell.id, None, cell.why or "not measured", None, None, cell.engine_bytes, score, None)
+        return Candidate(
+            cell.id, workload, None, cell.why or "not measured", None, None, cell.engine_bytes, score, None
+        )
     good = [level for level in cell.levels if all(_missed(slo, level) is None for slo in slos)]
     if good:
-        each = min((_at(cell, level, None, score) for level in good), key=lambda each: _cost(each, objective))
+        each = min((_at(cell, workload, level, None, score) for level in good), key=lambda each: _cost(each, objective))
     else:
         nearest = min(cell.levels, key=lambda level: max(_share(slo, level) for slo in slos))
         reasons = [reason for slo in slos if (reason := _missed(slo, nearest)) is not None]
         more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
-        each = _at(cell, nearest, f"{reasons[0]} at {_level_words(nearest)}{more}", score)
+        each = _at(cell, workload, nearest, f"{reasons[0]} at {load_words(nearest.key)}{more}", score)
     inaccurate = _inaccurate(cell, base, names[0] if names else None, least)
     if inaccurate is not None:
-        return _at(cell, next(level for level in cell.levels if level.key == each.level), inaccurate, score)
+        return replace(each, reason=inaccurate)
     return each
 
 
-def _level_words(level: Figures) -> str:
-    return f"{level.key} requests" if level.key.endswith("/s") else f"concurrency {level.key}"
-
-
-def _at(cell: Measured, level: Figures, reason: str | None, score: float | None) -> Candidate:
+def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, score: float | None) -> Candidate:
     axes = cell.axes
     tp, pp = (value if isinstance(value := axes.get(name), int) else 1 for name in ("tp", "pp"))
     tps = level.value("output_tps")
     return Candidate(
         cell.id,
+        workload,
         level.key,
         reason,
         None if tps is None else tps / (tp * pp),

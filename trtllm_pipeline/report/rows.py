@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report import drift
+from trtllm_pipeline.report.names import load_key
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
 from trtllm_pipeline.report.standing import Standing, standings
 from trtllm_pipeline.store.store import Artifact, Store
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution import Outcome
 
 LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
+CLIENT_ERROR: Final = "info: self-test of the load client, its own error"
 _ENGINE_STAGE: Final = "build"
 _RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 
@@ -53,9 +55,9 @@ class CellStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What was measured at one concurrency."""
+    """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
 
-    concurrency: int
+    concurrency: int | None
     requests: int | None
     failures: int | None
     duration_s: float | None
@@ -68,6 +70,15 @@ class Level:
     """"ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
     repeats: tuple[Mapping[str, Any], ...] = ()
     """Each repeat by itself: `started_s` (Unix time), the rates over the same kind of window, and the latencies."""
+    request_rate: float | None = None
+    """Requests a second, on average, however many are in flight."""
+    goodput: Mapping[str, Any] | None = None
+    """`objectives_ms`, `share` of the requests that met them all, and these as `requests_per_s`; None without any."""
+
+    @property
+    def key(self) -> str:
+        """What it is called in comparisons: `4` requests in flight, or `2.5/s`."""
+        return load_key(self.concurrency, self.request_rate)
 
     def latency(self, name: str, statistic: str) -> float | None:
         """One statistic of one latency, in milliseconds."""
@@ -94,7 +105,7 @@ class Row:
     engine_size_bytes: int | None = None
     """Bytes of the engine's files, each hard link counted once."""
     levels: tuple[Level, ...] = ()
-    """By rising concurrency."""
+    """By rising concurrency, then by rising request rate."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Metric -> mean score, 0 to 1."""
     accuracy_total: int | None = None
@@ -118,11 +129,13 @@ class Row:
         levels: list[Json] = [
             {
                 "concurrency": level.concurrency,
+                "request_rate": level.request_rate,
                 "requests": level.requests,
                 "failures": level.failures,
                 **{name: getattr(level, name) for name in _RATES},
                 "headline": {"window": level.window},
                 **{name: dict(values) for name, values in level.latencies.items()},
+                "goodput": None if level.goodput is None else dict(level.goodput),
                 "repeats": [dict(repeat) for repeat in level.repeats],
             }
             for level in self.levels
@@ -289,7 +302,9 @@ def _read(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
 
 def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     data = _read(artifact, "perf.json") or {}
-    return levels_of(data.get("levels")), _findings(data.get("findings"))
+    client = data.get("client")
+    tested = client.get("self_test") if isinstance(client, dict) else None
+    return levels_of(data.get("levels")), (*_findings(data.get("findings")), *_self_test(tested))
 
 
 def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None, dict[str, tuple[float, float]]]:
@@ -308,19 +323,24 @@ def levels_of(data: object) -> tuple[Level, ...]:
     levels = []
     for entry in data if isinstance(data, list) else ():
         concurrency = _count(entry.get("concurrency")) if isinstance(entry, dict) else None
-        if concurrency is not None:
+        rate = _number(entry.get("request_rate")) if isinstance(entry, dict) else None
+        if concurrency is not None or rate is not None:
             levels.append(
                 Level(
                     concurrency=concurrency,
+                    request_rate=rate,
                     requests=_count(entry.get("requests")),
                     failures=_count(entry.get("failures")),
                     **{name: _number(entry.get(name)) for name in _RATES},
                     window=_window(entry.get("headline")),
                     latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
                     repeats=_repeats(entry.get("repeats"), _window(entry.get("headline"))),
+                    goodput=entry["goodput"] if isinstance(entry.get("goodput"), dict) else None,
                 )
             )
-    return tuple(sorted(levels, key=lambda level: level.concurrency))
+    return tuple(
+        sorted(levels, key=lambda level: (level.request_rate is not None, level.request_rate or level.concurrency))
+    )
 
 
 def _repeats(data: object, window: str | None) -> tuple[Mapping[str, Any], ...]:
@@ -355,12 +375,21 @@ def _window(headline: object) -> str | None:
     return window if isinstance(window, str) else None
 
 
+def _self_test(tested: object) -> tuple[str, ...]:
+    """How wrong the client itself was, by a test of it on this machine."""
+    first = tested.get("ttft_error_ms") if isinstance(tested, dict) else None
+    errors = [_number(first.get(name)) for name in ("p50", "p99")] if isinstance(first, dict) else []
+    known = [error for error in errors if error is not None]
+    return (f"{CLIENT_ERROR}: TTFT p50 {known[0]:.3f} ms, p99 {known[1]:.3f} ms",) if len(known) == 2 else ()
+
+
 def _findings(data: object) -> tuple[str, ...]:
     """Findings as lines: "warning: 1 of 40 requests failed, ... (concurrency 4)"."""
     lines = []
     for entry in data if isinstance(data, list) else ():
         if isinstance(entry, dict) and "message" in entry:
-            level = entry.get("concurrency")
-            place = "" if level is None else f" (concurrency {level})"
+            concurrency, rate = entry.get("concurrency"), _number(entry.get("request_rate"))
+            place = "" if concurrency is None else f" (concurrency {concurrency})"
+            place = place if rate is None else f" ({rate:g} requests/s)"
             lines.append(f"{entry.get('severity', 'warning')}: {entry['message']}{place}")
     return tuple(lines)

@@ -19,7 +19,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.layout import json_lines
 from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
-from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, CellStatus, Level, Row
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -39,6 +39,8 @@ _MIN_NAME: Final = 16
 _MAX_PROBLEMS: Final = 20
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
+_SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s")
+"""Columns of the CSV that are there only where some level has them."""
 
 
 # JSON
@@ -70,7 +72,7 @@ def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """One line for each cell and concurrency, units in the heads; a cell without measurements has one line."""
+    """One line for each cell and level, units in the heads; a cell without measurements has one line."""
     stages = list(dict.fromkeys(stage for row in rows for stage in row.seconds))
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
@@ -97,8 +99,10 @@ def to_csv(rows: Sequence[Row]) -> str:
             **{name: flat[name] for name in known},
         }
         lines += [{**of_cell, **_flat(level, statistics)} for level in row.levels or (None,)]
+    seldom = [name for name in _SELDOM if all(line[name] is None for line in lines)]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]) if lines else ["cell"], lineterminator="\n")
+    names = [name for name in lines[0] if name not in seldom] if lines else ["cell"]
+    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
@@ -124,9 +128,11 @@ def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
 
 def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """One level as columns: `ttft_p50_ms` and so on."""
-    plain = ("concurrency", "requests", "failures", "duration_s")
+    plain = ("concurrency", "request_rate", "requests", "failures", "duration_s")
     rates = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     flat: dict[str, object] = {name: None if level is None else getattr(level, name) for name in (*plain, *rates)}
+    goodput = {} if level is None or level.goodput is None else level.goodput
+    flat |= {f"goodput_{name}": goodput.get(name) for name in ("share", "requests_per_s")}
     for name, keys in statistics.items():
         stem = name.removesuffix("_ms")
         for key in keys:
@@ -167,6 +173,8 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
             "",
             *(f"- {_escape(text)} ({count(cells, 'cell')})" for text, cells in notes),
         ]
+    tested = client_error_of(rows)
+    lines += ["", tested] if tested else []
     definitions = definitions_of(shown)
     if definitions:
         lines += ["", "<details><summary>Definitions</summary>", ""]
@@ -210,6 +218,8 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
     notes = notes_of(rows)
     said += [Text()] if notes else []
     said += [Text(f"note, {count(cells, 'cell')}: {text}", "yellow") for text, cells in notes[:_MAX_PROBLEMS]]
+    tested = client_error_of(rows)
+    said += [Text(f"\n{tested}", "dim")] if tested else []
     definitions = definitions_of(shown)
     if definitions:
         said.append(Text())
@@ -341,6 +351,13 @@ def notes_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
     return [(first[kind], number) for kind, number in cells.most_common()]
+
+
+def client_error_of(rows: Sequence[Row]) -> str | None:
+    """How wrong the load client was by its self-test; where it was tested several times, at worst."""
+    found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
+    worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
+    return None if worst is None else worst.replace("info: s", "S", 1)
 
 
 def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:

@@ -543,8 +543,10 @@ class HttpLane(TimedLane):
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         connection, events, whole = self._connection, ServerSentEvents(), bytearray()
-        if await connection.open():
-            answer.connected_ns = time.monotonic_ns()
+
+        async def post() -> int:
+            answer.sent_ns = time.monotonic_ns()
+            return await connection.request("POST", self._path, message, arrived, self._headers)
 
         def arrived(now_ns: int, part: bytes) -> None:
             answer.arrived(now_ns, connection.late_ns)
@@ -554,8 +556,19 @@ class HttpLane(TimedLane):
             else:
                 whole.extend(part)
 
-        answer.sent_ns = time.monotonic_ns()
-        status = await connection.request("POST", self._path, message, arrived, self._headers)
+        new = await connection.open()
+        if new:
+            answer.connected_ns = time.monotonic_ns()
+        try:
+            status = await post()
+        except HttpError:
+            # A server may close a connection between requests at any time, so just as this one was sent: then it was
+            # never taken, and goes once more over a new one (RFC 9112, section 9.5).
+            if new or connection.status:
+                raise
+            await connection.open()
+            answer.connected_ns = time.monotonic_ns()
+            status = await post()
         answer.headers_ns = connection.headers_ns
         if not self._stream or status != 200:
             self._parse(connection.latest_ns, bytes(whole), answer)

@@ -1,4 +1,9 @@
-"""The program of the launch stage, a service: a Triton server around one model repository, until told to end.
+"""The programs of the launch stages, services: a server, of one of three kinds, until told to end.
+
+    run          one Triton around a model repository
+    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`ranks.py`)
+    run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
+    run_openai   `trtllm-serve`, which does as well (`openai_server.py`)
 
 Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
 the process that started it. A Python model process that dies is brought back. A server that dies is started again as
@@ -10,14 +15,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.serving import contract, installation, openai_server, ranks, triton
+from trtllm_pipeline.serving.server import Ports, Server
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"
@@ -30,6 +39,7 @@ STARTS: Final = 3
 REPAIRS: Final = 3
 """Deaths of Python model processes after which the server is given up."""
 LOOK_EVERY_S: Final = 0.5
+_LLMAPI_SINCE: Final = "0.19.0"
 MAX_PORT: Final = 65535
 
 
@@ -52,9 +62,9 @@ class Settings:
         known: dict[str, Any] = {name: params[name] for name in Settings.__dataclass_fields__ if name in params}
         return Settings(**known)
 
-    def ports(self) -> triton.Ports:
+    def ports(self) -> Ports:
         """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
-        asked = dict(zip(triton.Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
+        asked = dict(zip(Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
         fixed = {name: port for name, port in asked.items() if port}
         for name, port in fixed.items():
             if not 0 < port <= MAX_PORT:
@@ -82,19 +92,86 @@ class Settings:
         return ports
 
 
+Begin = Callable[[Work, Settings], Server]
+"""Starts a server and does not wait for it."""
+
+
 def run(work: Work) -> None:
     """Serve `work.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
-    settings = Settings.of(work.params)
     repository = work.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
+    installed = _triton(repository)
+    _serve(work, partial(_one_triton, installed))
+
+
+def run_ranks(work: Work, machine: Machine) -> None:
+    """Serve `work.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
+
+    Raises ServerError before anything is started when the engine was not built for `machine`.
+    """
+    engine = contract.check(work.inputs["engine"], machine)
+    assert engine.release is not None
+    _serve(work, partial(_world, _triton(work.inputs["repository"]), engine.world_size, engine.release))
+
+
+def run_llmapi(work: Work) -> None:
+    """Serve `work.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
+    _serve(work, partial(_world, _triton(work.inputs["repository"]), 1, _LLMAPI_SINCE))
+
+
+def run_openai(work: Work, command: Sequence[str]) -> None:
+    """Serve with `command`, a trtllm-serve command line without host and port."""
+    _serve(work, partial(_openai, command))
+
+
+def _triton(repository: Path) -> installation.Triton:
+    """The installed server, in an environment in which the repository's Python models can work."""
     installed = installation.find()
     triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    return installed
+
+
+def _one_triton(installed: installation.Triton, work: Work, settings: Settings) -> Server:
+    variables = {THREADS_VARIABLE: str(settings.threads)}
+    if settings.threads:
+        variables["OMP_NUM_THREADS"] = str(settings.threads)
+    return triton.start(
+        installed,
+        work.inputs["repository"],
+        (MODEL, BLS_MODEL),
+        folder=work.attempt / "backends",
+        log=work.attempt / LOG_FILE,
+        ports=settings.ports(),
+        host=settings.host,
+        variables=variables,
+    )
+
+
+def _world(installed: installation.Triton, world_size: int, release: str, work: Work, settings: Settings) -> Server:
+    return ranks.start(
+        installed,
+        work.inputs["repository"],
+        world_size,
+        release=release,
+        log=work.attempt / LOG_FILE,
+        ports=settings.ports(),
+        host=settings.host,
+    )
+
+
+def _openai(command: Sequence[str], work: Work, settings: Settings) -> Server:
+    return openai_server.start(command, log=work.attempt / LOG_FILE, ports=settings.ports(), host=settings.host)
+
+
+def _serve(work: Work, begin: Begin) -> None:
+    """Keep a server that `begin` starts; see the module's docstring."""
+    settings = Settings.of(work.params)
     parent = os.getppid()
     deaths = 0
     with told_to_end() as ended:
         while True:
-            server = start(installed, work, settings, ended)
+            server = start(begin, work, settings, ended)
             try:
                 if not ended.is_set():
                     said = service(server)
@@ -114,24 +191,12 @@ def run(work: Work) -> None:
                 server.stop(settings.stop_timeout_s)
 
 
-def start(installed: installation.Triton, work: Work, settings: Settings, ended: threading.Event) -> triton.Server:
+def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
-    variables = {THREADS_VARIABLE: str(settings.threads)}
-    if settings.threads:
-        variables["OMP_NUM_THREADS"] = str(settings.threads)
     starts = 0
     while True:
         starts += 1
-        server = triton.start(
-            installed,
-            work.inputs["repository"],
-            (MODEL, BLS_MODEL),
-            folder=work.attempt / "backends",
-            log=work.attempt / LOG_FILE,
-            ports=settings.ports(),
-            host=settings.host,
-            variables=variables,
-        )
+        server = begin(work, settings)
         try:
             server.wait_ready(settings.ready_timeout_s, ended)
             return server
@@ -142,7 +207,7 @@ def start(installed: installation.Triton, work: Work, settings: Settings, ended:
                 raise
 
 
-def watch(server: triton.Server, ended: threading.Event, parent: int) -> None:
+def watch(server: Server, ended: threading.Event, parent: int) -> None:
     """Stay until `ended` is set or process `parent` has gone. Raises ServerError when the server is beyond repair."""
     repairs = 0
     while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
@@ -164,17 +229,9 @@ def watch(server: triton.Server, ended: threading.Event, parent: int) -> None:
         print("the models are ready again", flush=True)  # noqa: T201
 
 
-def service(server: triton.Server) -> dict[str, object]:
+def service(server: Server) -> dict[str, object]:
     """What clients need to know about a server that is ready."""
-    return {
-        "schema": 1,
-        "pid": server.process.pid,
-        **{name: f"{server.host}:{port}" for name, port in server.ports._asdict().items()},
-        "model": MODEL,
-        "bls_model": BLS_MODEL,
-        "server": server.description(),
-        "log": LOG_FILE,
-    }
+    return {"schema": 1, "log": LOG_FILE, **server.service()}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -36,13 +37,25 @@ class Check(NamedTuple):
 
 
 async def read_back(
-    client: Client, declared: Mapping[str, Json], *, engine: Path, repository: Path | None
+    client: Client | None,
+    declared: Mapping[str, Json],
+    *,
+    engine: Path | None,
+    repository: Path | None,
+    asked_by: str = "the matrix",
 ) -> list[Check]:
-    """Every setting that two sources know. `declared` are the matrix's, under TensorRT-LLM's names.
+    """Every setting that two sources know. `declared` is what `asked_by` asked for, under TensorRT-LLM's names; without
+    a repository it is held against the client's model and `tensorrt_llm`. A client of None is no Triton's.
 
     Raises ServerError when the server does not answer, OSError or ValueError for a file that cannot be read.
     """
-    checks = list(_engine(declared, engine))
+    checks = [] if engine is None else list(_engine(declared, engine, asked_by))
+    if client is None:
+        return checks
+    if repository is None:
+        for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
+            with suppress(ServerError):  # without an ensemble there is no second model
+                checks += _model(declared, name, await client.config(name), asked_by)
     for path in sorted(repository.glob("*/config.pbtxt")) if repository is not None else ():
         name = path.parent.name
         try:
@@ -56,7 +69,7 @@ async def read_back(
             Check(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
             for key, asked, got in compare(parse_config(path), served)
         ]
-        checks += _model(declared, name, served)
+        checks += _model(declared, name, served, asked_by)
     return checks
 
 
@@ -89,16 +102,16 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
         yield from compare(asked, got, f"{path}.")
 
 
-def _engine(declared: Mapping[str, Json], engine: Path) -> Iterator[Check]:
+def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[Check]:
     """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
     path = engine / "config.json"
     built = json.loads(path.read_text(encoding="utf-8")).get("build_config", {}) if path.is_file() else {}
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
-            yield Check(name, declared[name], "the matrix", built[name], "the engine's config.json")
+            yield Check(name, declared[name], asked_by, built[name], "the engine's config.json")
 
 
-def _model(declared: Mapping[str, Json], name: str, served: Any) -> Iterator[Check]:
+def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[Check]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
     for key, asked in declared.items():
         if asked is None or key in _BUILD:
@@ -106,13 +119,11 @@ def _model(declared: Mapping[str, Json], name: str, served: Any) -> Iterator[Che
         if key in served.parameters:
             text = str(asked).lower() if isinstance(asked, bool) else str(asked)
             got = str(served.parameters[key].string_value)
-            yield Check(
-                f"{name}: {key}", text, "the matrix", got.lower() if isinstance(asked, bool) else got, "the server"
-            )
+            yield Check(f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server")
     if name == ENGINE_MODEL:
         for key, got in (
             ("max_batch_size", served.max_batch_size),
             ("decoupled", served.model_transaction_policy.decoupled),
         ):
             if declared.get(key) is not None:
-                yield Check(f"{name}: {key}", declared[key], "the matrix", got, "the server")
+                yield Check(f"{name}: {key}", declared[key], asked_by, got, "the server")

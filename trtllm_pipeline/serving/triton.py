@@ -21,10 +21,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.guardian import look_up
 from trtllm_pipeline.serving.installation import Triton
+from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
+from trtllm_pipeline.serving.server import diagnose as explained
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
@@ -38,14 +41,6 @@ STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
 UNLOAD_S: Final = 1.5
 """Most time spent on unloading models before the server is asked to end with them. Idle ones were gone after 1.2 s."""
-
-
-class Ports(NamedTuple):
-    """The three ports of a server."""
-
-    http: int
-    grpc: int
-    metrics: int
 
 
 def check(triton: Triton, python_models: int) -> None:
@@ -169,43 +164,20 @@ class Server:
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
-        connection = http.client.HTTPConnection(self.host, self.ports.http, timeout=timeout_s)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+        return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
 
     def ready(self) -> bool:
         """Whether the server and every model say that they are ready."""
-        try:
-            return all(
-                self.request("GET", path)[0] == http.HTTPStatus.OK
-                for path in ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.models))
-            )
-        except (OSError, http.client.HTTPException):
-            return False
-
-    def description(self) -> dict[str, str]:
-        """Name and version, as the server gives them."""
-        answer = json.loads(self.request("GET", "/v2")[1])
-        return {"name": str(answer["name"]), "version": str(answer["version"])}
+        return all_ok(self.host, self.ports.http, ready_paths(self.models))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
         """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not (ended and ended.is_set()) and not self.ready():
-            if self.process.poll() is not None:
-                raise self.died()
-            if time.monotonic() > deadline:
-                raise ServerError(
-                    f"Triton was not ready after {timeout_s:.0f} s{_quoted(self.log)}",
-                    failure=FailureClass.TIMEOUT,
-                    log=self.log,
-                )
-            time.sleep(0.05)
+        until_ready(self, "Triton", timeout_s, ended)
         self.stubs = self._live_stubs()
+
+    def service(self) -> dict[str, object]:
+        """What clients need to know. Raises OSError or http.client.HTTPException when the server does not answer."""
+        return described(self.process.pid, self.host, self.ports, self.models)
 
     def died(self) -> ServerError:
         """Why the server has ended, from its exit status and its log."""
@@ -213,10 +185,10 @@ class Server:
 
     def dead_models(self) -> set[str]:
         """Models whose Python process has died since the last look; Triton goes on calling them ready."""
-        live = self._live_stubs()
-        dead = {model for pid, model in self.stubs.items() if pid not in live}
-        self.stubs = live
-        return dead
+        dead = dead_stubs(self.stubs, self.process.pid)
+        for pid in dead:
+            del self.stubs[pid]
+        return set(dead.values())
 
     def reload(self) -> None:
         """Unload and load all models: the one thing that brings a dead Python process back.
@@ -281,7 +253,43 @@ class Server:
             time.sleep(0.05)
 
     def _live_stubs(self) -> dict[int, str]:
-        return {pid: model for pid, model in stub_processes(self.process.pid) if _is_stub(pid, self.prefix)}
+        return live_stubs(self.process.pid, self.prefix)
+
+
+def described(pid: int, host: str, ports: Ports, models: Sequence[str]) -> dict[str, object]:
+    """Endpoints, models to ask and version of a server that is ready, for service.json."""
+    answer = json.loads(ask(host, ports.http, "GET", "/v2")[1])
+    return {
+        "kind": "triton",
+        "pid": pid,
+        **{name: f"{host}:{port}" for name, port in ports._asdict().items()},
+        "model": models[0],
+        "bls_model": models[1] if len(models) > 1 else None,
+        "server": {"name": str(answer["name"]), "version": str(answer["version"])},
+    }
+
+
+def ready_paths(models: Sequence[str]) -> tuple[str, ...]:
+    """The paths that answer 200 when the server and `models` are ready."""
+    return ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in models))
+
+
+def address_options(host: str, ports: Ports) -> tuple[str, ...]:
+    """Options that let a server listen on `ports` of `host`, and nowhere else."""
+    return (
+        *(f"--{name}-address={host}" for name in Ports._fields),
+        *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
+    )
+
+
+def shared_memory_option(prefix: str) -> str:
+    """The option that makes all shared memory of Python models start with `prefix`."""
+    return f"--backend-config=python,shm-region-prefix-name={prefix}"
+
+
+def new_prefix() -> str:
+    """How shared memory of a new server is to be named: different from all others, and its starter can be told."""
+    return f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
 
 
 def start(
@@ -301,16 +309,15 @@ def start(
     appended to `log`.
     """
     remove_stale_shared_memory()
-    prefix = f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
+    prefix = new_prefix()
     command = [
         str(triton.binary),
         f"--model-repository={repository}",
         f"--backend-directory={link_backends(triton, folder)}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
-        *(f"--{name}-address={host}" for name in Ports._fields),
-        *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
-        f"--backend-config=python,shm-region-prefix-name={prefix}",
+        *address_options(host, ports),
+        shared_memory_option(prefix),
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
     ]
     if setpriv := shutil.which("setpriv"):
@@ -327,50 +334,11 @@ def start(
     return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host)
 
 
-_FAILURES: Final[tuple[tuple[str, FailureClass, str | None], ...]] = (
-    # found in the log, class, hint
-    (r"[Aa]ddress already in use|already in use|failed to start \w+ service", FailureClass.TRANSIENT, None),
-    (
-        r"Unable to (?:create|initialize) shared memory|No space left on device",
-        FailureClass.USER,
-        "shared memory is full: make /dev/shm larger (docker run --shm-size=64m)",
-    ),
-    (
-        r"bad_alloc|Cannot allocate memory|cannot allocate memory|failed to allocate|MemoryError|out of memory",
-        FailureClass.OUT_OF_MEMORY,
-        "a smaller max_batch_size or max_seq_len needs less memory",
-    ),
-    (r"error while loading shared libraries", FailureClass.USER, None),
-)
-_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool", re.IGNORECASE)
-
-
-def diagnose(status: int | None, log: Path) -> ServerError:
+def diagnose(status: int | None, log: Path, who: str = "Triton") -> ServerError:
     """What ended a server, as an error with the log's own words."""
-    text = "\n".join(_telling(log))
-    if status is not None and status < 0:
-        cause = f"was ended by signal {signal.Signals(-status).name}"
-    else:
-        cause = f"ended with exit status {status}"
-    loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", text)
-    if loading:
-        cause = f"could not load the model {loading[1]}: {loading[2].strip()}"
-    killed = (FailureClass.OUT_OF_MEMORY, "nobody here killed it; the kernel does when memory runs out")
-    unknown = killed if status == -signal.SIGKILL else (FailureClass.BUG, None)
-    failure, hint = next(((kind, hint) for pattern, kind, hint in _FAILURES if re.search(pattern, text)), unknown)
-    return ServerError(f"Triton {cause}{_quoted(log)}", failure=failure, hint=hint, log=log)
-
-
-def _telling(log: Path) -> list[str]:
-    """The lines of a log without those that every server without a GPU writes."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [line for line in lines if line.strip() and not _NOISE.search(line)]
-
-
-def _quoted(log: Path, lines: int = 15) -> str:
-    """The end of a log, indented, behind a colon."""
-    tail = _telling(log)[-lines:]
-    return "".join([":", *(f"\n    {line[:300]}" for line in tail)]) if tail else ""
+    loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", "\n".join(telling(log)))
+    cause = f"could not load the model {loading[1]}: {loading[2].strip()}" if loading else None
+    return explained(who, status, log, cause)
 
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
@@ -386,6 +354,21 @@ def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
         if int(status[1]) == parent and status[0] != "Z" and STUB.encode() in command[0]:
             # its first argument is REPOSITORY/MODEL/VERSION/model.py
             yield int(entry.name), Path(os.fsdecode(command[1])).parent.parent.name
+
+
+def live_stubs(parent: int, prefix: str) -> dict[int, str]:
+    """Process id -> model name of the Python model processes of the server with this prefix."""
+    return {pid: model for pid, model in stub_processes(parent) if _is_stub(pid, prefix)}
+
+
+def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:
+    """Those of `stubs` that have ended: each is looked at by itself, as a busy system may leave one out of a listing."""
+    return {pid: model for pid, model in stubs.items() if not _lives(pid, parent)}
+
+
+def _lives(pid: int, parent: int) -> bool:
+    process = look_up(pid)
+    return process is not None and not process.zombie and process.parent == parent
 
 
 def _is_stub(pid: int, prefix: str) -> bool:

@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.serving.client import Generation, sampling
 from trtllm_pipeline.stages.base import Work
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-def generation(prompt: Prompt, *, max_tokens: int, temperature: float, seed: int) -> Generation:
-    """The request for one line of a prompt file; what the line says goes before the stage's parameters."""
-    options = sampling(temperature, seed=seed)
-    if prompt.stop_words:
-        options["stop_words"] = prompt.stop_words
-    return Generation(prompt.text, prompt.max_tokens or max_tokens, options)
 
 
 def read_tokenizer(engine: Path) -> Tokenizer:

@@ -93,7 +93,7 @@ def _one_cpu(_cell: Cell, _machine: Machine) -> Resources:
     return Resources()
 
 
-def _always(_cell: Cell) -> bool:
+def _always(_cell: Cell, _machine: Machine) -> bool:
     return True
 
 
@@ -117,8 +117,8 @@ class Stage:
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT
-    applies: Callable[[Cell], bool] = _always
-    """Whether a cell has this stage. One that it lacks cannot be an input of another that it has."""
+    applies: Callable[[Cell, Machine], bool] = _always
+    """Whether a cell has this stage on a machine. One that it lacks cannot be an input of another that it has."""
     shared: bool = False
     """The same work whichever toolchain asks, so that lanes side by side share it."""
     files: Callable[[Cell], Mapping[str, str]] = _no_files

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage
-
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
@@ -52,17 +52,29 @@ DOWNLOAD = Stage(
 )
 
 
-def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable[[Cell], int]) -> Stage:
-    """The service stage. `params` are the serve settings that change how the server answers; the rest is advice."""
+def launch(
+    program: str = "trtllm_pipeline.serving.launch:run",
+    *,
+    inputs: Mapping[str, str | tuple[str, ...]],
+    params: tuple[str, ...],
+    identity: tuple[str, ...],
+    resources: Callable[[Cell, Machine], Resources],
+    options: tuple[Option, ...] = (),
+) -> Stage:
+    """The service stage. `params` are the serve settings that change how the server answers; the rest is advice.
+
+    `options` are those of the toolchain's own program, beside what every server has.
+    """
     return Stage(
         name="launch",
         version=1,
         summary="start a server on a repository and keep it running",
-        program="trtllm_pipeline.serving.launch:run",
-        inputs={"repository": "repository"},
+        program=program,
+        inputs=inputs,
         scope=Scope.SERVICE,
         section="serve",
         options=(
+            *options,
             Option("threads", "int", "CPU threads of the runtime, 0 for its own choice", default=0),
             Option("http_port", "int", "0 for a free one", default=0),
             Option("grpc_port", "int", "0 for a free one", default=0),
@@ -80,10 +92,7 @@ def launch(*, params: tuple[str, ...], identity: tuple[str, ...], gpus: Callable
             ),
             "restarts": 0,
         },
-        # Nobody can say how many CPUs a server takes, so nothing else of ours runs beside it.
-        resources=lambda cell, machine: Resources(
-            cpus=machine.cpus, gpus=gpus(cell), exclusive=bool(cell.settings["perf"]["exclusive"])
-        ),
+        resources=resources,
         identity=identity,
         expected_s=5.0,
         timeout_s=30 * 24 * 3600.0,
@@ -221,7 +230,7 @@ ACCURACY = Stage(
     inputs={"service": "launch", "engine": ENGINE},
     after=("smoke",),
     scope=Scope.INSIDE,
-    applies=lambda cell: cell.settings["accuracy"]["answers"] == "own",
+    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
     options=(
         Option("max_tokens", "int", "output tokens a request", required=True),
         *_SCORE_OPTIONS,
@@ -246,7 +255,7 @@ SCORE = Stage(
     shared=True,
     inputs={"perf": "perf", "engine": ENGINE},
     section="accuracy",
-    applies=lambda cell: cell.settings["accuracy"]["answers"] == "perf",
+    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
     options=_SCORE_OPTIONS,
     params=_score_params,
     file_names=("input_data", "metric_module"),

@@ -85,8 +85,11 @@ def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
         )
 
 
-def to_work(stage: Stage, args: argparse.Namespace) -> Work:
-    """What the parsed words mean. Raises UsageError for all that is missing or of the wrong form."""
+def to_work(stage: Stage, args: argparse.Namespace, *, begun: bool = False) -> Work:
+    """What the parsed words mean. Raises UsageError for all that is missing or of the wrong form.
+
+    With `begun`, other programs may have put something into the output folder already.
+    """
     wrong: list[str] = []
     values: Mapping[str, str | None] = vars(args)
     inputs = {name: values[f"in_{name}"] for name in stage.inputs}
@@ -116,7 +119,7 @@ def to_work(stage: Stage, args: argparse.Namespace) -> Work:
             f"pipeline {stage.name}: " + "\n  ".join(wrong),
             hint=f"give a matrix (pipeline {stage.name} --matrix FILE --cells ID) or see pipeline {stage.name} --help",
         )
-    out = empty_folder(args.output_dir)
+    out = Path(args.output_dir).absolute() if begun else empty_folder(args.output_dir)
     return Work(
         params=params,
         inputs={name: Path(path).absolute() for name, path in inputs.items() if path},

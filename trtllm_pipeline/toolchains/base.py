@@ -12,7 +12,11 @@ from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Stage
 
-_TABLE: Final = {"embedded": "trtllm_pipeline.toolchains.embedded"}
+_TABLE: Final = {
+    "tensorrt_llm": "trtllm_pipeline.toolchains.tensorrt_llm.engines",
+    "tensorrt_llm_pytorch": "trtllm_pipeline.toolchains.tensorrt_llm.pytorch",
+    "embedded": "trtllm_pipeline.toolchains.embedded",
+}
 """Name -> module with a `TOOLCHAIN`, the preferred first."""
 
 

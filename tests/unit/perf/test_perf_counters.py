@@ -40,6 +40,7 @@ def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:
     (told,) = counters.gpu_summary({"devices": [{"name": "G", "uuid": "u", "samples": samples}]})
     assert (told["power_w"], told["energy_j"], told["memory_bytes"]) == (200.0, 200.0, 9)
     assert (told["sm_clock_mhz"], told["sm_clock_mhz_min"], told["busy_percent"]) == (1400, 1300, None)
+    assert told["temperature_c"] is None, "files of earlier versions have no such column"
 
 
 def test_without_a_gpu_there_are_no_samples() -> None:
@@ -52,6 +53,7 @@ class _Nvml:
     """One GPU that does not tell its load, with the names of nvidia-ml-py."""
 
     NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):
         pass
@@ -86,6 +88,10 @@ class _Nvml:
         assert kind == self.NVML_CLOCK_SM
         return 1410
 
+    def nvmlDeviceGetTemperature(self, _handle: int, sensor: int) -> int:  # noqa: N802
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 61
+
     def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
         raise self.NVMLError("not supported")
 
@@ -100,8 +106,19 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
     assert nvml.shut_down
     (told,) = counters.gpu_summary({"devices": devices})
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
-    assert (told["sm_clock_mhz"], told["busy_percent"]) == (1410, None)
+    assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
     assert len(devices[0]["samples"]) > 2
+
+
+def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(_Nvml):
+        def nvmlDeviceGetHandleByIndex(self, _index: int) -> int:  # noqa: N802
+            raise self.NVMLError("GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Lost())  # type: ignore[arg-type]
+    with counters.gpus() as devices:
+        pass
+    assert devices == []
 
 
 def test_the_names_are_those_of_the_real_library() -> None:

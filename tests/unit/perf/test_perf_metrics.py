@@ -244,29 +244,44 @@ def test_the_server_must_live_through_the_run(tmp_path: Path, end: dict[str, Any
     assert found(result)["server"] == "invalid"
 
 
-@pytest.mark.parametrize(
-    ("cpu", "wall_ms", "lag_ms", "expected"),
-    [
-        (0.5, 2000, 1, {}),
-        (0.9, 2000, 1, {"client_cpu": "invalid"}),
-        (0.9, 100, 1, {"client_cpu": "warning"}),
-        (0.5, 2000, 6, {"client_lag": "warning"}),
-        (0.5, 2000, 60, {"client_lag": "invalid"}),
-    ],
-)
-def test_the_client_must_not_be_in_the_way(
-    tmp_path: Path, cpu: float, wall_ms: int, lag_ms: float, expected: dict[str, str]
-) -> None:
-    client = {
+def client(*, cpu: float = 0.5, wall_ms: int = 2000, lag_ms: tuple[float, ...] = (1,) * 100) -> dict[str, Any]:
+    """A client record; its event loop was asked 100 times how late it was."""
+    return {
         "type": "client",
         "concurrency": 1,
         "repeat": 0,
         "wall_ns": wall_ms * MS,
         "cpu_ns": int(cpu * wall_ms * MS),
-        "lag_ns": [int(lag_ms * MS)] * 10,
+        "lag_ns": [int(lag * MS) for lag in lag_ms],
     }
-    result = analyze(write(tmp_path / "e", request(0, [(1, " a")]), client), Words())
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (client(), {}),
+        (client(cpu=0.9), {"client_cpu": "invalid"}),
+        (client(cpu=0.9, wall_ms=100), {"client_cpu": "warning"}),
+        (client(lag_ms=(0.1,) * 98 + (6,) * 2), {"client_lag": "warning"}),
+        (
+            client(lag_ms=(0.1,) * 98 + (200,) * 2),
+            {"client_lag": "warning"},
+        ),  # now and then, and the kernel's times hold
+        (client(lag_ms=(9,) * 100), {"client_lag": "warning"}),  # 9 % of a request's 100 ms
+        (client(lag_ms=(11,) * 100), {"client_lag": "invalid"}),
+    ],
+)
+def test_the_client_must_not_be_in_the_way(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
+    result = analyze(write(tmp_path / "e", request(0, [(50, " a"), (100, " b")]), record), Words())
     assert found(result) == expected
+
+
+@pytest.mark.parametrize(("late_ms", "severity"), [(4, None), (40, "warning"), (60, "invalid")])
+def test_over_tls_a_late_read_is_a_late_time(tmp_path: Path, late_ms: float, severity: str | None) -> None:
+    path = write(tmp_path / "e", request(0, [(50, " a"), (10_000, " b")]), client(lag_ms=(late_ms,) * 100))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(lines[0]), "tls": True}), *lines[1:]]) + "\n")
+    assert found(analyze(path, Words())).get("client_lag") == severity
 
 
 def test_warm_up_with_measured_prompts_is_told(tmp_path: Path) -> None:
@@ -320,6 +335,13 @@ def test_a_rate_that_was_not_kept_is_refused(tmp_path: Path, lag_ms: float, seve
     sent = [(number * 100, number * 100 + lag_ms) for number in range(4)]
     events = write(tmp_path / "e", *(due(at, late, [(late + 20, " a")]) for at, late in sent))
     assert found(analyze(events, Words())).get("schedule") == severity
+
+
+def test_one_late_request_does_not_make_another_load(tmp_path: Path) -> None:
+    sent = [(number * 100, number * 100 + 80 * (number == 7)) for number in range(20)]
+    result = analyze(write(tmp_path / "e", *(due(at, late, [(late + 20, " a")]) for at, late in sent)), Words())
+    (finding,) = [finding for finding in result["findings"] if finding["check"] == "schedule"]
+    assert (finding["severity"], finding["request_rate"]) == ("warning", 10.0)
 
 
 def test_goodput_counts_failures_against(tmp_path: Path) -> None:

@@ -68,26 +68,47 @@ def test_a_server_that_tells_of_its_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pass_ms", "expected"),
+    ("model", "queue_ms", "expected"),
     [
-        ([9.9], {}),
-        ([10.1], {"roofline": "invalid"}),  # TPOT is 10 ms
-        ([30.0, 9.9], {}),  # the faster of two measurements of memory counts
-        ([None], {"roofline": "info"}),
+        ("postprocessing", 4.5, {"server_queue": "warning"}),  # of a request's 40 ms
+        ("preprocessing", 3.5, {}),
+        ("tensorrt_llm", 50.0, {}),  # there requests wait for a place in the batch
     ],
 )
-def test_no_token_is_faster_than_memory(tmp_path: Path, pass_ms: list[float | None], expected: dict[str, str]) -> None:
-    limits = [
-        {"type": "roofline", "pass_s": ms and ms / 1e3, "weight_bytes": 10**9, "reason": "told"} for ms in pass_ms
-    ]
-    assert judged(tmp_path, answer(0), *limits) == expected
+def test_the_models_around_the_engine_are_no_bottleneck(
+    tmp_path: Path, model: str, queue_ms: float, expected: dict[str, str]
+) -> None:
+    counted_by_triton = {model: {"requests": 6, "queue_us": queue_ms * 1e3}}
+    triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": counted_by_triton}
+    assert judged(tmp_path, answer(0), triton) == expected
+
+
+def roofline(pass_ms: float | None) -> dict[str, Any]:
+    return {"type": "roofline", "pass_s": pass_ms and pass_ms / 1e3, "weight_bytes": 10**9, "reason": "told"}
+
+
+@pytest.mark.parametrize(
+    ("pass_ms", "tokens", "expected"),
+    [
+        ([9.9], 9, {}),
+        ([10.1], 9, {"roofline": "invalid"}),  # TPOT is 10 ms
+        ([10.1], 8, {}),  # by the whole time 11.25 ms; of 7 gaps nothing is made
+        ([11.3], 8, {"roofline": "invalid"}),
+        ([30.0, 9.9], 9, {}),  # the faster of two measurements of memory counts
+        ([None], 9, {"roofline": "info"}),
+    ],
+)
+def test_no_token_is_faster_than_memory(
+    tmp_path: Path, pass_ms: list[float | None], tokens: int, expected: dict[str, str]
+) -> None:
+    limits = [roofline(ms) for ms in pass_ms]
+    assert judged(tmp_path, answer(0, tokens) | {"max_tokens": tokens}, *limits) == expected
 
 
 def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:
-    limit = {"type": "roofline", "pass_s": 0.011, "weight_bytes": 10**9, "reason": "told"}
     whole = counted(0, [(30, " a b c", 3)], max_tokens=3)
-    assert judged(tmp_path, whole, limit) == {"roofline": "invalid"}
-    assert judged(tmp_path, whole, {**limit, "pass_s": 0.0099}) == {}
+    assert judged(tmp_path, whole, roofline(11)) == {"roofline": "invalid"}
+    assert judged(tmp_path, whole, roofline(9.9)) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +123,29 @@ def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> N
 )
 def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
     assert judged(tmp_path, record) == expected
+
+
+def silent(**changes: Any) -> dict[str, Any]:
+    """An answer without any text."""
+    return counted(0, [], **{"max_tokens": 3, "output_tokens": None, **changes})
+
+
+@pytest.mark.parametrize(
+    ("empty", "others", "expected"),
+    [
+        ([silent(finish_reason="stop")], 9, {"empty_answers": "warning"}),
+        ([silent(output_tokens=1)], 9, {"empty_answers": "warning"}),  # its end, and nothing else
+        ([silent(finish_reason="stop")], 8, {"empty_answers": "invalid"}),  # more than every tenth
+        ([silent(finish_reason="length")], 9, {"empty_answers": "invalid"}),
+        ([silent(output_tokens=3)], 9, {"empty_answers": "invalid"}),
+        ([silent()], 99, {"empty_answers": "invalid"}),  # nobody says why
+    ],
+)
+def test_an_empty_answer_has_to_be_the_models_own(
+    tmp_path: Path, empty: list[dict[str, Any]], others: int, expected: dict[str, str]
+) -> None:
+    result = found(analyze(write(tmp_path / "e", *empty, *(answer(at) for at in range(others))), Words()))
+    assert result.get("empty_answers") == expected["empty_answers"]
 
 
 def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
@@ -120,6 +164,8 @@ def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
 def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
     assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}
+    untold = {"type": "settings", "at": "end", "checks": [check], "unchecked": ["decoupled"]}
+    assert judged(tmp_path, answer(0), untold) == {"settings": "info"}
     path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
     (finding,) = analyze(path, Words())["findings"]
     assert (finding["check"], finding["severity"]) == ("settings", "invalid")

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def cell(precision: str, *levels: Level, **changes: Any) -> Measured:
     made = Measured(
         CellId(f"m/{precision}/bs4"),
         axes,
-        levels=tuple(Figures(str(level.concurrency), level) for level in levels),
+        levels=tuple(Figures(level) for level in levels),
         accuracy={"exact": 0.5},
         accuracy_intervals={"exact": (0.45, 0.55)},
         preparation_s=20.0,
@@ -288,6 +289,38 @@ def test_the_cheapest_that_holds() -> None:
     assert shared[0].cell == "m/fp16/bs4", "500 tokens/s of four GPUs are 125 for each"
 
 
+def lengths(isl: int, osl: int, each: Measured) -> Measured:
+    id_ = CellId(f"{each.id}/isl{isl}-osl{osl}")
+    return dataclasses.replace(each, id=id_, axes={**each.axes, "isl": isl, "osl": osl})
+
+
+def test_what_was_asked_otherwise_is_not_compared() -> None:
+    """Short answers are made faster than long ones, and are no bargain for who needs long ones."""
+    run = Side(
+        "r",
+        (
+            lengths(128, 16, cell("fp16", level(4, tps=900))),
+            lengths(256, 32, cell("fp16", level(4, tps=100))),
+            lengths(128, 16, cell("int8_wo", level(4, tps=950))),
+            lengths(256, 32, cell("int8_wo", level(4, tps=90))),
+        ),
+    )
+    found = [(dict(each.workload), each.cell.split("/")[1]) for each in recommend(run, (), None, "throughput")]
+    short, long = {"isl": 128, "osl": 16}, {"isl": 256, "osl": 32}
+    assert found == [(short, "int8_wo"), (short, "fp16"), (long, "fp16"), (long, "int8_wo")]
+
+
+def test_request_rates_are_levels_too() -> None:
+    rates = [
+        dataclasses.replace(level(ttft=ttft), concurrency=None, request_rate=rate)
+        for rate, ttft in ((2.5, 20), (20, 900))
+    ]
+    (found,) = recommend(Side("r", (cell("fp16", *rates),)), parse_slo("ttft_p99=100ms"), None, "throughput")
+    assert (found.level, found.reason) == ("2.5/s", None)
+    (found,) = recommend(Side("r", (cell("fp16", *rates),)), parse_slo("ttft_p99=10ms"), None, "throughput")
+    assert found.reason == "ttft_p99 40 ms > 10 ms at 2.5 requests/s, its best of 2 levels"
+
+
 @pytest.mark.parametrize("text", ["ttft_p99", "ttft_p99=x", "output_tps=3ms", "accuracy=1", "ttft_p99=0ms"])
 def test_objectives_that_mean_nothing(text: str) -> None:
     with pytest.raises(UsageError):
@@ -320,9 +353,19 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return run
 
 
-def report(path: Path, *levels: Level, precision: str = "fp16") -> str:
-    row = Row(CellId(f"m/{precision}"), {"model": "m", "precision": precision}, CellStatus.DONE, levels=levels)
-    path.write_text("\n".join(report_json([row], "run", "m.yaml")))
+def report(
+    path: Path, *levels: Level, precision: str = "fp16", lengths: tuple[tuple[int, int], ...] = ((64, 64),)
+) -> str:
+    rows = [
+        Row(
+            CellId(f"m/{precision}" + f"/isl{isl}-osl{osl}" * (len(lengths) > 1)),
+            {"model": "m", "precision": precision, "isl": isl, "osl": osl},
+            CellStatus.DONE,
+            levels=levels,
+        )
+        for isl, osl in lengths
+    ]
+    path.write_text("\n".join(report_json(rows, "run", "m.yaml")))
     return str(path)
 
 
@@ -376,10 +419,19 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     assert code == 0
     assert "take m/fp16, measured at concurrency 1" in out
     assert "a p99 of fewer than 100 is their slowest" in out
+    two = report(tmp_path / "two.json", level(1), level(4), lengths=((128, 16), (256, 32)))
+    code, out, _ = pipeline("recommend", two)
+    assert code == 0
+    assert re.findall(r"^(?:for|take) .*", out, re.MULTILINE) == [
+        "for isl128 osl16",
+        "take m/fp16/isl128-osl16, measured at concurrency 1",
+        "for isl256 osl32",
+        "take m/fp16/isl256-osl32, measured at concurrency 1",
+    ]
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=1ms", "--format", "json")
     assert code == 3
     data = json.loads(out)
-    assert data["recommended"] is None
+    assert data["recommended"] == [{"workload": {}, "cell": None}]
     assert data["candidates"][0]["reason"] == "ttft_p99 40 ms > 1 ms at concurrency 1, its best of 2 levels"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.unit import fabricated
-from trtllm_pipeline.domain import StageRunId, StageStatus
+from trtllm_pipeline.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import Outcome
 from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report.planfile import outline, plan_lines, read_plan
-from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, rows, rows_of
+from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, levels_of, rows, rows_of
 from trtllm_pipeline.report.standing import standings
+from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 
 FP16 = fabricated.cell("fp16")
@@ -55,6 +56,34 @@ def test_a_row_holds_what_the_stages_left(store: Store) -> None:
     assert row.accuracy_total == 50
     assert row.findings == ("warning: the client was busy (concurrency 4)", "info: prompts repeat")
     assert row.axes["isl"] == 128
+
+
+def test_request_rates_and_goodput() -> None:
+    goodput = {"objectives_ms": {"ttft": 300}, "share": 0.75, "requests_per_s": 1.9}
+    perf = [
+        {"concurrency": None, "request_rate": 2.5, "requests": 8, "goodput": goodput},
+        {"concurrency": 4, "request_rate": None},
+        {"concurrency": None, "request_rate": None},
+        {"concurrency": None, "request_rate": "2"},
+        {"concurrency": 1},
+    ]
+    levels = levels_of(perf)
+    assert [level.key for level in levels] == ["1", "4", "2.5/s"]
+    assert levels[2].goodput == goodput
+    row = Row(CellId("a"), {}, CellStatus.DONE, levels=levels)
+    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_the_clients_own_error_goes_with_its_figures(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = fabricated.plan(FP16)
+    tested = {"ttft_error_ms": {"p50": 0.0094, "p99": 0.019}}
+    monkeypatch.setitem(fabricated.PERF, "client", {"self_test": tested})
+    fabricated.publish_all(store, plan, FP16)
+    made = rows(plan, store)
+    line = "Self-test of the load client, its own error: TTFT p50 0.009 ms, p99 0.019 ms"
+    assert client_error_of(made) == line
+    assert line in to_markdown(made)
+    assert client_error_of(()) is None
 
 
 def test_nothing_done_means_none_and_not_zero(store: Store) -> None:

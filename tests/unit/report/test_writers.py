@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import time
@@ -173,6 +174,32 @@ def test_csv_has_a_line_for_each_cell_and_concurrency() -> None:
     assert lines[4]["output_tokens_per_s"] == ""
     assert lines[4]["reason"] == "build: was killed | by <somebody>"
     assert to_csv(()) == "cell\n"
+
+
+def rated(precision: str, *, closed: bool) -> Row:
+    goodput = {"objectives_ms": {"ttft": 50.0}, "share": 0.875, "requests_per_s": 2.2}
+    rates = [
+        dataclasses.replace(level(1, ttft_ms, 200.0), concurrency=None, request_rate=rate, goodput=goodput)
+        for rate, ttft_ms in ((2.5, 20.5), (10.0, 44.0))
+    ]
+    return row(precision, levels=(*((level(1, 30.4, 80.0),) if closed else ()), *rates))
+
+
+def test_request_rates_and_goodput_are_shown() -> None:
+    open_loops = (rated("fp16", closed=False), rated("int8_wo", closed=False))
+    text = to_markdown(open_loops)
+    head = next(line for line in text.splitlines() if line.startswith("| cell"))
+    assert [part in head for part in ("TTFT ms @2.5/s", "out tok/s @10/s", "goodput @10/s")] == [True] * 3
+    assert "- goodput @10/s: requests that met every objective / requests scheduled" in text
+    assert " 0.88 |" in text
+    lines = list(csv.DictReader(io.StringIO(to_csv(open_loops))))
+    assert [(line["concurrency"], line["request_rate"], line["goodput_share"]) for line in lines] == [
+        ("", rate, "0.875") for rate in ("2.5", "10.0", "2.5", "10.0")
+    ]
+    both = to_markdown((rated("fp16", closed=True), rated("int8_wo", closed=True)))
+    assert "out tok/s @1 |" in both, "an open loop's throughput is what was offered"
+    assert "goodput @10/s |" in both
+    assert "request_rate" not in to_csv(ROWS).splitlines()[0], "nobody asked for one"
 
 
 def test_markdown_escapes_and_defines() -> None:

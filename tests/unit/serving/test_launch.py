@@ -15,7 +15,7 @@ import pytest
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import installation, launch, triton
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.stages.common import launch as stage
+from trtllm_pipeline.toolchains import embedded
 from trtllm_pipeline.toolchains.embedded.models import tensors
 
 
@@ -87,7 +87,7 @@ def test_signals_set_the_event_and_handlers_come_back() -> None:
 
 
 def test_settings_are_the_options_of_the_stage() -> None:
-    options = {option.name for option in stage(params=("threads",), identity=(), gpus=lambda _cell: 0).options}
+    options = {option.name for option in embedded.TOOLCHAIN.stage("launch").options}
     assert options == set(launch.Settings.__dataclass_fields__)
     assert launch.Settings.of({"threads": 3, "http_port": 8000, "other": 1}) == launch.Settings(3, 8000)
 

@@ -13,7 +13,6 @@
   let cells;
   let order = { column: null, down: false };
   let shownRows = ROWS_AT_FIRST;
-  let apart = []; // the axes between whose values nothing is compared
 
   // small tools
 
@@ -55,8 +54,7 @@
   const statistic = () => $("statistic").value;
   const unique = (values) => [...new Set(values)];
   const breakable = (name) => name.split("/").flatMap((part, n) => (n ? ["/", make("wbr"), part] : [part]));
-  // What is measured on different models, or asked for answers of other lengths, is not compared.
-  const group = (cell) => apart.map((axis) => `${axis === "model" ? "" : axis}${cell.axes[axis]}`).join(" ");
+  const group = (cell) => cell.workload; // what is asked for other answers, or of other models, is not compared
   const link = (cell) => make("a", { href: `#cell=${encodeURIComponent(cell.id)}` }, ...breakable(cell.name));
 
   function fill(table, heads, rows) {
@@ -77,7 +75,7 @@
       words.every((word) => (word.startsWith("!") && word.length > 1 ? !cell.text.includes(word.slice(1)) : cell.text.includes(word))));
   }
 
-  // A point is one cell at one concurrency. `misses` names the limit that it does not hold, null when it holds all.
+  // A point is one cell at one concurrency or request rate. `misses` names the limit that it does not hold, null when it holds all.
   function points(shown) {
     const at = statistic();
     const least = limit("accuracy");
@@ -85,7 +83,7 @@
     const keeps = accurate(shown, metric);
     return shown.flatMap((cell) => cell.levels.filter((level) => level.out !== null).map((level) => {
       const point = {
-        cell, level, name: cell.name, concurrency: level.concurrency, out: level.out, perGpu: level.out / (cell.gpus || 1),
+        cell, level, name: cell.name, at: level.at, out: level.out, perGpu: level.out / (cell.gpus || 1),
         latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
       };
       point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
@@ -125,9 +123,9 @@
         rows.push({
           mark: place === 0 && goals.length > 1,
           values: [
-            groups.length > 1 ? `${one}: ${goal}` : goal, make("span", {}, link(first.cell), ` at concurrency ${first.concurrency}`), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
+            groups.length > 1 ? `${one}: ${goal}` : goal, make("span", {}, link(first.cell), " ", make("span", { className: "whole" }, `at ${first.at}`)), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
             number(first.latency.ttft_ms), number(first.latency.tpot_ms), ...(scored ? [first.score === null ? "" : first.score.toFixed(2)] : []),
-            next ? make("span", {}, link(next.cell), ` at ${next.concurrency}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)} %)` : ""}`) : "",
+            next ? make("span", {}, link(next.cell), ` @${next.level.key}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)} %)` : ""}`) : "",
           ],
         });
       });
@@ -187,7 +185,7 @@
     const body = $("cells-table").tBodies[0];
     for (const cell of cells) {
       const point = best.get(cell.id);
-      if (cell.best) cell.best.textContent = point ? `${number(point.out)} @${point.concurrency}` : "";
+      if (cell.best) cell.best.textContent = point ? `${number(point.out)} @${point.level.key}` : "";
     }
     const place = order.column;
     const value = (cell) => {
@@ -210,7 +208,7 @@
   }
 
   function bestColumn() {
-    const title = "the highest output throughput of its concurrencies that holds the limits";
+    const title = "the highest output throughput of its levels that holds the limits";
     $("cells-table").tHead.rows[0].cells[0].after(make("th", { scope: "col", className: "number", title }, "best tok/s"));
     for (const cell of cells) cell.row.cells[0].after((cell.best = make("td")));
   }
@@ -274,7 +272,7 @@
   const wide = (values) => values.length > 1 && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
   const scale = (values, extra = {}) => (wide(values) ? { type: "log", ...extra } : { zero: false, nice: true, ...extra });
   const said = (point) => [
-    point.name, `concurrency ${point.concurrency}`, `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} a GPU` : ""}`,
+    point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} a GPU` : ""}`,
     ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
     ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy is not kept"]), ...(point.misses ? [`misses the limit: ${point.misses}`] : []),
   ].join("\n");
@@ -320,11 +318,11 @@
         ] : []),
       ],
     });
-    fill($("front"), [["cell", false], ["concurrency", true], [speed, true], [latency, true], ["holds the limits", false]],
-      fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), String(one.point.concurrency), number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
+    fill($("front"), [["cell", false], ["load", false], [speed, true], [latency, true], ["holds the limits", false]],
+      fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
     $("pareto-note").textContent = [
       known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
-      unique(known.map((point) => point.group)).length > 1 ? `Each ${apart.join(", ")} has its own front.` : "",
+      unique(known.map((point) => point.group)).length > 1 ? `Each ${data.apart.join(", ")} has its own front.` : "",
     ].join(" ");
   }
 
@@ -337,17 +335,20 @@
     $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell))));
     const at = statistic();
     const names = chosen.map((cell) => cell.name);
+    // Closed loops where there are any, else open ones: the two share no axis.
+    const [load, of_load] = chosen.some((cell) => cell.levels.some((level) => level.rate === null)) ? ["concurrency", "concurrency"] : ["requests/s", "rate"];
+    $("curves-head").textContent = `Over ${load}`;
     const draw = (id, title, of) => {
-      const values = chosen.flatMap((cell) => cell.levels.map((level) => ({ c: level.concurrency, v: of(level), name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
-      for (const one of values) one.said = `${one.name}\nconcurrency ${one.c}\n${title}: ${number(one.v)}`;
+      const values = chosen.flatMap((cell) => cell.levels.filter((level) => level[of_load] !== null).map((level) => ({ c: level[of_load], v: of(level), at: level.at, name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
+      for (const one of values) one.said = `${one.name}\n${one.at}\n${title}: ${number(one.v)}`;
       $(id).hidden = !values.length;
       if (!values.length) return;
       const steps = unique(values.map((one) => one.c)).sort((a, b) => a - b);
-      plot(id, `${title} over concurrency ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
+      plot(id, `${title} over ${load} ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
         data: { values }, height: 240,
         mark: { type: "line", point: { size: 45, filled: true }, strokeWidth: 2 },
         encoding: {
-          x: { field: "c", type: "quantitative", title: "concurrency", scale: { ...(steps[0] > 0 && steps.length > 2 ? { type: "log", base: 2 } : { zero: false }), nice: false, padding: 10 }, axis: { values: steps, format: "d" } },
+          x: { field: "c", type: "quantitative", title: load, scale: { ...(steps[0] > 0 && steps.length > 2 ? { type: "log", base: 2 } : { zero: false }), nice: false, padding: 10 }, axis: { values: steps, format: "~g" } },
           y: { field: "v", type: "quantitative", title, scale: scale(values.map((one) => one.v), wide(values.map((one) => one.v)) ? {} : { zero: true }) },
           color: { field: "name", type: "nominal", scale: { domain: names, range: COLOURS }, legend: null }, tooltip: { field: "said" },
         },
@@ -471,9 +472,10 @@
     body.push(about);
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
-      const table = make("table", {}, make("caption", {}, "Measurements at each concurrency. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
-      fill(table, [["concurrency", true], ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
-        cell.levels.map((level) => ({ values: [String(level.concurrency), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
+      const table = make("table", {}, make("caption", {}, "Measurements at each concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
+      const goodput = cell.levels.some((level) => level.goodput !== null);
+      fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
+        cell.levels.map((level) => ({ values: [level.at, ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
     }
@@ -575,7 +577,6 @@
     data = JSON.parse(await unpack("data"));
     const rows = [...$("cells-table").tBodies[0].rows];
     cells = data.cells.map((cell, n) => ({ ...cell, row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
-    apart = ["model", "isl", "osl"].filter((axis) => unique(cells.map((cell) => String(cell.axes[axis]))).length > 1);
     const measured = cells.some((cell) => cell.levels.length);
     document.querySelectorAll(".needs-script").forEach((node) => { node.hidden = false; });
     if (measured) bestColumn();

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage
@@ -21,6 +21,21 @@ from trtllm_pipeline.toolchains.base import Toolchain
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _CALIBRATED: Final = ("int4_awq",)
+_REPOSITORY_SETTINGS: Final = (
+    "decoupled",
+    "accumulate_tokens",
+    "preprocessing_instances",
+    "postprocessing_instances",
+    "bls_instances",
+    "max_queue_delay_microseconds",
+    "exclude_input_in_output",
+    "enable_kv_cache_reuse",
+)
+_OWN_SETTINGS: Final = {
+    # section -> what this toolchain has of it; the rest is TensorRT-LLM's
+    "build": {"max_num_tokens", "timeout_s", "retries"},
+    "repository": {*_REPOSITORY_SETTINGS, "timeout_s", "retries"},
+}
 
 
 def _missing(_machine: Machine) -> str | None:
@@ -69,14 +84,17 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}"
     if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
         return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
-    foreign = sorted(cell.settings["build"].keys() - {"max_num_tokens", "timeout_s", "retries"})
-    if foreign:
-        return f"settings.build.{foreign[0]}: the embedded toolchain's build has no such option"
+    for section, own in _OWN_SETTINGS.items():
+        for name, value in cell.settings[section].items():
+            if name not in own and value not in (None, {}):
+                return f"settings.{section}.{name}: it is TensorRT-LLM's; the embedded toolchain has none"
     for section in ("quantize", "serve"):
         if cell.settings[section]["options"]:
             return f"settings.{section}.options: they are TensorRT-LLM's; the embedded toolchain has none"
     if cell.settings["serve"]["frontend"] != "triton":
-        return f"settings.serve.frontend {cell.settings['serve']['frontend']}: the embedded toolchain serves with Triton"
+        return (
+            f"settings.serve.frontend {cell.settings['serve']['frontend']}: the embedded toolchain serves with Triton"
+        )
     return None
 
 
@@ -95,6 +113,11 @@ def _convert_files(cell: Cell) -> Mapping[str, str]:
     calibration = cell.settings["quantize"]["calibration"]
     assert isinstance(calibration, dict)
     return {"calibration_data": str(calibration["data"])}
+
+
+def _serving_takes(cell: Cell, machine: Machine) -> Resources:
+    """All CPUs: nobody can say how many the runtime uses, so nothing else of ours runs beside it."""
+    return Resources(cpus=machine.cpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
 
 
 CONVERT = Stage(
@@ -157,18 +180,7 @@ REPOSITORY = Stage(
     ),
     params=lambda cell: {
         "max_batch_size": cell.max_batch_size,
-        **pick(
-            cell,
-            "repository",
-            "decoupled",
-            "accumulate_tokens",
-            "preprocessing_instances",
-            "postprocessing_instances",
-            "bls_instances",
-            "max_queue_delay_microseconds",
-            "exclude_input_in_output",
-            "enable_kv_cache_reuse",
-        ),
+        **pick(cell, "repository", *_REPOSITORY_SETTINGS),
     },
 )
 
@@ -180,7 +192,12 @@ TOOLCHAIN: Final = Toolchain(
         CONVERT,
         BUILD,
         REPOSITORY,
-        launch(params=("threads",), identity=("triton", "xllamacpp"), gpus=lambda _cell: 0),
+        launch(
+            inputs={"repository": "repository"},
+            params=("threads",),
+            identity=("triton", "xllamacpp"),
+            resources=_serving_takes,
+        ),
         SMOKE,
         PERF,
         ACCURACY,

@@ -50,10 +50,11 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(config, dict)
+    except (OSError, ValueError, AssertionError) as error:
         raise StageError(f"{path}: a checkpoint has one, and it is JSON: {error}") from error
-    missing = [key for key in REQUIRED if not isinstance(config, dict) or key not in config]
+    missing = [key for key in REQUIRED if key not in config]
     if missing:
         raise StageError(f"{path}: {', '.join(missing)} is missing")
     mapping = config.get("mapping") or {}

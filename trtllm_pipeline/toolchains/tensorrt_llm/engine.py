@@ -18,14 +18,14 @@ from trtllm_pipeline.serving import contract
 from trtllm_pipeline.serving.limits import EngineLimits
 from trtllm_pipeline.stages.base import Work, write_json
 from trtllm_pipeline.toolchains.files import link_tokenizer
+from trtllm_pipeline.toolchains.tensorrt_llm.lanes import script
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 
 
 def run(work: Work) -> None:
     """Check what `trtllm-build` left in `work.out` and complete it. Raises StageError, ServerError."""
     check_limits(work.out, work.params)
-    machine = probe.machine()
-    assert machine.tensorrt_llm is not None, "nobody builds without it"
-    built = contract.write(work.out, release=machine.tensorrt_llm.release, gpu=machine.gpus[0])
+    built = contract.write(work.out, probe.machine().gpus[0])
     link_tokenizer(work.inputs["model"], work.out)
     size = sum(file.stat().st_size for file in work.out.glob("rank*"))
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
@@ -44,8 +44,8 @@ def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
 
 
 def run_check(work: Work) -> None:
-    """The end of the engine check: what the examples' run.py has shown, or that the files are whole where there is none."""
-    ran = (work.attempt / "log").exists() and bool((work.attempt / "log").read_text(encoding="utf-8", errors="replace"))
-    found = contract.check(work.inputs["engine"], probe.machine())
-    how = "run.py" if ran else "files"
+    """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
+    machine = probe.machine()
+    found = contract.check(work.inputs["engine"], machine)
+    how = "run.py" if script(machine, RUN_SCRIPT) is not None else "files"
     write_json(work.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

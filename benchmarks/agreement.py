@@ -1,0 +1,334 @@
+"""Do the figures of `pipeline perf` agree with those of a client that shares no code with it, on a real model?
+
+    python benchmarks/agreement.py [--cells PATTERN] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
+
+Builds one cell of the quickstart, serves it with `pipeline launch`, and lets both clients ask it the same prompts for
+greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
+other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
+handed to it, and counts tokens by encoding the whole answer. With --aiperf, an environment's aiperf and ours also take
+turns at llama.cpp's own OpenAI server with the same engine.
+
+A figure is the median over the rounds. The interval is of the ratio ours / theirs, from the pairs of the rounds
+(Student's t on the logarithms): the clients agree within noise where it holds 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.perf import synthetic
+from trtllm_pipeline.perf.load import split
+from trtllm_pipeline.perf.prompts import read
+from trtllm_pipeline.report.intervals import from_pairs
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LEVELS: Final = (1, 2, 4, 8)
+PROMPT_TOKENS: Final = 64
+PIPELINE: Final = (sys.executable, "-m", "trtllm_pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one client says of one level: medians in milliseconds, and tokens over first send to last content."""
+
+    ttft_ms: float
+    tpot_ms: float
+    output_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of one level by both clients. `low` and `high` are the ends of the ratio's 95 % interval."""
+
+    server: str
+    concurrency: int
+    figure: str
+    ours: float
+    theirs: float
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+Measure = Callable[[int], Figures]
+"""Measures one concurrency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What both clients ask."""
+
+    prompts: Path
+    requests: int
+    max_tokens: int
+    tokenizer: Path
+
+    def texts(self, concurrency: int) -> tuple[list[str], list[str]]:
+        """Prompts of the warm-up and of the measurement, those that ours takes of the file."""
+        warm, measured = (list(part) for part in split(read(self.prompts)))
+        count = max(self.requests, 2 * concurrency)
+        return [p.text for p in islice(cycle(warm), 2 * concurrency)], [p.text for p in islice(cycle(measured), count)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", default="*/int8_wo/*/bs8", help="one cell of the quickstart")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=24, help="of each level")
+    parser.add_argument("--max-tokens", type=int, default=16)
+    parser.add_argument("--aiperf", metavar="PATH", help="the program, in an environment of its own")
+    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary folder)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="agreement-") as scratch:
+        folder = Path(scratch)
+        engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
+        load = Load(prompts(engine, folder), args.requests, args.max_tokens, engine)
+        rows: list[Row] = []
+        with triton(repository, folder) as url:
+            rows += compare(
+                "Triton", ours(load, folder, "-u", url, "-m", "ensemble"), independent(load, url), args.rounds
+            )
+        if args.aiperf:
+            with llama(engine, folder) as url:
+                where = ("-u", url, "-i", "openai", "--endpoint-type", "completions", "-m", "engine")
+                other = aiperf(load, folder, url, args.aiperf)
+                rows += compare("llama.cpp", ours(load, folder, *where), other, args.rounds)
+    if args.format == "json":
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    print(f"{'server':<12}{'in flight':>10}  {'figure':<22}{'ours':>9}{'theirs':>9}{'ratio':>8}   95 % interval")
+    for row in rows:
+        interval = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
+        print(
+            f"{row.server:<12}{row.concurrency:>10}  {row.figure:<22}{row.ours:>9.2f}{row.theirs:>9.2f}{row.ratio:>8.3f}"
+            f"   {interval}"
+        )
+
+
+def compare(server: str, mine: Measure, other: Measure, rounds: int) -> Iterator[Row]:
+    """Let both measure every level in every round, in turns."""
+    found: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in LEVELS}
+    for number in range(rounds):
+        for level in LEVELS:
+            first, second = (mine, other) if number % 2 == 0 else (other, mine)
+            pair = first(level), second(level)
+            found[level].append(pair if number % 2 == 0 else pair[::-1])
+            print(f"{server}, round {number + 1} of {rounds}: {level} in flight", file=sys.stderr)
+    for level, pairs in found.items():
+        for name in Figures.__dataclass_fields__:
+            left, right = ([getattr(figures, name) for figures in side] for side in zip(*pairs, strict=True))
+            interval = from_pairs(right, left)
+            ends = (None, None) if interval is None else (1 + interval[0], 1 + interval[1])
+            medians = statistics.median(left), statistics.median(right)
+            yield Row(server, level, name, *medians, medians[0] / medians[1], *ends)
+
+
+def prompts(engine: Path, folder: Path) -> Path:
+    """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
+    from tokenizers import Tokenizer
+
+    made = synthetic.prompts(Tokenizer.from_file(str(engine / "tokenizer.json")), 48, mean=PROMPT_TOKENS)
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in made))
+    return path
+
+
+# Servers
+
+
+def build(cells: str, workspace: Path) -> tuple[Path, Path]:
+    """Engine and model repository of one cell."""
+    matrix = str(ROOT / "matrices" / "quickstart.yaml")
+    words = ("--cells", cells, "--until", "repository", "--workspace", str(workspace), "--progress", "quiet")
+    done = subprocess.run([*PIPELINE, "run", "--matrix", matrix, *words], stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise SystemExit(f"pipeline run failed with {done.returncode}")
+    plan = [*PIPELINE, "plan", "--matrix", matrix, "--cells", cells, "--workspace", str(workspace), "--format", "json"]
+    runs = json.loads(subprocess.run(plan, capture_output=True, text=True, check=True).stdout)["stage_runs"]
+    made = {run["stage"]: workspace / "store" / run["stage"] / run["fingerprint"] / "out" for run in runs}
+    return made["build"], made["repository"]
+
+
+@contextmanager
+def triton(repository: Path, folder: Path) -> Iterator[str]:
+    """Where a server of the repository listens for gRPC."""
+    words = [*PIPELINE, "launch", "--repository", str(repository), "--format", "json"]
+    with serving(words, folder / "launch.log") as server:
+        text = ""
+        for line in server.stdout or ():
+            text += line
+            if line.startswith("}"):
+                break
+        yield str(json.loads(text)["grpc"])
+
+
+@contextmanager
+def llama(engine: Path, folder: Path) -> Iterator[str]:
+    """URL of llama.cpp's own server with the engine's weights, its cache of prompts off as in ours."""
+    program = (
+        "import sys, time, xllamacpp as x\n"
+        "p = x.CommonParams(); p.model.path = sys.argv[1]; p.model_alias = {'engine'}; p.n_ctx = 2048; p.n_parallel = 8\n"
+        "p.cache_prompt = False; p.cache_ram_mib = 0; p.verbosity = 1\n"
+        "s = x.Server(p); print(s.listening_address, flush=True); sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", program, str(engine / "model.gguf")]
+    with serving(words, folder / "llama.log") as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+
+
+@contextmanager
+def serving(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that serves until the block ends."""
+    with log.open("w") as errors:
+        server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            yield server
+        finally:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+# Clients
+
+
+def ours(load: Load, folder: Path, *where: str) -> Measure:
+    """The whole command."""
+
+    def measure(concurrency: int) -> Figures:
+        words = (
+            "--input-data",
+            str(load.prompts),
+            "--request-count",
+            str(load.requests),
+            "--concurrency",
+            str(concurrency),
+        )
+        length = ("--max-tokens", str(load.max_tokens), "--tokenizer", str(load.tokenizer), "--format", "json")
+        events = folder / f"events-{time.monotonic_ns()}.jsonl"
+        command = [*PIPELINE, "perf", *where, *words, *length, "--profile-export-file", str(events)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            why = json.loads(done.stdout)["findings"] if done.stdout else done.stderr
+            raise SystemExit(f"{' '.join(command)}\n{why}")
+        (level,) = json.loads(done.stdout)["levels"]
+        whole = level["repeats"][0]["whole"]
+        return Figures(level["ttft_ms"]["p50"], level["tpot_ms"]["p50"], whole["output_tokens_per_s"])
+
+    return measure
+
+
+def independent(load: Load, url: str) -> Measure:
+    """A stopwatch around tritonclient's asyncio API."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(load.tokenizer / "tokenizer.json"))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def measure(concurrency: int) -> Figures:
+        warm, measured = load.texts(concurrency)
+        answers = asyncio.run(stopwatch(url, [*warm, *measured], load.max_tokens, concurrency))[len(warm) :]
+        ttft_ms = [(parts[0][0] - sent_s) * 1e3 for sent_s, parts in answers]
+        tokens = [count("".join(text for _, text in parts)) for _, parts in answers]
+        tpot_ms = [
+            (parts[-1][0] - parts[0][0]) * 1e3 / (n - 1) for (_, parts), n in zip(answers, tokens, strict=True) if n > 1
+        ]
+        seconds = max(parts[-1][0] for _, parts in answers) - min(sent_s for sent_s, _ in answers)
+        return Figures(statistics.median(ttft_ms), statistics.median(tpot_ms), sum(tokens) / seconds)
+
+    return measure
+
+
+Answered = tuple[float, list[tuple[float, str]]]
+"""When it was sent, and when each text came, in seconds."""
+
+
+async def stopwatch(url: str, texts: Sequence[str], max_tokens: int, concurrency: int) -> list[Answered]:
+    """Answers in the order of the texts, `concurrency` requests in flight."""
+    import numpy as np
+    from tritonclient.grpc.aio import InferenceServerClient, InferInput
+
+    def tensor(name: str, kind: str, value: Any) -> Any:
+        made = InferInput(name, [1, 1], kind)
+        made.set_data_from_numpy(np.array([[value]], dtype={"BYTES": object, "INT32": np.int32, "BOOL": bool}[kind]))
+        return made
+
+    async def ask(client: Any, text: str) -> Answered:
+        values = {"text_input": ("BYTES", text.encode()), "max_tokens": ("INT32", max_tokens), "top_k": ("INT32", 1)}
+        inputs = [tensor(name, *value) for name, value in {**values, "stream": ("BOOL", True)}.items()]
+
+        async def request() -> Any:
+            yield {"model_name": "ensemble", "inputs": inputs, "enable_empty_final_response": True}
+
+        parts: list[tuple[float, str]] = []
+        sent_s = time.perf_counter()
+        async for result, error in client.stream_infer(request()):
+            now_s = time.perf_counter()
+            if error is not None:
+                raise SystemExit(f"the server says: {error}")
+            output = result.as_numpy("text_output")
+            if output is not None and output.size and output.reshape(-1)[0]:
+                parts.append((now_s, output.reshape(-1)[0].decode(errors="replace")))
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                break
+        return sent_s, parts
+
+    found: dict[int, Answered] = {}
+    waiting = iter(enumerate(texts))
+
+    async def user() -> None:
+        async with InferenceServerClient(url) as client:
+            for number, text in waiting:
+                found[number] = await ask(client, text)
+
+    await asyncio.gather(*(user() for _ in range(concurrency)))
+    return [found[number] for number in range(len(texts))]
+
+
+def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:
+    """The medians that aiperf reports; its inter-token latency is our TPOT, (e2e - TTFT) / (n - 1)."""
+
+    def measure(concurrency: int) -> Figures:
+        warm, measured = load.texts(concurrency)
+        to = folder / f"aiperf-{time.monotonic_ns()}"
+        to.mkdir()
+        (to / "inputs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in [*warm, *measured]))
+        command = [
+            *(program, "profile", "--model", "engine", "--url", url, "--endpoint-type", "completions", "--streaming"),
+            *("--concurrency", str(concurrency), "--request-count", str(len(measured))),
+            *("--warmup-request-count", str(len(warm)), "--input-file", str(to / "inputs.jsonl")),
+            *("--custom-dataset-type", "single-turn", "--dataset-sampling-strategy", "sequential"),
+            *("--extra-inputs", f"max_tokens:{load.max_tokens}", "--extra-inputs", "temperature:0"),
+            *("--tokenizer", str(load.tokenizer), "--use-server-token-count", "--ui", "none"),
+            *("--artifact-dir", str(to / "artifacts")),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        results = list((to / "artifacts").rglob("profile_export_aiperf.json"))
+        if done.returncode or not results:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        data: Mapping[str, Any] = json.loads(results[0].read_text())
+        names = (("time_to_first_token", "p50"), ("inter_token_latency", "p50"), ("output_token_throughput", "avg"))
+        return Figures(*(data[name][statistic] for name, statistic in names))
+
+    return measure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The stand-in for Triton's backend `tensorrtllm` on a real server, with the tensors that each release declares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from tests.standins.triton import MODEL, install_server
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.serving import installation, triton
+
+pytestmark = pytest.mark.integration
+TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
+RELEASES = ("0.8.0", "0.12.0", "0.16.0", "1.1.0rc6")
+
+
+def template(release: str) -> dict[str, Any]:
+    recorded = json.loads(TEMPLATES.read_text(encoding="utf-8"))["releases"]
+    model: dict[str, Any] = recorded[release]["inflight_batcher_llm"]["tensorrt_llm"]
+    return template(model["as"]) if "as" in model else model
+
+
+def config(name: str, release: str, engine: Path, *, backend: str, decoupled: bool, **parameters: str) -> ModelConfig:
+    """The engine model's configuration as that release's template, filled."""
+    message = ModelConfig(name=name, backend=backend, max_batch_size=4)
+    message.model_transaction_policy.decoupled = decoupled
+    message.instance_group.add(count=1, kind="KIND_CPU")
+    recorded = template(release)
+    for field, tensors in ((message.input, recorded["inputs"]), (message.output, recorded["outputs"])):
+        for tensor, kind, dims, *flags in map(str.split, tensors):
+            kind = {"logits_datatype": "FP32"}.get(kind.strip("${}"), "FP16" if "$" in kind else kind)
+            entry = field.add(name=tensor, data_type=f"TYPE_{kind}", dims=json.loads(dims))
+            if field is message.input:
+                entry.optional = "optional" in flags
+                entry.allow_ragged_batch = "ragged" in flags
+                if "scalar" in flags:
+                    entry.reshape.SetInParent()
+    for key, value in {"gpt_model_path": str(engine), **parameters}.items():
+        message.parameters[key].string_value = value
+    return message
+
+
+def engine(folder: Path, world: int = 1) -> Path:
+    folder.mkdir()
+    about = {
+        "version": "0.12.0",
+        "pretrained_config": {"mapping": {"world_size": world}},
+        "build_config": {"max_input_len": 20, "max_seq_len": 30},
+    }
+    (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "rank0.engine").write_bytes(b"{}")
+    return folder
+
+
+@contextmanager
+def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) -> Iterator[triton.Server]:
+    repository = folder / "repository"
+    for name, message in configs.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(str(message), encoding="utf-8")
+        if message.backend == "python":
+            (repository / name / "1" / "model.py").write_bytes(MODEL.read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in {**install_server(folder / "tritonserver"), **variables}.items():
+            patch.setenv(key, value)
+        server = triton.start(
+            installation.find(),
+            repository,
+            tuple(configs),
+            folder=folder / "links",
+            log=folder / "log",
+            ports=triton.free_ports(),
+        )
+    try:
+        server.wait_ready(60)
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[triton.Server]:
+    folder = tmp_path_factory.mktemp("standin")
+    built = engine(folder / "engine")
+    configs = {
+        f"r{release}": config(f"r{release}", release, built, backend="tensorrtllm", decoupled=True)
+        for release in RELEASES
+    }
+    configs["unary"] = config(
+        "unary", "0.16.0", built, backend="python", decoupled=False, exclude_input_in_output="true"
+    )
+    with serve(folder, configs) as server:
+        yield server
+
+
+def ask(server: triton.Server, model: str, **inputs: object) -> tuple[int, dict[str, Any]]:
+    body = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4, **inputs}
+    status, answer = server.request("POST", f"/v2/models/{model}/generate", body, timeout_s=20)
+    return status, json.loads(answer)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_s_tensors_are_taken_and_all_outputs_sent(server: triton.Server, release: str) -> None:
+    status, answer = ask(server, f"r{release}")
+    assert status == 200, answer
+    assert (answer["output_ids"], answer["sequence_length"]) == ([5, 6, 7, 6, 7, 5, 6], 7)
+    declared = {tensor.split()[0] for tensor in template(release)["outputs"]}
+    assert set(answer) - {"model_name", "model_version"} == declared - {"num_input_tokens", "num_output_tokens"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_streams_send_one_token_at_a_time(server: triton.Server, release: str) -> None:
+    body = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4, "streaming": True}
+    status, answer = server.request("POST", f"/v2/models/r{release}/generate_stream", body, timeout_s=20)
+    assert status == 200
+    events = [json.loads(line[5:]) for line in answer.decode().splitlines() if line.startswith("data:")]
+    assert [(event["output_ids"], event["sequence_length"]) for event in events] == [(6, 1), (7, 1), (5, 1), (6, 1)]
+
+
+def test_counts_are_sent_when_asked_for(server: triton.Server) -> None:
+    answer = ask(server, "r1.1.0rc6", return_num_input_tokens=True, return_num_output_tokens=True)[1]
+    assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (3, 4)
+
+
+def test_the_end_token_ends_an_answer_under_both_names_of_the_minimum(server: triton.Server) -> None:
+    assert ask(server, "r0.16.0", end_id=5)[1]["output_ids"] == [5, 6, 7, 6, 7]
+    assert ask(server, "r0.16.0", end_id=5, min_length=3)[1]["sequence_length"] == 7
+    assert ask(server, "r1.1.0rc6", end_id=5, min_tokens=3)[1]["sequence_length"] == 7
+
+
+def test_the_python_backend_serves_it_as_well_and_refuses_streaming(server: triton.Server) -> None:
+    assert ask(server, "unary")[1]["output_ids"] == [6, 7, 5, 6]
+    status, answer = ask(server, "unary", streaming=True)
+    assert status == 400 or status >= 500
+    assert "decoupled mode" in answer["error"]
+
+
+def test_limits_of_the_engine_hold(server: triton.Server) -> None:
+    answer = ask(server, "r0.12.0", input_ids=[1] * 21, input_lengths=21)[1]
+    assert "exceeds maximum input length (20)" in answer["error"]
+    assert ask(server, "r0.12.0", request_output_len=99)[1]["sequence_length"] == 30
+
+
+@pytest.mark.parametrize(
+    ("world", "parameters", "words"),
+    [
+        (2, {}, r"mpiSize == tp \* pp \(1 vs 2\)"),
+        (1, {"max_tokens_in_paged_kv_cache": "16"}, r"maxTokensInPagedKvCache \(16\) must be large enough"),
+    ],
+)
+def test_what_the_runtime_refuses_keeps_the_server_from_starting(
+    tmp_path: Path, world: int, parameters: dict[str, str], words: str
+) -> None:
+    built = engine(tmp_path / "engine", world)
+    configs = {"m": config("m", "0.12.0", built, backend="tensorrtllm", decoupled=True, **parameters)}
+    with pytest.raises(ServerError, match=words), serve(tmp_path, configs):
+        pass

@@ -1,0 +1,109 @@
+"""Templates of every recorded release, with exactly their placeholders and tensors, filled, parsed and linted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from tests.broken_repositories import write_engine, write_model
+from tests.standins import templates as standin
+from trtllm_pipeline.machine import TensorRTLLM
+from trtllm_pipeline.serving import lint, model_config
+from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, repository, templates
+
+OWN_FAULTS = {"0.19.0": {"TRT210"}, "0.20.0": {"TRT210"}, "1.1.0rc6": {"TRT210"}}
+"""The ensemble of 0.19 declares one output twice, the same both times; Triton loads it. Later ones are assumed equal."""
+
+
+def recorded_placeholders(facts: dict[str, Any]) -> set[str]:
+    return {part.split("}")[0] for part in json.dumps(facts).split("${")[1:]}
+
+
+@pytest.mark.parametrize("release", standin.releases())
+def test_the_stand_in_has_what_was_recorded(tmp_path: Path, release: str) -> None:
+    root = standin.install(tmp_path, release)
+    for name in standin.MODELS:
+        facts = standin.model(release, name)
+        text = (root / standin.ENGINE_SET / name / "config.pbtxt").read_text()
+        found = list(model_config.placeholders(text))
+        assert {place.name for place in found} == recorded_placeholders(facts)
+        filled = model_config.parse(model_config.substitute(text, _any_value))
+        for kind, table in (("inputs", filled.input), ("outputs", filled.output)):
+            assert [tensor.name for tensor in table] == standin.names(facts[kind])
+            for tensor, said in zip(table, facts[kind], strict=True):
+                _, _, dims, *marks = said.split()
+                assert list(tensor.dims) == json.loads(dims)
+                assert getattr(tensor, "optional", False) == ("optional" in marks)
+        assert model_config.string_parameters(filled).keys() == facts.get("parameters", {}).keys()
+
+
+def _any_value(place: model_config.Placeholder) -> str:
+    if place.name.endswith(("datatype", "data_type")):
+        return "TYPE_FP32"
+    return "x" if place.quoted else "true" if place.name == "decoupled_mode" else "1"
+
+
+@pytest.mark.parametrize("release", standin.releases())
+def test_filled_parsed_and_clean(tmp_path: Path, release: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    engine, model = write_engine(tmp_path / "engine", release), write_model(tmp_path / 'a "model", v1:2')
+    installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
+    repository.write(out, installed, engine=engine, model=model, params={"max_batch_size": 8})
+    assert {path.name for path in out.iterdir()} == set(templates.MODELS)
+    for name in templates.MODELS:
+        text = (out / name / "config.pbtxt").read_text()
+        assert "${" not in text
+        config = model_config.parse(text)
+        assert config.max_batch_size == 8
+        facts = standin.model(release, name)
+        assert [tensor.name for tensor in config.input] == standin.names(facts["inputs"])
+        assert {str(path.relative_to(out / name)) for path in out.glob(f"{name}/1/**/*") if path.is_file()} >= set(
+            facts["files"]
+        )
+        if name in {"preprocessing", "postprocessing"}:
+            assert model_config.string_parameters(config)["tokenizer_dir"] == str(model)
+    assert {found.rule for found in lint.lint(out, release=release)} == OWN_FAULTS.get(release, set())
+    assert not [path for path in out.rglob("*") if path.is_symlink() or path.suffix in {".engine", ".safetensors"}]
+
+
+@pytest.mark.parametrize("release", ["0.19.0", "1.1.0rc6"])
+def test_llmapi_filled_and_clean(tmp_path: Path, release: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
+    params = {"max_batch_size": 8, "max_seq_len": 4096, "tensor_parallel_size": 2}
+    repository.write_llmapi(out, installed, model=write_model(tmp_path / "model"), params=params)
+    assert lint.lint(out, release=release) == []
+    facts = standin.model(release, llmapi.MODEL, llmapi.TEMPLATE_SET)
+    config = model_config.read(out / llmapi.MODEL / "config.pbtxt")
+    assert [tensor.name for tensor in config.input] == standin.names(facts["inputs"])
+    assert {path.name for path in (out / llmapi.MODEL / "1").iterdir()} >= {"model.py", "helpers.py", "model.yaml"}
+
+
+def test_settings_say_rightly_which_releases_have_them() -> None:
+    """`since` and `until` are the recorded releases that first and last had the placeholder as more than a comment."""
+    seen: dict[str, list[str]] = {}
+    for release in standin.releases():
+        for name in standin.MODELS:
+            facts = {**standin.model(release, name), "placeholders_in_comments": ()}
+            for placeholder in recorded_placeholders(facts):
+                seen.setdefault(placeholder, []).append(release)
+    assert seen.keys() == {setting.fills for setting in templates.SETTINGS} | set(templates.FIXED)
+    for setting in templates.SETTINGS:
+        first, last = seen[setting.fills][0], seen[setting.fills][-1]
+        assert setting.since == (None if first == standin.releases()[0] else first), setting.name
+        assert setting.until == (None if last == standin.releases()[-1] else last), setting.name
+
+
+def test_recorded_releases_are_in_order() -> None:
+    assert list(standin.releases()) == sorted(standin.releases(), key=Version)
+    assert standin.nearest("0.9.0") == "0.8.0"
+    assert standin.nearest("1.0.0") == "0.20.0"
+    assert standin.nearest("1.2.1") == "1.1.0rc6"
+    with pytest.raises(ValueError, match="no templates llmapi"):
+        standin.nearest("0.18.0", standin.LLMAPI_SET)

@@ -1,0 +1,465 @@
+"""The quantization worker on tiny models, on the CPU: what it writes is the model, within what each format can hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import Work
+
+torch = pytest.importorskip("torch", reason="part of the extra [quantize]")
+pytest.importorskip("modelopt.torch.quantization", reason="part of the extra [quantize]")
+transformers = pytest.importorskip("transformers", reason="part of the extra [quantize]")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from trtllm_pipeline.toolchains.model_optimizer import calibration, formats, forward, memory, worker  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 4, 4, 2, 320
+HEAD = HIDDEN // HEADS
+ALGORITHMS = {
+    "bf16": None,
+    "fp16": None,
+    "fp8": "FP8",
+    "int8_wo": "W8A16",
+    "int4_wo": "W4A16",
+    "int8_sq": "W8A8_SQ_PER_CHANNEL",
+    "int4_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+}
+ROWS = [length for length in (3, 5, 8, 12, 17, 24, 31, 40)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with random weights; some input channels are ten times louder, as in trained models."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(folder, request.param)
+    return folder
+
+
+def write_model(folder: Path, kind: str, **changes: Any) -> None:
+    config = transformers.CONFIG_MAPPING[kind](
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=128,
+        rope_theta=1000000.0,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        **changes,
+    )
+    torch.manual_seed(0)
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, value in made.named_parameters():
+            if "norm" in name:
+                value.copy_(torch.rand_like(value) + 0.5)
+                value[::32] *= 10
+            else:
+                value.normal_(std=0.2 if name.endswith("bias") else value.shape[-1] ** -0.5)
+    made.to(torch.bfloat16).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of many lengths, as token ids."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    random = np.random.default_rng(0)
+    texts = [json.dumps({"input_ids": random.integers(3, VOCABULARY, length).tolist()}) for length in ROWS]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def quantize(folder: Path, rows: Path, attempt: Path, **params: Json) -> Path:
+    out = attempt / "out"
+    out.mkdir(parents=True)
+    worker.run(Work(params=params, inputs={"model": folder}, files={"calibration_data": rows}, out=out, attempt=attempt))
+    return out
+
+
+Tensors = Mapping[str, Any]
+
+
+def joined(folder: Path, tp: int, pp: int) -> dict[str, Any]:
+    """All ranks' tensors as those of one rank: layers numbered through, parts concatenated."""
+    found: dict[str, Any] = {}
+    for stage in range(pp):
+        parts = [load_file(folder / f"rank{stage * tp + rank}.safetensors") for rank in range(tp)]
+        for name in parts[0]:
+            whole = _concatenated(name, [part[name] for part in parts])
+            pieces = name.split(".")
+            if pieces[1] == "layers":
+                pieces[2] = str(int(pieces[2]) + stage * LAYERS // pp)
+            found[".".join(pieces)] = whole
+    return found
+
+
+def _concatenated(name: str, parts: list[Any]) -> Any:
+    module, kind = name.split(".")[-2:]
+    column = module in {"qkv", "fc", "gate", "lm_head", "vocab_embedding"}
+    row = module in {"dense", "proj"}
+    if module == "qkv" and parts[0].dim() > 0 and kind != "prequant_scaling_factor" and parts[0].shape[0] > 1:
+        # Each rank has its queries, then its keys, then its values.
+        scale = parts[0].shape[0] * len(parts) // ((HEADS + 2 * KV_HEADS) * HEAD) or 1
+        packed = (HEADS + 2 * KV_HEADS) * HEAD // (parts[0].shape[0] * len(parts)) or 1
+        assert scale == 1
+        sizes = [count * HEAD // packed // len(parts) for count in (HEADS, KV_HEADS, KV_HEADS)]
+        return torch.cat([torch.cat(group) for group in zip(*(_bytes(part).split(sizes) for part in parts), strict=True)]).view(parts[0].dtype)
+    if column and parts[0].dim() > 0 and parts[0].shape[0] > 1 and kind in {"weight", "bias", "weights_scaling_factor"}:
+        return torch.cat([_bytes(part) for part in parts]).view(parts[0].dtype)
+    if row and kind == "weight":
+        return torch.cat([_bytes(part) for part in parts], dim=1).view(parts[0].dtype)
+    if row and kind == "weights_scaling_factor" and parts[0].dim() == 2:
+        return torch.cat(parts, dim=1)
+    if row and kind == "prequant_scaling_factor":
+        return torch.cat(parts)
+    for part in parts[1:]:
+        assert torch.equal(part, parts[0]), f"{name} should be the same on every rank"
+    return parts[0]
+
+
+def _bytes(tensor: Any) -> Any:
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def unpacked(weight: Any) -> Any:
+    """int4 values, two of them in each byte along the output, the low one first."""
+    low, high = (weight.to(torch.int16) & 0xF), ((weight.to(torch.int16) >> 4) & 0xF)
+    values = torch.stack([low, high], dim=1).reshape(-1, weight.shape[-1])
+    return torch.where(values > 7, values - 16, values)
+
+
+def dequantized(tensors: Tensors, name: str) -> Any:
+    """The weight `name` as the format's arithmetic gives it back, float32."""
+    weight = tensors[f"{name}.weight"]
+    scale = tensors.get(f"{name}.weights_scaling_factor")
+    if scale is None:
+        return weight.float()
+    if weight.dtype == torch.float8_e4m3fn:
+        value = weight.float() * scale
+    elif scale.dim() == 2:
+        value = unpacked(weight).float() * scale.repeat_interleave(128, dim=1)
+    else:
+        value = weight.float() * scale[:, None]
+    smoothing = tensors.get(f"{name}.prequant_scaling_factor")
+    return value if smoothing is None else value * smoothing.float()
+
+
+def originals(folder: Path) -> Iterator[tuple[str, Any]]:
+    """The projections of the model in `folder` by their names in a checkpoint."""
+    source = load_file(folder / "model.safetensors")
+    for index in range(LAYERS):
+        hf, ours = f"model.layers.{index}.", f"transformer.layers.{index}."
+        qkv = [source[f"{hf}self_attn.{part}_proj.weight"] for part in "qkv"]
+        yield f"{ours}attention.qkv", torch.cat(qkv).float()
+        yield f"{ours}attention.dense", source[f"{hf}self_attn.o_proj.weight"].float()
+        yield f"{ours}mlp.fc", source[f"{hf}mlp.gate_proj.weight"].float()
+        yield f"{ours}mlp.gate", source[f"{hf}mlp.up_proj.weight"].float()
+        yield f"{ours}mlp.proj", source[f"{hf}mlp.down_proj.weight"].float()
+
+
+@pytest.mark.parametrize("precision", sorted(ALGORITHMS))
+def test_every_parallelism_holds_the_same_model(model: Path, rows: Path, tmp_path: Path, precision: str) -> None:
+    whole = quantize(model, rows, tmp_path / "tp1pp1", precision=precision)
+    expected = joined(whole, 1, 1)
+    for tp, pp in ((2, 1), (1, 2), (2, 2)):
+        out = quantize(model, rows, tmp_path / f"tp{tp}pp{pp}", precision=precision, tp=tp, pp=pp)
+        found = joined(out, tp, pp)
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype, name
+            assert torch.equal(_bytes(found[name]), _bytes(tensor)), f"{name} at tp{tp}pp{pp}"
+        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        assert config["mapping"] == {"world_size": tp * pp, "tp_size": tp, "pp_size": pp}
+
+
+# Largest error of one weight as a part of the largest in its group, by what half a step of the format is.
+# FP8 E4M3 has three bits of mantissa: half a step is at most 2^-4 of the value. Smoothing and taking it back round to bfloat16 four times, 2^-9 each.
+TOLERANCES = {
+    "bf16": 0.0,
+    "fp16": 2**-11,
+    "int8_wo": 0.0,
+    "int4_wo": 0.0,
+    "fp8": 2**-4,
+    "int8_sq": 0.5 / 127 + 2**-7,
+    "int4_awq": 0.5 / 7 + 2**-7,
+    "w4a8_awq": 0.5 / 7 + 2**-4,
+}
+
+
+@pytest.mark.parametrize("precision", sorted(TOLERANCES))
+def test_dequantized_weights_are_the_original_ones(model: Path, rows: Path, tmp_path: Path, precision: str) -> None:
+    tensors = joined(quantize(model, rows, tmp_path, precision=precision), 1, 1)
+    for name, original in originals(model):
+        found = dequantized(tensors, name)
+        smoothing = tensors.get(f"{name}.prequant_scaling_factor")
+        # Rounding happens on smoothed weights, so that is where its steps are equal.
+        factor = torch.ones(original.shape[1]) if smoothing is None else 1 / smoothing.float()
+        group = 128 if "awq" in precision else original.shape[1]
+        largest = (original * factor).abs().unflatten(1, (-1, group)).amax(2, keepdim=True)
+        error = ((found - original) * factor).abs().unflatten(1, (-1, group)) / largest
+        assert error.max() <= TOLERANCES[precision], f"{name}: {error.max()}"
+        if precision in {"fp8", "int8_sq", "int4_awq", "w4a8_awq"}:
+            assert error.max() > 0, f"{name} is not quantized"
+
+
+def test_config_says_what_the_checkpoint_is(model: Path, rows: Path, tmp_path: Path) -> None:
+    source = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    for precision, algorithm in ALGORITHMS.items():
+        out = quantize(model, rows, tmp_path / precision, precision=precision, pp=2, kv_cache_precision="fp8")
+        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        expected = {
+            "architecture": source["architectures"][0],
+            "dtype": "float16" if precision == "fp16" else "bfloat16",
+            "vocab_size": VOCABULARY,
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_size": HEAD,
+            "hidden_act": "silu",
+            "norm_epsilon": source["rms_norm_eps"],
+            "rotary_base": 1000000.0,
+            "rotary_scaling": None,
+            "position_embedding_type": "rope_gpt_neox",
+        }
+        assert {name: config[name] for name in expected} == expected
+        quantization = config["quantization"]
+        assert quantization["quant_algo"] == algorithm
+        assert quantization["kv_cache_quant_algo"] == "FP8"
+        if "awq" in precision:
+            assert (quantization["group_size"], quantization["has_zero_point"]) == (128, False)
+            assert quantization["pre_quant_scale"] is True
+        if algorithm is not None and not precision.endswith("_wo"):
+            # The head is on the last stage only, and still every rank's builder has to know.
+            assert quantization["exclude_modules"] == ["lm_head"]
+        assert config.get("qwen_type") == ("qwen2" if source["model_type"] == "qwen2" else None)
+        scales = [name for name in joined(out, 1, 2) if name.endswith("kv_cache_scaling_factor")]
+        assert len(scales) == LAYERS
+
+
+def test_facts_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
+    out = quantize(model, rows, tmp_path, precision="fp8")
+    facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    assert facts["calibration"]["rows"] == len(ROWS)
+    assert facts["calibration"]["tokens"] == sum(ROWS)
+    assert facts["calibration"]["batch_size"] == len(ROWS)
+    assert {"load", "calibrate", "export", "write"} <= facts["times_s"].keys()
+    assert facts["peak_memory"]["host_bytes"] > 0
+    assert json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))["done"] > 0
+    again = quantize(model, rows, tmp_path / "again", precision="fp8", calibration={"samples": 4})
+    other = json.loads((again / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    assert other["calibration"]["rows"] == 4
+    assert other["calibration"]["digest"] != facts["calibration"]["digest"]
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8_sq"])
+def test_a_batch_leaves_the_statistics_of_its_rows_one_by_one(
+    model: Path, rows: Path, tmp_path: Path, precision: str
+) -> None:
+    outs = {
+        size: quantize(model, rows, tmp_path / str(size), precision=precision, batch_size=size, kv_cache_precision="fp8")
+        for size in (1, 8)
+    }
+    single, batched = (joined(outs[size], 1, 1) for size in (1, 8))
+    measured = [name for name in single if name.endswith(("activation_scaling_factor", "cache_scaling_factor"))]
+    assert len(measured) == LAYERS * 6
+    for name in measured:
+        torch.testing.assert_close(batched[name].float(), single[name].float(), rtol=2**-6, atol=0, msg=name)
+
+
+def test_padding_would_be_measured_if_it_were_not_blanked(
+    model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes the test above one that can fail: a padding token louder than all text."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        loaded.get_input_embeddings().weight[0] = 0
+        loaded.get_input_embeddings().weight[0, 0] = 100
+    tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
+    single, batched = (_maxima(loaded, tokens, size) for size in (1, 8))
+    for name, value in single.items():
+        assert batched[name] == pytest.approx(value, rel=2**-6), name
+
+
+def _maxima(model: Any, tokens: list[list[int]], size: int) -> dict[str, float]:
+    import copy
+
+    import modelopt.torch.quantization as mtq
+
+    measured = copy.deepcopy(model)
+    configuration = formats.configuration(formats.precision("fp8"), "FP8", "tensorrt_llm")
+    assert configuration is not None
+    loop = forward.Calibration(tokens, size, 1, restart=False, progress=lambda _done, _total: None)
+    mtq.quantize(measured, configuration, forward_loop=loop)
+    return {
+        name: float(module.amax)
+        for name, module in measured.named_modules()
+        if name.endswith(("input_quantizer", "k_bmm_quantizer", "v_bmm_quantizer")) and module.is_enabled
+    }
+
+
+def test_maxima_are_those_of_model_optimizers_own_calibrator(model: Path, rows: Path) -> None:
+    import copy
+
+    import modelopt.torch.quantization as mtq
+
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
+    theirs = copy.deepcopy(loaded)
+
+    def loop(found: Any) -> None:
+        with torch.no_grad():
+            for row in tokens:
+                found(torch.tensor([row]))
+
+    mtq.quantize(theirs, {**mtq.FP8_DEFAULT_CFG}, forward_loop=loop)
+    ours = _maxima(loaded, tokens, 4)
+    for name, module in theirs.named_modules():
+        if name.endswith("input_quantizer") and module.is_enabled:
+            assert ours[name] == pytest.approx(float(module.amax), rel=2**-6), name
+
+
+class _Scarce:
+    """An allocator with room for some rows: beyond them it asks for what no machine has, and fails as torch's does."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.failed = 0
+
+    def __call__(self, _module: Any, args: tuple[Any, ...]) -> None:
+        values = args[0] if args else None
+        if isinstance(values, torch.Tensor) and values.dim() == 3 and values.shape[0] > self.rows:
+            self.failed += 1
+            torch.empty(2**52, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int4_awq"])
+def test_batches_are_halved_until_they_fit(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
+) -> None:
+    scarce = _Scarce(2)
+    plain = quantize(model, rows, tmp_path / "plain", precision=precision, batch_size=2)
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(scarce)
+    try:
+        out = quantize(model, rows, tmp_path / "scarce", precision=precision, batch_size=8)
+    finally:
+        handle.remove()
+    assert scarce.failed == 2
+    log = capsys.readouterr().out
+    assert "memory ran out at 8 rows of 40 tokens; going on with 4" in log
+    assert "memory ran out at 4 rows of 40 tokens; going on with 2" in log
+    facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    assert facts["calibration"]["batch_size"] == 2
+    expected = joined(plain, 1, 1)
+    for name, tensor in joined(out, 1, 1).items():
+        assert torch.equal(_bytes(tensor), _bytes(expected[name])), name
+
+
+def test_a_row_that_does_not_fit_is_an_error(model: Path, rows: Path, tmp_path: Path) -> None:
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(_Scarce(0))
+    try:
+        with pytest.raises(StageError, match="single row of 40 tokens") as caught:
+            quantize(model, rows, tmp_path, precision="fp8")
+    finally:
+        handle.remove()
+    assert caught.value.failure is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int8_wo", "int4_awq", "int8_sq", "nvfp4"])
+def test_hugging_face_checkpoint(model: Path, rows: Path, tmp_path: Path, precision: str) -> None:
+    out = quantize(model, rows, tmp_path, precision=precision, format="hugging_face")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert transformers.AutoConfig.from_pretrained(out).hidden_size == HIDDEN
+    tensors = load_file(out / "model.safetensors")
+    if precision == "bf16":
+        source = load_file(model / "model.safetensors")
+        assert tensors.keys() == source.keys()
+        assert all(torch.equal(tensors[name], source[name]) for name in source)
+        return
+    quantization = json.loads((out / "hf_quant_config.json").read_text(encoding="utf-8"))["quantization"]
+    assert quantization["quant_algo"] == formats.PRECISIONS[precision].algorithm
+    assert "lm_head" in quantization["exclude_modules"]
+    assert config["quantization_config"]["quant_method"] == "modelopt"
+    name = "model.layers.0.mlp.down_proj.weight"
+    if precision in {"fp8", "int8_wo"}:
+        scale = tensors[f"{name}_scale"].float()
+        found = tensors[name].float() * (scale if scale.dim() == 0 else scale.reshape(-1, 1))
+        original = load_file(model / "model.safetensors")[name].float()
+        limit = 2**-4 * original.abs().max() if precision == "fp8" else 0.51 * scale.max()
+        assert (found - original).abs().max() <= limit
+        assert not torch.equal(found, original)
+
+
+def test_what_cannot_be_cut_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+    for params, said in (
+        ({"precision": "fp8", "tp": 3}, "4 attention heads are not divisible by 3"),
+        ({"precision": "fp8", "pp": 3}, "4 layers are not divisible by 3"),
+        ({"precision": "int4_awq", "tp": 4}, "must be a multiple of W4A16_AWQ's group of 128"),
+        ({"precision": "int3"}, "'int3' is not known"),
+    ):
+        with pytest.raises(StageError, match=said) as caught:
+            quantize(model, rows, tmp_path / said[:12], **params)
+        assert caught.value.failure is FailureClass.INFEASIBLE
+        assert caught.value.hint
+
+
+def test_key_and_value_heads_are_repeated_over_more_ranks(rows: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "llama")
+    out = quantize(tmp_path / "model", rows, tmp_path / "attempt", precision="bf16", tp=4)
+    source = load_file(tmp_path / "model" / "model.safetensors")
+    for rank in range(4):
+        qkv = load_file(out / f"rank{rank}.safetensors")["transformer.layers.0.attention.qkv.weight"]
+        query, key, value = qkv.split([HEAD, HEAD, HEAD])
+        own = slice(rank * HEAD, (rank + 1) * HEAD)
+        shared = slice(rank // 2 * HEAD, (rank // 2 + 1) * HEAD)
+        for part, found, rows_of in (("q", query, own), ("k", key, shared), ("v", value, shared)):
+            assert torch.equal(found, source[f"model.layers.0.self_attn.{part}_proj.weight"][rows_of])
+
+
+def test_qwen3_keeps_its_query_and_key_norms(rows: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "qwen3", head_dim=HEAD)
+    tensors = joined(quantize(tmp_path / "model", rows, tmp_path / "attempt", precision="fp8"), 1, 1)
+    source = load_file(tmp_path / "model" / "model.safetensors")
+    for part in "qk":
+        found = tensors[f"transformer.layers.3.attention.{part}_layernorm.weight"]
+        assert torch.equal(found, source[f"model.layers.3.self_attn.{part}_norm.weight"])
+
+
+def test_rotary_scaling_reaches_the_checkpoint(rows: Path, tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    write_model(tmp_path / "model", "llama", rope_scaling=scaling)
+    out = quantize(tmp_path / "model", rows, tmp_path / "attempt", precision="bf16")
+    found = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert found["rotary_base"] == 1000000.0
+    assert found["rotary_scaling"] == {**scaling, "type": "llama3"}
+
+
+def test_memory_that_ran_out_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**52, dtype=torch.uint8)
+    assert memory.is_out_of_memory(caught.value)
+    with pytest.raises(RuntimeError) as other:
+        torch.empty(2) @ torch.empty(3)
+    assert not memory.is_out_of_memory(other.value)

@@ -1,0 +1,142 @@
+"""Filled TensorRT-LLM repositories in a real Triton: they load and answer, with a stand-in for the engine's backend.
+
+The backend `tensorrtllm` and the models' Python code are stand-ins; configurations, ensembles and Triton are real.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clients import Client
+
+from tests.broken_repositories import BROKEN, copy, write_good
+from tests.standins import templates as standin
+from tests.standins import triton as backend
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.machine import TensorRTLLM
+from trtllm_pipeline.serving import installation, lint, triton
+from trtllm_pipeline.toolchains.tensorrt_llm import repository
+
+pytestmark = pytest.mark.integration
+
+
+def engine_folder(folder: Path, release: str) -> Path:
+    """What `trtllm-build` leaves, as far as anybody here reads it."""
+    folder.mkdir(parents=True)
+    config = {
+        "version": release,
+        "pretrained_config": {"dtype": "float16", "logits_dtype": "float32", "mapping": {"world_size": 1}},
+        "build_config": {"max_batch_size": 8, "max_input_len": 64, "max_seq_len": 128, "max_beam_width": 1},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "rank0.engine").write_bytes(b"engine")
+    return folder
+
+
+def filled(folder: Path, release: str, **params: Any) -> Path:
+    model, out = folder / "model, with a comma", folder / "repository"
+    model.mkdir(parents=True)
+    out.mkdir()
+    (model / "tokenizer_config.json").write_text("{}")
+    installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
+    engine = engine_folder(folder / "engine", release)
+    repository.write(out, installed, engine=engine, model=model, params={"max_batch_size": 4, **params})
+    return out
+
+
+@contextmanager
+def served(folder: Path, models: Path) -> Iterator[Client]:
+    home = folder / "server"
+    backend.install_server(home)
+    server = triton.start(
+        installation.Triton(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
+        models,
+        ("ensemble", "tensorrt_llm_bls"),
+        folder=folder,
+        log=folder / "log",
+        ports=triton.free_ports(),
+    )
+    try:
+        server.wait_ready(60)
+        yield Client(server)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("release", ["0.8.0", "0.11.0", "0.12.0", "0.16.0", "0.19.0", "1.1.0rc6"])
+def test_the_models_of_a_release_load_and_answer(tmp_path: Path, release: str) -> None:
+    with served(tmp_path, filled(tmp_path, release)) as client:
+        for model in ("ensemble", "tensorrt_llm_bls"):
+            assert client.text(model, text_input="abcd", max_tokens=3) == "bcd"
+            assert client.ask(model, text_input="abcd", max_tokens=5).texts == list("bcdab")
+
+
+@pytest.mark.parametrize("release", ["0.12.0", "1.1.0rc6"])
+def test_one_response_a_request_without_decoupling(tmp_path: Path, release: str) -> None:
+    models = filled(tmp_path, release, decoupled=False, exclude_input_in_output=False, preprocessing_instances=2)
+    with served(tmp_path, models) as client:
+        for model in ("ensemble", "tensorrt_llm_bls"):
+            assert client.text(model, text_input="abcd", max_tokens=3) == "abcdbcd"
+            assert client.generate(model, text_input="abcd", max_tokens=3, stream=True)[0] != 200
+
+
+REFUSED = {
+    # rule -> words of Triton's log
+    "TRT103": "directory name must equal model name",
+    "TRT104": "at least one version must be available",
+    "TRT214": "preferred size must be <= max batch size",
+    "TRT215": "'max_batch_size' must be non-negative",
+    "TRT217": "Response Cache does not currently support",
+    "TRT302": "model not found in any model repository",
+    "TRT303": "mapping to non-existing input top_k",
+    "TRT304": "inconsistent data type: TYPE_FP16 is inferred",
+    "TRT305": "inconsistent shape",
+    "TRT307": "is not written",
+    "TRT308": "is not used",
+    "TRT309": "can appear in an output map only once",
+    "TRT310": "only allows maximum batch size to be 4",
+}
+TAKEN = ("TRT208", "TRT209", "TRT210", "TRT211", "TRT212")
+"""Warnings of the linter: Triton makes something of it."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_good(tmp_path_factory.mktemp("good"))
+
+
+def broken(good: Path, folder: Path, *rules: str) -> Path:
+    """A copy with an engine of one rank, since one server is one rank."""
+    case = copy(good, folder / "case")
+    case.build("pretrained_config", mapping={"world_size": 1})
+    (case.engine / "rank1.engine").unlink()
+    assert case.find() == []
+    for rule in rules:
+        BROKEN[rule](case)
+    return case.repository
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
+    with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
+        pass
+    assert REFUSED[rule] in (tmp_path / "log").read_text()
+
+
+def test_triton_takes_what_the_linter_only_warns_of(good: Path, tmp_path: Path) -> None:
+    models = broken(good, tmp_path, *TAKEN)
+    assert {finding.rule for finding in lint.lint(models)} == set(TAKEN)
+    with served(tmp_path, models) as client:
+        assert client.text(text_input="abcd", max_tokens=3) == "bcd"
+
+
+def test_the_python_backend_takes_the_same_templates(tmp_path: Path) -> None:
+    models = filled(tmp_path, "0.16.0", triton_backend="python")
+    (models / "tensorrt_llm" / "1" / "model.py").write_text(backend.MODEL.read_text())
+    with served(tmp_path, models) as client:
+        assert client.text(text_input="abcd", max_tokens=3) == "bcd"

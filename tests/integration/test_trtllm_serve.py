@@ -1,0 +1,183 @@
+"""The launch stage around a stand-in for `trtllm-serve`: from its first second to its last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving import openai_server, triton
+from trtllm_pipeline.serving.client import Service
+
+pytestmark = pytest.mark.integration
+STAND_IN = [sys.executable, str(Path(__file__).with_name("stand_in_serve.py")), "Qwen/Qwen3-8B"]
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.serving.launch import run_openai
+from trtllm_pipeline.stages.base import Work
+attempt = Path(sys.argv[1])
+try:
+    run_openai(Work(json.loads(sys.argv[2]), {}, {}, attempt, attempt), json.loads(sys.argv[3]))
+except PipelineError as error:
+    print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
+    sys.exit(1)
+"""
+
+
+class Launched:
+    """The launch stage in its own process."""
+
+    def __init__(self, folder: Path, *options: str, **params: object) -> None:
+        self.attempt = folder / "attempt"
+        self.attempt.mkdir()
+        self.die = folder / "die"
+        self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
+        command = [*STAND_IN, "--die", str(self.die), *options]
+        with (self.attempt / "log").open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(self.attempt), json.dumps(params), json.dumps(command)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), self.marker: "1"},
+            )
+
+    def log(self) -> str:
+        return (self.attempt / "log").read_text()
+
+    def ready(self) -> dict[str, Any]:
+        path = self.attempt / "service.json"
+        assert eventually(lambda: path.exists() or self.process.poll() is not None, 30)
+        assert path.exists(), self.log()
+        return dict(json.loads(path.read_text()))
+
+    def left(self) -> list[str]:
+        """Processes that were started from here and still run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+                    if living and self.marker.encode() in (entry / "environ").read_bytes():
+                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                except OSError:
+                    continue
+        return found
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    started: list[Launched] = []
+
+    def start(*options: str, **params: object) -> Launched:
+        started.append(Launched(tmp_path, *options, **params))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.terminate()
+        each.process.wait(20)
+        assert eventually(lambda: not each.left()), each.left()  # noqa: B023
+
+
+def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched]) -> None:
+    service = launched("--workers", "2")
+    said = service.ready()
+    assert said["kind"] == "openai"
+    assert said["model"] == "Qwen/Qwen3-8B"
+    assert said["server"]["version"] == "1.2.0"
+    assert said["url"] == f"http://{said['http']}"
+    assert said["http"].startswith("127.0.0.1:")
+    assert httpx.get(f"{said['url']}/health").is_success
+    assert "serving Qwen" in (service.attempt / said["log"]).read_text()
+    assert Service.read(service.attempt / "service.json").model == "Qwen/Qwen3-8B"
+    assert sum("time.sleep(300)" in line for line in service.left()) == 2
+    service.process.terminate()
+    assert service.process.wait(15) == 0
+    assert not (service.attempt / "service.json").exists()
+    assert not service.left()
+
+
+def test_one_that_is_deaf_is_stopped(launched: Callable[..., Launched]) -> None:
+    service = launched("--deaf", "--workers", "1", stop_timeout_s=1.0)
+    service.ready()
+    service.process.terminate()
+    assert service.process.wait(10) == 0
+    assert not service.left()
+
+
+def test_nothing_is_left_when_the_stage_is_killed(launched: Callable[..., Launched]) -> None:
+    service = launched("--deaf", "--workers", "2")
+    service.ready()
+    service.process.kill()
+    service.process.wait()
+    assert eventually(lambda: not service.left(), 15), service.left()
+
+
+def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launched]) -> None:
+    service = launched("--workers", "1", restarts=0)
+    service.ready()
+    begin = time.monotonic()
+    service.die.write_text("3")
+    assert service.process.wait(10) == 1
+    assert time.monotonic() - begin < 5
+    assert "ended with exit status 3" in service.log()
+    assert "    told to die" in service.log()
+
+
+def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Launched]) -> None:
+    service = launched(restarts=1)
+    before = service.ready()
+    os.kill(before["pid"], signal.SIGKILL)
+    path = service.attempt / "service.json"
+    assert eventually(lambda: not path.exists())
+    after = service.ready()
+    assert (after["url"], after["pid"] == before["pid"]) == (before["url"], False)
+
+
+def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
+    service = launched("--never", ready_timeout_s=1.0, stop_timeout_s=1.0)
+    assert service.process.wait(15) == 1
+    assert "FailureClass.TIMEOUT" in service.log()
+    assert "was not ready after 1 s:\n    serving Qwen" in service.log()
+
+
+def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
+    ports = triton.free_ports()
+    with socket.socket() as other:
+        other.bind((triton.LOOPBACK, ports.http))
+        other.listen()
+        server = openai_server.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
+        try:
+            with pytest.raises(ServerError, match="ended with exit status 1") as error:
+                server.wait_ready(20)
+        finally:
+            server.stop(1.0)
+    assert error.value.failure is FailureClass.TRANSIENT
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="the server cannot be started: cannot run") as error:
+        openai_server.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
+    assert error.value.failure is FailureClass.USER

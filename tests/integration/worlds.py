@@ -1,0 +1,109 @@
+"""Worlds of stand-in ranks, for tests: what starts them, gives them orders, and looks for what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.serving import installation, ranks, triton
+
+STAND_IN = Path(__file__).with_name("stand_in_rank.py")
+MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
+
+
+class Stage:
+    """Stand-in ranks: the program, the models that it would serve, and the folder that it gets its orders from."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.orders = folder / "orders"
+        self.orders.mkdir()
+        self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
+        binary = folder / "bin" / "tritonserver"
+        binary.parent.mkdir()
+        binary.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
+        binary.chmod(0o755)
+        self.repository = folder / "repository"
+        for model in MODELS:
+            (self.repository / model).mkdir(parents=True)
+            (self.repository / model / "config.pbtxt").write_text(f'name: "{model}"\n')
+        self.installed = installation.Triton(binary, "stand-in", folder / "backends")
+        monkeypatch.setenv("STAND_IN", str(self.orders))
+        monkeypatch.setenv(self.marker, "1")
+        monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
+
+    def order(self, name: str, value: int = 0) -> None:
+        new = self.folder / "new"
+        new.write_text(str(value))
+        new.replace(self.orders / name)
+
+    def report(self, rank: int) -> dict[str, Any]:
+        return dict(json.loads((self.orders / f"rank.{rank}.json").read_text()))
+
+    def start(self, world_size: int, *, release: str = "0.16.0", name: str = "a", **options: Any) -> ranks.World:
+        attempt = self.folder / name
+        attempt.mkdir(exist_ok=True)
+        ports = options.pop("ports", None) or triton.free_ports()
+        return ranks.start(
+            self.installed,
+            self.repository,
+            world_size,
+            release=release,
+            log=attempt / "server.log",
+            ports=ports,
+            **options,
+        )
+
+    @contextmanager
+    def world(self, world_size: int, **options: Any) -> Iterator[ranks.World]:
+        """A world that is ready; nothing of it is left afterwards."""
+        world = self.start(world_size, **options)
+        try:
+            world.wait_ready(30)
+            yield world
+        finally:
+            world.stop(3.0)
+            assert self.left(world.prefix) == []
+
+    def left(self, prefix: str = "") -> list[str]:
+        """Processes that were started from here and still run, and files in shared memory that begin with `prefix`."""
+        mine = self.marker.encode()
+        found = [path.name for path in triton.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if mine in (entry / "environ").read_bytes() and b"Z" not in state(entry):
+                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                except OSError:
+                    continue
+        return found
+
+
+def state(process: Path) -> bytes:
+    return (process / "stat").read_bytes().rpartition(b")")[2].split()[0]
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 10) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
+def seen_over(world: ranks.World) -> tuple[ServerError, float]:
+    """How the world ended, and how long it took to say so; it is looked at as often as the launch stage looks."""
+    begin = time.monotonic()
+    while world.process.poll() is None:
+        assert time.monotonic() - begin < 10
+        time.sleep(0.5)
+    return world.died(), time.monotonic() - begin

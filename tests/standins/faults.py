@@ -1,0 +1,102 @@
+"""What can go wrong in a stand-in on demand, how often, and in which words.
+
+`faults.json` in the installation's folder lists faults by program, in order; every start of a program uses up one of
+the first that is left. Programs and tests change it under one lock, so "fail once, then work" holds for any number of
+processes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "faults.json"
+
+WORDS: Final = {
+    "build_oom": "[TensorRT-LLM][ERROR] Requested amount of GPU memory (42949672960 bytes) could not be allocated. "
+    "There may not be enough free memory for allocation to succeed.\n"
+    "[TRT] [E] [virtualMemoryBuffer.cpp::resizePhysical] Error Code 2: OutOfMemory (Requested size was 42949672960 "
+    "bytes.)",
+    "cuda_oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "version_mismatch": "[TensorRT-LLM][ERROR] The engine plan file is not compatible with this version of TensorRT, "
+    "expecting library version 10.3.0.26 got 9.2.0.5, please rebuild.",
+    "incompatible_device": "[TensorRT-LLM][ERROR] The engine plan file is generated on an incompatible device, "
+    "expecting compute {sm} got compute 8.0, please rebuild.",
+    "deserialize": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: Failed to deserialize cuda engine",
+    "fp8_hardware": "[TRT] [E] Error Code 9: API Usage Error (Networks with FP8 precision require hardware with FP8 "
+    "support.)",
+    "fp8_fmha": "[TensorRT-LLM][ERROR] Assertion failed: FP8 FMHA cannot be enabled on Pre-Hopper Arch.",
+    "world_size": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (1 vs 2)",
+    "kv_cache": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (64) must be large "
+    "enough to process at least 1 sequence to completion",
+    "tokenizer": "ValueError: Tokenizer class CustomTokenizer does not exist or is not currently imported.",
+    "gated": "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url "
+    "https://huggingface.co/org/model/resolve/main/config.json.",
+    "rope_scaling": "KeyError: 'type'",
+    "dataset": "ConnectionError: Couldn't reach 'cnn_dailymail' on the Hub (ConnectionError)",
+    "mpi": "opal_init failed: It looks like opal_init failed for some reason; your parallel process is likely to abort.",
+}
+"""What a program says before it ends with exit code 1, by kind of fault."""
+ACTS: Final = frozenset(("slow", "hang", "killed", "half", "die"))
+"""Kinds that are done, not said: start `seconds` late; never end (`deaf`: not on SIGINT or SIGTERM either); kill -9 in
+the middle of writing; end in the middle of writing; as a server end after `requests` requests, by `signal` if given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to fail. `times` None means always."""
+
+    kind: str
+    times: int | None = 1
+    seconds: float = 0.0
+    requests: int = 0
+    signal: int = 0
+    deaf: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in WORDS and self.kind not in ACTS:
+            raise ValueError(f"no fault {self.kind!r}; there are {', '.join(sorted((*WORDS, *ACTS)))}")
+
+
+def add(folder: Path, tool: str, *faults: Fault) -> None:
+    """Let `tool` fail in these ways, after those that are there already."""
+    with _changing(folder) as planned:
+        planned.setdefault(tool, []).extend(asdict(fault) for fault in faults)
+
+
+def clear(folder: Path) -> None:
+    """Let everything work."""
+    with _changing(folder) as planned:
+        planned.clear()
+
+
+def take(folder: Path, tool: str) -> Fault | None:
+    """What this start of `tool` must do wrong, if anything."""
+    with _changing(folder) as planned:
+        for fault in planned.get(tool, ()):
+            if fault["times"] is None:
+                return Fault(**fault)
+            if fault["times"] > 0:
+                fault["times"] -= 1
+                return Fault(**fault)
+    return None
+
+
+@contextmanager
+def _changing(folder: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    with (folder / "faults.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = folder / FILE
+        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
+        planned = json.loads(text)
+        yield planned
+        changed = json.dumps(planned)
+        if changed != text:
+            new = file.with_suffix(".new")
+            new.write_text(changed, encoding="utf-8")
+            new.replace(file)

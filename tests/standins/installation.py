@@ -1,0 +1,217 @@
+"""Lays out a GPU machine with one release of TensorRT-LLM, in a folder, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.version import Version
+
+from tests.standins import faults, releases
+from tests.standins.faults import Fault
+from tests.standins.programs import FACTS, INVOCATIONS
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_NAMES: Final = {80: "NVIDIA A100-SXM4-80GB", 89: "NVIDIA L40S", 90: "NVIDIA H100 80GB HBM3", 100: "NVIDIA B200"}
+_SCRIPT: Final = '''\
+#!{python} -IS
+"""Stand-in of TensorRT-LLM {release}: see tests/standins."""
+import sys
+
+sys.path.insert(0, {root!r})
+from tests.standins.programs import main
+
+sys.exit(main({tool!r}, {folder!r}, sys.argv[1:]))
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One start of a program. `ended` and `exit` are None while it runs, and for ever when it was killed."""
+
+    tool: str
+    """Its name; a converter's with the family: `convert_checkpoint.py:llama`."""
+    argv: tuple[str, ...]
+    cwd: str
+    cuda_visible_devices: str | None
+    release: str
+    rank: int
+    started: float
+    """Unix time, as `ended`."""
+    ended: float | None = None
+    exit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What `install` made."""
+
+    folder: Path
+    release: str
+    environment: dict[str, str] = field(default_factory=dict)
+    """To be added to os.environ: PATH and PYTHONPATH with the programs and packages in front of what is there now."""
+
+    @property
+    def bin(self) -> Path:
+        """The folder of programs."""
+        return self.folder / "bin"
+
+    @property
+    def examples(self) -> Path:
+        """The folder `examples` of the source tree; empty for an installation without."""
+        return self.folder / "examples"
+
+    def program(self, tool: str) -> Path:
+        """Path of a program or script, there or not: `trtllm-build`, `quantize.py`, `convert_checkpoint.py:llama`."""
+        return self.folder / _place(tool, Version(self.release))
+
+    def invocations(self, tool: str | None = None) -> list[Invocation]:
+        """Starts of programs so far, in order; of one tool if given (`convert_checkpoint.py` means all families)."""
+        file = self.folder / INVOCATIONS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        records: dict[str, dict[str, Any]] = {}
+        for line in map(json.loads, lines):
+            records.setdefault(line.pop("id"), {}).update(line)
+        return [
+            Invocation(**{**record, "argv": tuple(record["argv"])})
+            for record in records.values()
+            if tool is None or tool in {record["tool"], record["tool"].partition(":")[0]}
+        ]
+
+    def fail(self, tool: str, *planned: Fault) -> None:
+        """Let the next starts of `tool` go wrong; see `faults`."""
+        faults.add(self.folder, tool, *planned)
+
+    def heal(self) -> None:
+        """Let everything work again."""
+        faults.clear(self.folder)
+
+
+def install(
+    folder: Path,
+    release: str,
+    *,
+    sm: int = 90,
+    gpus: int = 8,
+    gpu_memory_gib: float = 80,
+    examples: bool = True,
+    engines: bool | None = None,
+    templates: Path | None = None,
+    packages: Mapping[str, str] | None = None,
+    hub_datasets: Iterable[str] = (),
+    slow: Mapping[str, float] | None = None,
+    fail: Mapping[str, Iterable[Fault]] | None = None,
+) -> Installation:
+    """Lay out `release` in the new or empty `folder`.
+
+    `engines`: whether `trtllm-build` is there; by default, whether the release still had it. `templates`: a folder
+    `all_models`, shown where the release has its own. `packages`: versions of other Python packages that seem to be
+    installed. `hub_datasets`: names of data sets that can be had from the hub; none by default, as without a network.
+    `slow`: seconds by program that it takes (`trtllm-build`: for each rank a worker builds; `trtllm-serve`: until it
+    listens; "token": each token it answers). `fail`: faults by program.
+
+    Raises ValueError for a release before the first that was recorded.
+    """
+    version = Version(release)
+    if engines is None:
+        engines = version < releases.FIRST_WITHOUT_ENGINES
+    tools: dict[str, releases.Table | None] = {}
+    if engines:
+        tools["trtllm-build"] = releases.table("trtllm-build", release)
+        if tools["trtllm-build"] is None:
+            raise ValueError(f"nothing was recorded of TensorRT-LLM {release}")
+    if version >= releases.FIRST_SERVE:
+        tools[releases.SERVE] = releases.table(releases.SERVE, release)
+    if examples and engines:
+        for name in ("quantize.py", "run.py", *(f"convert_checkpoint.py:{each}" for each in releases.families())):
+            tools[name] = releases.table(name, release)
+    there = {name: table for name, table in tools.items() if table is not None}
+    folder = folder.absolute()
+    (folder / "bin").mkdir(parents=True)
+    facts = {
+        "release": release,
+        "tools": there,
+        "gpus": [
+            {
+                "index": index,
+                "uuid": f"GPU-00000000-0000-0000-0000-{index:012d}",
+                "name": _NAMES.get(sm, f"NVIDIA stand-in SM {sm}"),
+                "memory_bytes": int(gpu_memory_gib * 2**30),
+                "sm": sm,
+            }
+            for index in range(gpus)
+        ],
+        "driver": "550.54.15",
+        "cuda": "12.4",
+        "slow": dict(slow or {}),
+        "hub_datasets": list(hub_datasets),
+        **_ways(version),
+    }
+    (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+    for tool in there:
+        script = folder / _place(tool, version)
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(
+            _SCRIPT.format(python=sys.executable, release=release, root=str(_ROOT), tool=tool, folder=str(folder)),
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+    site = folder / "site-packages"
+    for name, number in {"tensorrt_llm": release, **(packages or {})}.items():
+        metadata = site / f"{name.replace('-', '_')}-{number}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+    for module in ("pynvml.py", *(("sitecustomize.py",) if gpus else ())):
+        shutil.copy(Path(__file__).parent / "site" / module, site)
+    environment = {
+        "PATH": os.pathsep.join((str(folder / "bin"), os.environ.get("PATH", os.defpath))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))),
+    }
+    if examples and engines:
+        environment["TENSORRT_LLM_EXAMPLES"] = str(folder / "examples")
+    if templates is not None:
+        nested = version >= releases.FIRST_NESTED_EXAMPLES
+        shown = folder / ("triton_backend" if nested else "") / "all_models"
+        shown.parent.mkdir(exist_ok=True)
+        shown.symlink_to(templates.absolute())
+        environment["TENSORRT_LLM_TEMPLATES"] = str(shown)
+    for tool, planned in (fail or {}).items():
+        faults.add(folder, tool, *planned)
+    return Installation(folder, release, environment)
+
+
+def _place(tool: str, version: Version) -> Path:
+    """Where a program is, from the installation's folder."""
+    name, _, family = tool.partition(":")
+    if name == "convert_checkpoint.py":
+        nested = version >= releases.FIRST_NESTED_EXAMPLES
+        return Path("examples", *(("models", "core") if nested else ()), family, name)
+    return {"quantize.py": Path("examples/quantization/quantize.py"), "run.py": Path("examples/run.py")}.get(
+        name, Path("bin") / name
+    )
+
+
+def _ways(version: Version) -> dict[str, Any]:
+    """What else differs from release to release, beyond options. Sources: release notes and issues of TensorRT-LLM."""
+    at = version.release  # 1.1.0rc6 has the ways of 1.1.0, except where it is known better
+    backend = None
+    if at >= (1, 1) and version != Version("1.1.0rc6"):
+        backend = "tensorrt"
+    elif at >= (1, 0):
+        backend = "trt"
+    least = 90 if at < (0, 12) else 89
+    most = 90 if at < (0, 17) else 119 if at < (0, 20) else 129
+    return {
+        "engine_backend": backend,
+        "fp8_context_fmha": {"least_sm": least, "most_sm": most},
+        "knows_rope_type": at >= (0, 12),
+        "needs_paged_context_fmha": at[:2] == (0, 20),
+        "refuses_streamingllm": at >= (1, 1),
+        "gates_blackwell": version >= Version("1.3.0rc3"),
+    }

@@ -1,0 +1,73 @@
+"""Stands for TensorRT-LLM's tensorrt_llm_bls: the same way as the ensemble's, as calls from one model to the others."""
+
+import json
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+_RENAMED = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "stream": "streaming", "length_penalty": "len_penalty"}
+_TAKEN = ("text_input", "max_tokens", "bad_words", "stop_words", "end_id", "pad_id")
+_BEFORE = ("INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN", "OUT_END_ID", "OUT_PAD_ID")
+_INTO = ("input_ids", "input_lengths", "request_output_len", "end_id", "pad_id")
+_MADE = {"output_ids": "TOKENS_BATCH", "sequence_length": "SEQUENCE_LENGTH"}
+_MADE_ONCE = {"cum_log_probs": "CUM_LOG_PROBS", "output_log_probs": "OUTPUT_LOG_PROBS"}
+"""In release 0.8 postprocessing needed these too."""
+_UNUSED = ("prompt", "lora", "embedding", "image", "video", "decoder", "num_draft", "use_draft", "guided")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.decoupled = pb.using_decoupled_model_transaction_policy(config)
+        self.inputs = [each["name"] for each in config["input"]]
+        parameters = config["parameters"]
+        self.made = _MADE if "tensorrt_llm_model_name" in parameters else {**_MADE, **_MADE_ONCE}
+        self.engine = parameters.get("tensorrt_llm_model_name", {"string_value": "tensorrt_llm"})["string_value"]
+
+    def execute(self, requests):
+        if not self.decoupled:
+            return [next(iter(self.answers(request))) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            for answer in self.answers(request):
+                sender.send(answer)
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+
+    def answers(self, request):
+        given = {name: pb.get_input_tensor_by_name(request, name) for name in self.inputs}
+        before = call(
+            "preprocessing",
+            {"QUERY": given["text_input"], "REQUEST_OUTPUT_LEN": given["max_tokens"]},
+            _BEFORE,
+        )
+        inputs = {into: before[name] for name, into in zip(_BEFORE, _INTO, strict=True)}
+        for name, tensor in given.items():
+            if tensor is not None and name not in _TAKEN and not name.startswith(_UNUSED):
+                inputs[_RENAMED.get(name, name)] = tensor
+        engine = pb.InferenceRequest(
+            model_name=self.engine,
+            inputs=[pb.Tensor(name, tensor.as_numpy()) for name, tensor in inputs.items()],
+            requested_output_names=list(self.made),
+        )
+        made = engine.exec(decoupled=True) if self.decoupled else [engine.exec()]
+        for response in made:
+            if response.has_error():
+                raise pb.TritonModelException(response.error().message())
+            if not response.output_tensors():
+                continue
+            found = {tensor.name(): tensor for tensor in response.output_tensors()}
+            after = {into: found[name] for name, into in self.made.items()}
+            text = call("postprocessing", after, ("OUTPUT",))["OUTPUT"].as_numpy()
+            yield pb.InferenceResponse([pb.Tensor("text_output", np.array(text, dtype=np.object_))])
+
+
+def call(model, inputs, outputs):
+    response = pb.InferenceRequest(
+        model_name=model,
+        inputs=[pb.Tensor(name, tensor.as_numpy()) for name, tensor in inputs.items() if tensor is not None],
+        requested_output_names=list(outputs),
+    ).exec()
+    if response.has_error():
+        raise pb.TritonModelException(response.error().message())
+    return {tensor.name(): tensor for tensor in response.output_tensors()}

@@ -1,0 +1,167 @@
+"""The programs themselves. Standard library only, and little of it: a program starts in well under 0.1 s."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.standins import faults
+
+FACTS: Final = "standin.json"
+INVOCATIONS: Final = "invocations.jsonl"
+_MODULES: Final = {
+    "trtllm-build": "build",
+    "trtllm-serve": "serve",
+    "quantize.py": "quantize",
+    "convert_checkpoint.py": "convert",
+    "run.py": "run",
+}
+
+
+class ProgramError(Exception):
+    """Ends a program with exit code 1 and these words, after a traceback's first line where a Python one would be."""
+
+    def __init__(self, words: str, *, traceback: bool = True) -> None:
+        super().__init__(words)
+        self.traceback = traceback
+
+
+def refusal(words: str) -> ProgramError:
+    """A failure for which no words were recorded: these are ours."""
+    return ProgramError(f"stand-in: {words}")
+
+
+@dataclass(slots=True)
+class Work:
+    """One start of a program: where it is installed, what is known of its release, and what it must do wrong."""
+
+    tool: str
+    """Its name, with the family for converters: `convert_checkpoint.py:llama`."""
+    folder: Path
+    facts: Mapping[str, Any]
+    """`standin.json`: release, options by program, GPUs, and the release's ways."""
+    fault: faults.Fault | None = None
+
+    @property
+    def release(self) -> str:
+        return str(self.facts["release"])
+
+    @property
+    def sm(self) -> int:
+        """Compute capability of the weakest GPU; 0 without GPUs."""
+        return min((int(gpu["sm"]) for gpu in self.facts["gpus"]), default=0)
+
+    @property
+    def rank(self) -> int:
+        """MPI rank; 0 where there is no MPI."""
+        return int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+
+    @property
+    def ranks(self) -> int:
+        """Size of the MPI world; 1 where there is no MPI."""
+        return int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+
+    @property
+    def gpus(self) -> list[int]:
+        """Indices of the GPUs that CUDA would show: CUDA_VISIBLE_DEVICES counts up to its first name of no device."""
+        known = {name: gpu["index"] for gpu in self.facts["gpus"] for name in (str(gpu["index"]), gpu["uuid"])}
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if wanted is None:
+            return [int(gpu["index"]) for gpu in self.facts["gpus"]]
+        visible: list[int] = []
+        for name in wanted.split(","):
+            if name.strip() not in known:
+                break
+            visible.append(known[name.strip()])
+        return visible
+
+    def seconds(self, name: str) -> float:
+        """How long `name` was told to take."""
+        return float(self.facts["slow"].get(name, 0.0))
+
+    def begin(self) -> None:
+        """Call when the arguments and the input are right. Does what this start was told to do wrong."""
+        self.fault = faults.take(self.folder, self.tool) or faults.take(self.folder, self.tool.partition(":")[0])
+        if self.fault is None:
+            return
+        if self.fault.kind in faults.WORDS:
+            sm = f"{self.sm // 10}.{self.sm % 10}"
+            raise ProgramError(faults.WORDS[self.fault.kind].replace("{sm}", sm))
+        if self.fault.kind == "slow":
+            time.sleep(self.fault.seconds)
+        if self.fault.kind == "hang":
+            if self.fault.deaf:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("working", flush=True)
+            time.sleep(600)  # not for ever: nothing may outlive a broken test by much
+            raise refusal("told to hang, and nobody came for 600 s")
+
+    def write(self, files: Sequence[tuple[Path, bytes]]) -> None:
+        """Write `files`, or half of the bytes and no more when told so."""
+        broken = self.fault is not None and self.fault.kind in {"half", "killed"}
+        left = sum(len(content) for _, content in files) // 2 if broken else None
+        for path, content in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if left is None else content[:left])
+            if left is not None:
+                left -= len(content)
+                if left <= 0:
+                    break
+        if broken and self.fault is not None:
+            if self.fault.kind == "killed":
+                sys.stdout.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ProgramError("OSError: [Errno 28] No space left on device")
+
+
+def main(tool: str, folder: str, arguments: Sequence[str]) -> int:
+    """Run `tool` of the installation in `folder`; its exit code. The start and the end are noted in `invocations.jsonl`."""
+    home = Path(folder)
+    work = Work(tool, home, json.loads((home / FACTS).read_text(encoding="utf-8")))
+    name = f"{os.getpid()}-{time.time_ns()}"
+    start = {
+        "id": name,
+        "tool": tool,
+        "argv": list(arguments),
+        "cwd": str(Path.cwd()),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "release": work.release,
+        "rank": work.rank,
+        "started": time.time(),
+    }
+    _note(home, start)
+    code = 1
+    try:
+        run: Callable[[Work, Sequence[str]], int] = importlib.import_module(
+            f"{__name__}.{_MODULES[tool.partition(':')[0]]}"
+        ).run
+        code = run(work, arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except KeyboardInterrupt:
+        code = 130
+    except ProgramError as failure:
+        if failure.traceback:
+            print("Traceback (most recent call last):", file=sys.stderr)
+        print(failure, file=sys.stderr, flush=True)
+    finally:
+        _note(home, {"id": name, "ended": time.time(), "exit": code})
+    return code
+
+
+def _note(home: Path, record: Mapping[str, Any]) -> None:
+    """Append a line; one write to a file opened for appending stays whole among other processes'."""
+    descriptor = os.open(home / INVOCATIONS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, (json.dumps(record) + "\n").encode())
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,144 @@
+"""`trtllm-build`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.standins.faults import WORDS
+from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs.engine import engine_bytes
+
+_FP8: Final = frozenset(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ"))
+_FP8_CONTEXT: Final = frozenset(("FP8", "W4A8_AWQ", "NVFP4"))
+"""Quantizations with which use_fp8_context_fmha is kept; with others it is turned off and a warning says so."""
+_NOT_ON_BLACKWELL: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+
+
+def run(work: Work, argv: Sequence[str]) -> int:
+    """Build one engine for each rank of the checkpoint."""
+    table = work.facts["tools"][work.tool][work.tool]
+    options = arguments.parse("trtllm-build", table, argv)
+    source = options.get("checkpoint_dir")
+    if source is None:
+        raise refusal("--checkpoint_dir is missing; the stand-in builds from checkpoints only")
+    print(f"[TensorRT-LLM] TensorRT-LLM version: {work.release}")
+    checkpoint = _read_checkpoint(Path(source))
+    if not work.gpus:
+        raise ProgramError(
+            "[TRT] [E] createInferBuilder: Error Code 6: API Usage Error (CUDA initialization failure with error: 100.)",
+            traceback=False,
+        )
+    plugins = {
+        name.lstrip("-"): options[name.lstrip("-")]
+        for name, option in table.items()
+        if "plugin_kind" in option and name.lstrip("-") in options
+    }
+    _check(work, checkpoint, options, plugins)
+    work.begin()
+    world = int(checkpoint["mapping"]["world_size"])
+    under_mpi = work.ranks > 1
+    workers = 1 if under_mpi else max(1, min(int(options["workers"]), len(work.gpus), world))
+    mine = range(work.rank, world, work.ranks) if under_mpi else range(world)
+    output = Path(options["output_dir"])
+    files = []
+    for done, rank in enumerate(mine):
+        if done % workers == 0:
+            time.sleep(work.seconds("trtllm-build"))  # of one rank; each worker builds another one meanwhile
+        gpu = work.gpus[(work.rank if under_mpi else rank % workers) % len(work.gpus)]
+        files.append((output / f"rank{rank}.engine", engine_bytes(work, rank, gpu)))
+        print(f"[TRT-LLM] [I] Serializing engine to {files[-1][0]}...", flush=True)
+    if work.rank == 0:
+        config = {
+            "version": work.release,
+            "pretrained_config": checkpoint,
+            "build_config": build_config(table, options, checkpoint, plugins),
+        }
+        files.insert(0, (output / "config.json", json.dumps(config, indent=4).encode()))
+    work.write(files)
+    if work.rank == 0 and options.get("output_timing_cache"):
+        Path(options["output_timing_cache"]).write_bytes(b"stand-in")
+    print("[TRT-LLM] [I] Total time of building all engines: 00:00:00")
+    return 0
+
+
+def build_config(
+    table: Mapping[str, Any], options: Mapping[str, Any], checkpoint: Mapping[str, Any], plugins: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `build_config` section. A release with --max_seq_len takes it, when absent, from the model's positions."""
+    names = ("max_input_len", "max_batch_size", "max_beam_width", "max_num_tokens", "opt_num_tokens", "max_draft_len")
+    config: dict[str, Any] = {name: options[name] for name in names if name in options}
+    if "--max_output_len" in table:
+        config["max_output_len"] = options["max_output_len"]
+    if "--max_seq_len" in table:
+        config["max_seq_len"] = options["max_seq_len"]
+        if config["max_seq_len"] is None and options.get("max_output_len") is not None:
+            config["max_seq_len"] = options["max_input_len"] + options["max_output_len"]
+        elif config["max_seq_len"] is None:
+            config["max_seq_len"] = checkpoint["max_position_embeddings"]
+    return {**config, "plugin_config": dict(plugins)}
+
+
+def _read_checkpoint(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ProgramError(f"FileNotFoundError: {error}") from None
+    for key in (
+        "architecture",
+        "dtype",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "hidden_act",
+    ):
+        if key not in config:
+            raise ProgramError(f"KeyError: '{key}'")
+    for rank in range(int(config["mapping"]["world_size"])):
+        file = folder / f"rank{rank}.safetensors"
+        if not file.is_file():
+            raise ProgramError(f'FileNotFoundError: No such file or directory: "{file}"')
+        content = file.read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        if len(content) < 16 or len(content) != 8 + size + 8:
+            raise ProgramError(
+                "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"
+            )
+    return config
+
+
+def _check(work: Work, checkpoint: Mapping[str, Any], options: Mapping[str, Any], plugins: dict[str, Any]) -> None:
+    """Raise ProgramError for what this release refuses on these GPUs. Turns off in `plugins` what it would turn off."""
+    quantization = checkpoint["quantization"]
+    algorithm, kv = quantization["quant_algo"], quantization["kv_cache_quant_algo"]
+    if work.sm < 89 and (algorithm in _FP8 or kv == "FP8"):
+        raise ProgramError(WORDS["fp8_hardware"], traceback=False)
+    if plugins.get("use_fp8_context_fmha") == "enable":
+        if algorithm not in _FP8_CONTEXT:
+            plugins["use_fp8_context_fmha"] = "disable"
+            print("[TRT-LLM] [W] FP8 Context FMHA is disabled because it needs an FP8 model.", file=sys.stderr)
+        elif (
+            work.sm < work.facts["fp8_context_fmha"]["least_sm"] or work.sm > work.facts["fp8_context_fmha"]["most_sm"]
+        ):
+            raise ProgramError(WORDS["fp8_fmha"], traceback=False)
+    if plugins.get("use_paged_context_fmha") == "enable" and kv == "INT8":
+        plugins["use_paged_context_fmha"] = "disable"
+        print("[TRT-LLM] [W] Paged Context FMHA is disabled because of the INT8 KV cache.", file=sys.stderr)
+    off = kv != "INT8" and plugins.get("use_paged_context_fmha") == "disable"
+    if algorithm and off and work.facts["needs_paged_context_fmha"]:
+        raise refusal("this release cannot build a quantized checkpoint with use_paged_context_fmha off")
+    if plugins.get("streamingllm") == "enable" and work.facts["refuses_streamingllm"]:
+        raise refusal("this release has no streamingllm any more")
+    if 100 <= work.sm < 120 and work.facts["gates_blackwell"]:
+        if kv == "INT8" or (algorithm or "").startswith(("W8A16", "W4A16", "W8A8_SQ")):
+            raise ProgramError(
+                f"RuntimeError: stand-in: {algorithm} with KV cache {kv} is not supported on SM {work.sm}"
+            )
+        for name in _NOT_ON_BLACKWELL:
+            if plugins.get(name) not in {None, "disable"}:
+                raise ProgramError(f"RuntimeError: stand-in: {name} is not supported on SM {work.sm}")

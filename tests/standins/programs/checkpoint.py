@@ -1,0 +1,115 @@
+"""Model folders in, TensorRT-LLM checkpoints out: what converters and quantize.py have in common."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.standins.programs import ProgramError, Work, refusal
+
+_ARCHITECTURES: Final = {
+    # family of the example script -> architectures of Hugging Face models that it converts
+    "llama": ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    "qwen": ("QWenLMHeadModel", "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    "phi": ("PhiForCausalLM", "Phi3ForCausalLM", "Phi3SmallForCausalLM", "PhiMoEForCausalLM"),
+    "gpt": ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "Starcoder2ForCausalLM", "NemotronForCausalLM"),
+    "gemma": ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"),
+}
+_RENAMED: Final = {"GPT2LMHeadModel": "GPTForCausalLM", "Qwen2ForCausalLM": "QWenForCausalLM"}
+"""TensorRT-LLM's name where it is not Hugging Face's."""
+_LFS_POINTER: Final = b"version https://git-lfs"
+
+
+def read_model(work: Work, folder: str | None) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder. Raises ProgramError for what loading one would fail on."""
+    if folder is None:
+        raise refusal("--model_dir is missing")
+    path = Path(folder)
+    if not path.is_dir():
+        raise ProgramError(
+            f"OSError: Can't load the configuration of '{folder}'. No such folder, and no hub is reachable"
+        )
+    file = path / "config.json"
+    if not file.is_file():
+        raise ProgramError(f"OSError: {folder} does not appear to have a file named config.json.")
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    weights = [*path.glob("*.safetensors"), *path.glob("*.bin")]
+    if not weights:
+        raise ProgramError(
+            f"OSError: Error no file named model.safetensors, or pytorch_model.bin, found in directory {folder}."
+        )
+    for weight in weights:
+        with weight.open("rb") as opened:
+            if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ProgramError("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge")
+    scaling = config.get("rope_scaling")
+    if scaling and "type" not in scaling and not work.facts["knows_rope_type"]:
+        raise ProgramError("KeyError: 'type'")
+    return config
+
+
+def check_family(config: Mapping[str, Any], family: str) -> None:
+    """Raise ProgramError for a model that is another family's."""
+    architecture = config["architectures"][0]
+    if architecture not in _ARCHITECTURES[family]:
+        raise refusal(f"examples/{family} does not convert {architecture}")
+
+
+def write_checkpoint(
+    work: Work,
+    folder: Path,
+    model: Mapping[str, Any],
+    *,
+    dtype: str,
+    tp: int,
+    pp: int,
+    cp: int = 1,
+    quantization: Mapping[str, Any],
+) -> None:
+    """Write config.json and a file of a few bytes for each rank."""
+    heads = int(model.get("num_attention_heads") or model["n_head"])
+    layers = int(model.get("num_hidden_layers") or model["n_layer"])
+    if heads % tp:
+        raise ProgramError(f"AssertionError: num_attention_heads {heads} is not divisible by tp_size {tp}")
+    if layers % pp:
+        raise ProgramError(f"AssertionError: num_hidden_layers {layers} is not divisible by pp_size {pp}")
+    if dtype == "auto":
+        dtype = str(model.get("torch_dtype") or model.get("dtype") or "float16")
+    world = tp * pp * cp
+    architecture = model["architectures"][0]
+    config = {
+        "architecture": _RENAMED.get(architecture, architecture),
+        "dtype": dtype,
+        "logits_dtype": "float32",
+        "vocab_size": model["vocab_size"],
+        "hidden_size": model.get("hidden_size") or model["n_embd"],
+        "intermediate_size": model.get("intermediate_size"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": model.get("num_key_value_heads") or heads,
+        "hidden_act": model.get("hidden_act") or model.get("activation_function"),
+        "max_position_embeddings": model.get("max_position_embeddings") or model.get("n_positions"),
+        "mapping": {
+            "world_size": world,
+            "tp_size": tp,
+            "pp_size": pp,
+            **({"cp_size": cp} if "--cp_size" in work.facts["tools"][work.tool][work.tool] else {}),
+        },
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, **quantization},
+    }
+    files = [(folder / f"rank{rank}.safetensors", safetensors(rank)) for rank in range(world)]
+    work.write([(folder / "config.json", json.dumps(config, indent=4).encode()), *files])
+
+
+def safetensors(rank: int) -> bytes:
+    """A file with one tensor of four float16 zeros, and the rank among its metadata."""
+    header: dict[str, Any] = {
+        "__metadata__": {"format": "pt", "rank": str(rank)},
+        "transformer.vocab_embedding.weight": {"dtype": "F16", "shape": [2, 2], "data_offsets": [0, 8]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + bytes(8)

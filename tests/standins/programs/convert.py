@@ -1,0 +1,68 @@
+"""`convert_checkpoint.py` of one family."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.standins.programs import Work, arguments, refusal
+from tests.standins.programs.checkpoint import check_family, read_model, write_checkpoint
+
+_WEIGHT_ONLY: Final = {
+    "int8": "W8A16",
+    "int4": "W4A16",
+    "int8_gptq": "W8A16_GPTQ",
+    "int4_gptq": "W4A16_GPTQ",
+    "int4_awq": "W4A16_AWQ",
+    "w4a16_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+}
+
+
+def run(work: Work, argv: Sequence[str]) -> int:
+    """Convert."""
+    options = arguments.parse("convert_checkpoint.py", work.facts["tools"][work.tool][work.tool], argv)
+    family = work.tool.partition(":")[2]
+    if family == "gemma" and options["ckpt_type"] != "hf":
+        raise refusal(f"--ckpt-type is {options['ckpt_type']}; the stand-in reads hf only")
+    model = read_model(work, options["model_dir"])
+    check_family(model, family)
+    work.begin()
+    time.sleep(work.seconds("convert_checkpoint.py"))
+    write_checkpoint(
+        work,
+        Path(options["output_model_dir" if family == "gemma" else "output_dir"]),
+        model,
+        dtype=options["dtype"] or "auto",
+        tp=options.get("tp_size", options.get("world_size", 1)),  # gemma's has only the latter
+        pp=options.get("pp_size", 1),
+        cp=options.get("cp_size", 1),
+        quantization=quantization(options),
+    )
+    print("Total time of converting checkpoints: 00:00:00")
+    return 0
+
+
+def quantization(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The `quantization` section for these options. Source: checkpoint documentation of 0.15 for the algorithms."""
+    kv = "INT8" if options.get("int8_kv_cache") else "FP8" if options.get("fp8_kv_cache") else None
+    precision = options.get("use_weight_only_with_precision")  # gemma's, with no switch before it
+    if options.get("use_weight_only"):
+        precision = options["weight_only_precision"]
+    algorithm = None
+    grouped: dict[str, Any] = {}
+    if options.get("use_nvfp4"):
+        algorithm = "NVFP4"
+    elif options.get("use_fp8_rowwise"):
+        algorithm = "FP8_PER_CHANNEL_PER_TOKEN"
+    elif options.get("use_fp8") or options.get("enable_fp8"):
+        algorithm = "FP8"
+    elif options.get("smoothquant") is not None:
+        algorithm = "W8A8_SQ_PER_CHANNEL"
+    elif precision is not None:
+        algorithm = _WEIGHT_ONLY[precision]
+        if precision.endswith(("gptq", "awq")):
+            grouped = {"group_size": options.get("group_size", 128), "has_zero_point": precision.endswith("gptq")}
+    return {"quant_algo": algorithm, "kv_cache_quant_algo": kv, **grouped}

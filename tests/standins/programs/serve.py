@@ -1,0 +1,280 @@
+"""`trtllm-serve`: an HTTP server with TensorRT-LLM's routes and OpenAI's completions.
+
+A token is a byte of UTF-8. The answer goes on through the alphabet, from the letter that the number of prompt tokens
+points at, so it is known in advance and every output token is one letter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from types import FrameType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
+
+_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
+_WORKER_S: Final = 300
+"""Workers end by themselves after this: a launcher that forgets them is found out, and the machine stays clean."""
+
+
+def run(work: Work, argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    table = work.facts["tools"]["trtllm-serve"]
+    command, options = arguments.parse_click(
+        "trtllm-serve", table, argv, "serve" if "serve" in table else "trtllm-serve", "MODEL"
+    )
+    if command not in {"serve", "trtllm-serve"}:
+        raise refusal(f"there is no stand-in for `trtllm-serve {command}`")
+    value = {
+        name: _option(table[command], options, name) for name in ("--tp_size", "--pp_size", "--extra_llm_api_options")
+    }
+    model = Path(options["model"])
+    limit = _load(work, model, options, value)
+    work.begin()
+    time.sleep(work.seconds("trtllm-serve"))
+    workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
+    try:
+        return _serve(work, options, str(options.get("served_model_name") or model.name), limit)
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGTERM)
+
+
+def _option(options: Mapping[str, Any], values: Mapping[str, Any], spelling: str) -> Any:
+    """The value of an option under any of its spellings; None where the release has no such option."""
+    for name, option in options.items():
+        if spelling in {name, *option.get("aliases", ())}:
+            return values[name.lstrip("-").replace("-", "_")]
+    return None
+
+
+def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[str, Any]) -> int:
+    """Longest sequence, in tokens, of what is served. Raises ProgramError for what this release cannot load."""
+    if value["--extra_llm_api_options"] and not Path(value["--extra_llm_api_options"]).is_file():
+        raise ProgramError(
+            f"FileNotFoundError: [Errno 2] No such file or directory: '{value['--extra_llm_api_options']}'"
+        )
+    if not model.is_dir():
+        raise ProgramError(f"OSError: We couldn't connect to 'https://huggingface.co' to load the files of {model}")
+    backend = options.get("backend")
+    wanted = work.facts["engine_backend"]  # None: an engine folder needs no --backend
+    if is_engine(model) and backend == wanted:
+        config = read_engine(work, model)["build_config"]
+        limit = int(config["max_seq_len"])
+    else:
+        file = model / "config.json"
+        if not file.is_file():
+            raise ProgramError(f"OSError: {model} does not appear to have a file named config.json.")
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if "model_type" not in config:
+            raise ProgramError(
+                f"ValueError: Unrecognized model in {model}. Should have a `model_type` key in its config.json"
+            )
+        limit = int(options.get("max_seq_len") or config.get("max_position_embeddings") or 2048)
+    check_tokenizer(options.get("tokenizer") or model)
+    world = int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1)
+    if world > len(work.gpus):
+        raise refusal(f"{world} ranks and {len(work.gpus)} visible GPUs")
+    return limit
+
+
+def _spawn_workers(count: int) -> list[int]:
+    """Processes of the other ranks; like real ones they do not end because the first one is killed."""
+    workers = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(_WORKER_S)
+            signal.pause()
+            os._exit(0)
+        workers.append(child)
+    return workers
+
+
+def _serve(work: Work, options: Mapping[str, Any], name: str, limit: int) -> int:
+    try:
+        server = _Server((options["host"], options["port"]), work, name, limit)
+    except OSError as error:
+        print(
+            f"ERROR:    [Errno {error.errno}] error while attempting to bind on address ('{options['host']}', "
+            f"{options['port']}): address already in use",
+            file=sys.stderr,
+        )
+        return 1
+    ended = threading.Event()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    print(
+        f"INFO:     Application startup complete.\nINFO:     Uvicorn running on http://{options['host']}:{server.port}"
+    )
+    sys.stdout.flush()
+    ended.wait()
+    server.shutdown()
+    print("INFO:     Shutting down", flush=True)
+    return 0
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], work: Work, name: str, limit: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+        self.port = self.server_address[1]
+        self.work = work
+        self.name = name
+        self.limit = limit
+        self.lock = threading.Lock()
+        self.requests = 0
+
+    def server_bind(self) -> None:
+        """Bind, without the look-up of a host name that HTTPServer does."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def count(self) -> None:
+        """Count a request for completions, and die when told to."""
+        with self.lock:
+            self.requests += 1
+            fault = self.work.fault
+            if fault and fault.kind == "die" and self.requests > fault.requests:
+                if fault.signal:
+                    signal.raise_signal(fault.signal)
+                print("[TensorRT-LLM][ERROR] stand-in: told to die", file=sys.stderr, flush=True)
+                os._exit(1)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+        print(f"INFO:     {self.client_address[0]} - {format % args}", flush=True)
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path in {"/health", "/health_generate"}:
+            self._send(200, b"")
+        elif path == "/version":
+            self._send_json(200, {"version": self.server.work.release})
+        elif path == "/v1/models":
+            entry = {"id": self.server.name, "object": "model", "created": 0, "owned_by": "tensorrt_llm"}
+            self._send_json(200, {"object": "list", "data": [entry]})
+        elif path == "/metrics":
+            self._send_json(200, [{"iter": self.server.requests, "numActiveRequests": 0}])
+        else:
+            self._send_json(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        chat = urlsplit(self.path).path == "/v1/chat/completions"
+        if not chat and urlsplit(self.path).path != "/v1/completions":
+            self._send_json(404, {"detail": "Not Found"})
+            return
+        self.server.count()
+        try:
+            self._answer(json.loads(body), chat=chat)
+        except (KeyError, TypeError, ValueError) as error:
+            self._refuse(f"{type(error).__name__}: {error}")
+
+    def _answer(self, asked: Mapping[str, Any], *, chat: bool) -> None:
+        if chat:
+            prompt_tokens = sum(len(str(message["content"]).encode()) for message in asked["messages"])
+        else:
+            prompt = asked["prompt"]
+            prompt_tokens = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
+        wanted = asked.get("max_completion_tokens") or asked.get("max_tokens") or 16
+        if prompt_tokens + wanted > self.server.limit:
+            self._refuse(
+                f"The sum of prompt length ({prompt_tokens}) and max_tokens ({wanted}) should not exceed max_seq_len "
+                f"({self.server.limit})"
+            )
+            return
+        text = "".join(_ALPHABET[(prompt_tokens + i) % len(_ALPHABET)] for i in range(wanted))
+        stops = asked.get("stop") or []
+        found = [text.index(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop in text]
+        text = text[: min(found)] if found else text
+        reason = "stop" if found else "length"
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(text),
+            "total_tokens": prompt_tokens + len(text),
+        }
+        about = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.server.requests}",
+            "created": int(time.time()),
+            "model": self.server.name,
+        }
+        if asked.get("stream"):
+            about["object"] = "chat.completion.chunk" if chat else "text_completion"
+            usage_wanted = (asked.get("stream_options") or {}).get("include_usage")
+            self._stream(about, text, reason, usage if usage_wanted else None, chat=chat)
+            return
+        time.sleep(self.server.work.seconds("token") * len(text))
+        about["object"] = "chat.completion" if chat else "text_completion"
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choice = {"index": 0, **said, "finish_reason": reason}
+        self._send_json(200, {**about, "choices": [choice], "usage": usage})
+
+    def _stream(
+        self, about: Mapping[str, Any], text: str, reason: str, usage: Mapping[str, Any] | None, *, chat: bool
+    ) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        if chat:
+            self._event({**about, "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+        for index, letter in enumerate(text):
+            time.sleep(self.server.work.seconds("token"))
+            said: dict[str, Any] = {"delta": {"content": letter}} if chat else {"text": letter}
+            last = reason if index + 1 == len(text) else None
+            self._event({**about, "choices": [{"index": 0, **said, "finish_reason": last}]})
+        if not text:
+            said = {"delta": {}} if chat else {"text": ""}
+            self._event({**about, "choices": [{"index": 0, **said, "finish_reason": reason}]})
+        if usage is not None:
+            self._event({**about, "choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, message: Mapping[str, Any]) -> None:
+        self._chunk(f"data: {json.dumps(message)}\n\n".encode())
+
+    def _chunk(self, content: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content))
+
+    def _refuse(self, words: str) -> None:
+        error = {"object": "error", "message": words, "type": "BadRequestError", "param": None, "code": 400}
+        self._send_json(400, error)
+
+    def _send_json(self, status: int, answer: Any) -> None:
+        self._send(status, json.dumps(answer).encode(), "application/json")
+
+    def _send(self, status: int, content: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)

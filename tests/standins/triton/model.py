@@ -1,0 +1,172 @@
+"""The stand-in itself: takes the engine model's tensors under the names of all releases, answers by a rule.
+
+Output token i is prompt token i + 1, round and round, so every answer is known in advance and can be detokenized. Every
+output that the configuration declares is sent, as the real backend does: ensembles wait for all they pass on.
+
+It needs nothing but numpy and Triton's own module. The environment variable TRTLLM_STANDIN_TOKEN_S of the server is
+the time each token takes, in seconds.
+"""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb
+
+_FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_ASKED_FOR = ("num_input_tokens", "num_output_tokens")
+"""Sent only to requests with `return_` and the name."""
+
+
+class TritonPythonModel:
+    """Called by Triton's Python stub."""
+
+    def initialize(self, args):
+        """Check the engine folder as the runtime does."""
+        config = json.loads(args["model_config"])
+        self._decoupled = pb.using_decoupled_model_transaction_policy(config)
+        self._outputs = {
+            output["name"]: (pb.triton_string_to_numpy(output["data_type"]), [int(size) for size in output["dims"]])
+            for output in config["output"]
+        }
+        settings = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        self._exclude_input = settings.get("exclude_input_in_output", "").lower() in {"true", "1"}
+        self._token_s = float(os.environ.get("TRTLLM_STANDIN_TOKEN_S", "0"))
+        self._limits = _load(Path(settings["gpt_model_path"]), settings)
+        self._running = {}
+        self._lock = threading.Lock()
+
+    def execute(self, requests):
+        """Answer every request on a thread of its own; in-flight batching lets them overtake each other too."""
+        threads = [threading.Thread(target=self._run, args=(request,), daemon=True) for request in requests]
+        for thread in threads:
+            thread.start()
+        if not self._decoupled:
+            for thread in threads:
+                thread.join()
+
+    def finalize(self):
+        """End what runs."""
+        with self._lock:
+            for event in self._running.values():
+                event.set()
+
+    def _run(self, request):
+        sender = request.get_response_sender()
+        name = request.request_id()
+        stopped = threading.Event()
+        try:
+            if _scalar(request, "stop", False):
+                with self._lock:
+                    if name in self._running:
+                        self._running[name].set()
+                sender.send(self._response(request, [], 0, 0), flags=_FINAL)
+                return
+            with self._lock:
+                self._running[name or id(sender)] = stopped
+            self._generate(request, sender, stopped)
+        except Exception as error:
+            sender.send(pb.InferenceResponse(error=pb.TritonError(str(error))), flags=_FINAL)
+        finally:
+            with self._lock:
+                self._running.pop(name or id(sender), None)
+
+    def _generate(self, request, sender, stopped):
+        ids = pb.get_input_tensor_by_name(request, "input_ids").as_numpy()
+        if ids.ndim > 1 and len(ids) > 1:
+            raise ValueError(f"stand-in: a request has 1 row, this one has {len(ids)}")
+        ids = ids.reshape(-1)
+        prompt = [int(token) for token in ids[: _scalar(request, "input_lengths", len(ids))]]
+        wanted = _scalar(request, "request_output_len", 0)
+        if not prompt:
+            raise ValueError("Prompt length (0) must be positive")
+        if len(prompt) > self._limits["max_input_len"]:
+            raise ValueError(
+                f"Prompt length ({len(prompt)}) exceeds maximum input length ({self._limits['max_input_len']})."
+            )
+        wanted = min(wanted, self._limits["max_seq_len"] - len(prompt))
+        streaming = bool(_scalar(request, "streaming", False))
+        if streaming and not self._decoupled:
+            raise ValueError("Streaming is only supported if model is deployed using decoupled mode.")
+        end_id = _scalar(request, "end_id", -1)
+        stop_words = _words(request, "stop_words_list")
+        least = _scalar(request, "min_tokens", _scalar(request, "min_length", 0))
+        exclude = bool(_scalar(request, "exclude_input_in_output", self._exclude_input))
+        made = []
+        waiting = None  # a streamed token leaves when it is known whether it is the last one
+        for index in range(wanted):
+            if stopped.wait(self._token_s) if self._token_s else stopped.is_set():
+                break
+            if sender.is_cancelled():
+                break
+            token = prompt[(index + 1) % len(prompt)]
+            if token == end_id and index >= least:
+                break
+            made.append(token)
+            if streaming and waiting is not None:
+                sender.send(self._response(request, [waiting], len(prompt), 1))
+            waiting = token
+            if any(made[-len(word) :] == word for word in stop_words):
+                break
+        if streaming:
+            last = [] if waiting is None else [waiting]
+            sender.send(self._response(request, last, len(prompt), len(last)), flags=_FINAL)
+        else:
+            tokens = made if exclude else prompt + made
+            sender.send(self._response(request, tokens, len(prompt), len(made)), flags=_FINAL)
+
+    def _response(self, request, tokens, input_tokens, output_tokens):
+        """All declared outputs for one row and one beam."""
+        known = {
+            "output_ids": [[tokens]],
+            "sequence_length": [[len(tokens)]],
+            "cum_log_probs": [[0.0]],
+            "output_log_probs": [[[0.0] * output_tokens]],
+            "num_input_tokens": [[input_tokens]],
+            "num_output_tokens": [[output_tokens]],
+        }
+        tensors = []
+        for name, (kind, dims) in self._outputs.items():
+            if name in _ASKED_FOR and not _scalar(request, f"return_{name}", False):
+                continue
+            value = np.array(known[name], kind) if name in known else np.zeros([1, *map(abs, dims)], kind)
+            tensors.append(pb.Tensor(name, value))
+        return pb.InferenceResponse(output_tensors=tensors)
+
+
+def _scalar(request, name, default):
+    tensor = pb.get_input_tensor_by_name(request, name)
+    return default if tensor is None else tensor.as_numpy().reshape(-1)[0].item()
+
+
+def _words(request, name):
+    """Lists of tokens out of a tensor [1, 2, n]: all their tokens, and below the ends of each; -1 fills up."""
+    tensor = pb.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return []
+    ids, ends = tensor.as_numpy().reshape(2, -1).tolist()
+    ends = [end for end in ends if end > 0]
+    return [ids[begin:end] for begin, end in zip([0, *ends], ends)]
+
+
+def _load(engine, settings):
+    """Limits of the engine. Raises RuntimeError for what the runtime refuses."""
+    config = json.loads((engine / "config.json").read_text(encoding="utf-8"))
+    world = config["pretrained_config"]["mapping"]["world_size"]
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    if ranks != world:
+        raise RuntimeError(f"Assertion failed: mpiSize == tp * pp ({ranks} vs {world})")
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    if not (engine / f"rank{rank}.engine").is_file():
+        raise RuntimeError(f"Error opening engine file: {engine / f'rank{rank}.engine'}")
+    build = config["build_config"]
+    longest = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
+    tokens = settings.get("max_tokens_in_paged_kv_cache", "")
+    if tokens.isdecimal() and int(tokens) < longest:
+        raise RuntimeError(
+            f"Assertion failed: maxTokensInPagedKvCache ({tokens}) must be large enough to process at least 1 sequence "
+            f"to completion (i.e. must be larger than {longest})"
+        )
+    return {"max_seq_len": longest, "max_input_len": min(build["max_input_len"], longest - 1)}

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.toolchains.tensorrt_llm import commands
+
+
+def _build(release: str, **changed: Any) -> list[str]:
+    asked: dict[str, Any] = {
+        "checkpoint": "C",
+        "output": "O",
+        "family": "llama",
+        "precision": "fp16",
+        "kv": None,
+        "sm": 90,
+        "world_size": 8,
+        "workers": 4,
+        "max_batch_size": 8,
+        "isl": 2048,
+        "osl": 1024,
+    }
+    return commands.build(release, **(asked | changed))
+
+
+def _value(argv: list[str], name: str) -> str | None:
+    return argv[argv.index(name) + 1] if name in argv else None
+
+
+@pytest.mark.parametrize("release", ["0.8.0", "0.9.0", "0.10.0"])
+def test_lengths_are_of_input_and_output_up_to_0_10(release: str) -> None:
+    argv = _build(release)
+    assert (_value(argv, "--max_input_len"), _value(argv, "--max_output_len")) == ("2048", "1024")
+    assert "--max_seq_len" not in argv
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.12.0", "0.15.0", "1.2.1"])
+def test_lengths_are_of_input_and_sum_from_0_11(release: str) -> None:
+    argv = _build(release)
+    assert (_value(argv, "--max_input_len"), _value(argv, "--max_seq_len")) == ("2048", "3072")
+    assert "--max_output_len" not in argv
+
+
+@pytest.mark.parametrize("release", ["0.8.0", "0.12.0", "1.2.0"])
+def test_the_engine_is_the_same_in_every_release(release: str) -> None:
+    argv = _build(release, precision="bf16")
+    assert _value(argv, "--tokens_per_block") == "64"
+    assert _value(argv, "--gpt_attention_plugin") == "bfloat16"
+    assert _value(argv, "--gemm_plugin") == "bfloat16"
+    assert _value(argv, "--max_num_tokens") == "8192"
+    assert _value(argv, "--use_paged_context_fmha") == "enable"
+    assert _value(argv, "--workers") == "4"
+
+
+@pytest.mark.parametrize(
+    ("release", "precision", "kv", "sm", "paged", "fp8"),
+    [
+        ("0.10.0", "fp8", "fp8", 90, "disable", "disable"),
+        ("0.12.0", "fp8", "fp8", 90, "enable", "enable"),
+        ("0.12.0", "fp8", "fp8", 89, "enable", "enable"),
+        ("0.12.0", "fp8", None, 90, "enable", "disable"),
+        ("0.16.0", "int8_wo", "fp8", 90, "disable", "disable"),
+        ("0.19.0", "int8_wo", "fp8", 90, "enable", "disable"),
+        ("1.0.0", "fp16", "int8", 90, "disable", "disable"),
+        ("1.0.0", "nvfp4", "fp8", 100, "enable", "enable"),
+        ("0.19.0", "fp8", "fp8", 120, "enable", "disable"),
+        ("0.20.0", "fp8", "fp8", 120, "enable", "enable"),
+        ("1.0.0", "fp8", "fp8", None, "enable", "disable"),
+    ],
+)
+def test_attention_over_prompts(
+    release: str, precision: str, kv: str | None, sm: int | None, paged: str, fp8: str
+) -> None:
+    argv = _build(release, precision=precision, kv=kv, sm=sm)
+    assert _value(argv, "--use_paged_context_fmha") == paged
+    assert _value(argv, "--use_fp8_context_fmha") == fp8
+
+
+def test_fused_layers_are_a_switch_first_and_a_word_later() -> None:
+    assert _value(_build("0.13.0"), "--use_fused_mlp") == "enable"
+    assert "--use_fused_mlp" in _build("0.12.0", precision="fp8", kv="fp8")
+    assert "enable" not in _build("0.12.0")[_build("0.12.0").index("--use_fused_mlp") + 1 :][:1]
+    assert "--use_fused_mlp" not in _build("0.12.0", precision="int4_awq")
+
+
+def test_a_users_options_win_over_ours_and_stand_once() -> None:
+    argv = _build("1.0.0", extra={"tokens_per_block": 32, "fast_build": True, "reduce_fusion": "enable"})
+    assert argv.count("--tokens_per_block") == 1
+    assert argv[-5:] == ["--tokens_per_block", "32", "--fast_build", "--reduce_fusion", "enable"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "isl", "osl", "expected"),
+    [(8, 2048, 1024, 8192), (1, 128, 128, 256), (1, 16000, 16, 16000), (10_000, 64, 64, 10_000)],
+)
+def test_tokens_of_a_pass(batch: int, isl: int, osl: int, expected: int) -> None:
+    assert commands.max_num_tokens(batch, isl, osl) == expected
+    assert _value(_build("1.0.0", num_tokens=4096), "--max_num_tokens") == "4096"
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("release", "family", "precision", "asked", "expected"),
+    [
+        ("1.0.0", "llama", "fp16", None, "convert"),
+        ("1.0.0", "llama", "int8_wo", None, "convert"),
+        ("1.0.0", "llama", "int8_wo", "int8", "quantize"),
+        ("1.0.0", "llama", "fp16", "fp8", "quantize"),
+        ("1.0.0", "llama", "fp16", "fp16", "convert"),
+        ("1.0.0", "llama", "fp8", None, "quantize"),
+        ("1.0.0", "llama", "int8_sq", None, "quantize"),
+        ("0.10.0", "phi3", "int8_wo", None, "quantize"),
+        ("0.11.0", "phi3", "int8_wo", None, "convert"),
+        ("0.13.0", "gemma2", "int4_wo", None, "convert"),
+    ],
+)
+def test_which_script_makes_the_checkpoint(
+    release: str, family: str, precision: str, asked: str | None, expected: str
+) -> None:
+    assert commands.route(release, family, precision, commands.kv_precision(precision, asked)) == expected
+
+
+def test_fp8_weights_get_an_fp8_cache_unless_told_otherwise() -> None:
+    assert commands.kv_precision("fp8", None) == "fp8"
+    assert commands.kv_precision("fp8", "fp16") is None
+    assert commands.kv_precision("int4_awq", None) is None
+    assert commands.kv_precision("int4_awq", "int8") == "int8"
+
+
+def _convert(release: str, **changed: Any) -> list[str]:
+    asked: dict[str, Any] = {
+        "script": "convert_checkpoint.py",
+        "family": "qwen2",
+        "model": "M",
+        "output": "O",
+        "precision": "fp16",
+        "tp": 4,
+        "pp": 2,
+        "workers": 2,
+    }
+    return commands.convert_checkpoint(release, **(asked | changed))
+
+
+def test_converting_weight_only() -> None:
+    assert _convert("1.0.0", precision="int8_wo") == [
+        *(
+            "python3",
+            "convert_checkpoint.py",
+            "--model_dir",
+            "M",
+            "--output_dir",
+            "O",
+            "--tp_size",
+            "4",
+            "--pp_size",
+            "2",
+        ),
+        *("--dtype", "float16", "--use_weight_only", "--weight_only_precision", "int8", "--workers", "2"),
+    ]
+
+
+@pytest.mark.parametrize("release", ["0.13.0", "1.2.0"])
+def test_gemma_has_spellings_of_its_own(release: str) -> None:
+    argv = _convert(release, family="gemma2", precision="int4_wo", pp=1)
+    assert argv[2:10] == ["--ckpt-type", "hf", "--model-dir", "M", "--output-model-dir", "O", "--world-size", "4"]
+    assert _value(argv, "--dtype") == "bfloat16"
+    assert _value(argv, "--use-weight-only-with-precision") == "int4"
+
+
+def test_the_first_script_for_phi_3_asks_which_of_the_minis_it_is() -> None:
+    argv = _convert("0.10.0", family="phi3", tp=1, pp=1, max_position_embeddings=131072)
+    assert _value(argv, "--model_type") == "Phi-3-mini-128k-instruct"
+    assert "--tp_size" not in argv
+    assert "--model_type" not in _convert("0.11.0", family="phi3", pp=1, max_position_embeddings=131072)
+
+
+def test_a_users_options_of_the_scripts_come_last() -> None:
+    assert _convert("0.15.0", extra={"use_embedding_sharing": True})[-1] == "--use_embedding_sharing"
+    argv = commands.quantize(
+        "1.0.0",
+        script="quantize.py",
+        family="llama",
+        model="M",
+        output="O",
+        precision="int4_awq",
+        kv=None,
+        tp=1,
+        pp=1,
+        calibration=commands.Calibration(),
+        extra={"awq_block_size": 64},
+    )
+    assert argv.count("--awq_block_size") == 1
+    assert argv[-2:] == ["--awq_block_size", "64"]
+
+
+def test_quantizing() -> None:
+    calibration = commands.Calibration(dataset="D", samples=64, max_length=256, batch_size=4, seed=7)
+    asked: dict[str, Any] = {"script": "quantize.py", "family": "llama", "model": "M", "output": "O", "tp": 2, "pp": 1}
+    argv = commands.quantize("1.0.0", precision="fp8", kv="fp8", calibration=calibration, **asked)
+    assert argv[2:] == [
+        *("--model_dir", "M", "--output_dir", "O", "--dtype", "float16", "--qformat", "fp8", "--kv_cache_dtype", "fp8"),
+        *("--tp_size", "2", "--pp_size", "1", "--calib_size", "64", "--batch_size", "4"),
+        *("--calib_dataset", "D", "--calib_max_seq_length", "256", "--seed", "7"),
+    ]
+    plain = commands.quantize("1.0.0", precision="bf16", kv="int8", calibration=calibration, **asked)
+    assert (_value(plain, "--qformat"), _value(plain, "--dtype")) == ("full_prec", "bfloat16")
+    assert not commands.takes_dataset("0.9.0")
+    assert "--calib_dataset" not in commands.quantize(
+        "0.9.0", precision="fp8", kv=None, calibration=calibration, **asked
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ servers
+
+
+def test_an_engine_is_served_by_the_backend_the_release_names() -> None:
+    asked: dict[str, Any] = {"engine": "E", "tokenizer": "T"}
+    common = ["E", "--tokenizer", "T"]
+    assert commands.serve_engine("0.17.0", **asked) == ["trtllm-serve", *common]
+    assert commands.serve_engine("0.21.0", **asked) == ["trtllm-serve", "serve", *common]
+    assert commands.serve_engine("1.0.0", **asked) == ["trtllm-serve", "serve", *common, "--backend", "trt"]
+    assert commands.serve_engine("1.2.1", **asked)[5:7] == ["--backend", "tensorrt"]
+    with pytest.raises(PlanError, match=r"trtllm-serve 1\.3\.0 does not serve engines"):
+        commands.serve_engine("1.3.0", **asked)
+    with pytest.raises(PlanError, match=r"0\.14\.0 has no trtllm-serve"):
+        commands.serve_engine("0.14.0", **asked)
+
+
+def test_serving_with_pytorch() -> None:
+    asked: dict[str, Any] = {
+        "model": "M",
+        "tp": 2,
+        "pp": 1,
+        "max_batch_size": 8,
+        "max_seq_len": 3072,
+        "num_tokens": 8192,
+    }
+    argv = commands.serve_pytorch("1.2.0", kv_fraction=0.8, config="C", extra={"trust_remote_code": True}, **asked)
+    assert argv == [
+        *("trtllm-serve", "serve", "M", "--tp_size", "2", "--pp_size", "1", "--max_batch_size", "8"),
+        *("--max_seq_len", "3072", "--max_num_tokens", "8192", "--extra_llm_api_options", "C"),
+        *("--kv_cache_free_gpu_memory_fraction", "0.8", "--trust_remote_code"),
+    ]
+    assert commands.serve_pytorch("1.3.0", **asked).count("--no-telemetry") == 1
+
+
+def test_checking_an_engine_of_several_ranks() -> None:
+    asked: dict[str, Any] = {"script": "run.py", "engine": "E", "tokenizer": "T", "prompt": "Hello", "max_tokens": 8}
+    argv = commands.engine_check("1.0.0", world_size=4, as_root=True, **asked)
+    assert argv[:5] == ["mpirun", "--allow-run-as-root", "-n", "4", "python3"]
+    assert commands.engine_check("1.0.0", **asked)[0] == "python3"

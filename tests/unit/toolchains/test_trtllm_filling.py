@@ -1,0 +1,300 @@
+"""Filling TensorRT-LLM's templates: whatever a file has, with whatever value, or words why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.broken_repositories import write_engine, write_model
+from tests.standins import templates as standin
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.serving import model_config
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, repository, templates
+
+RELEASE = "0.16.0"
+
+
+class Installed:
+    """A release with templates, an engine and a model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.engine = write_engine(folder / "engine", RELEASE)
+        self.model = write_model(folder / "model")
+
+    def fill(self, release: str = RELEASE, **params: Any) -> dict[str, Any]:
+        out = self.folder / "out"
+        out.mkdir()
+        config = self.engine / "config.json"
+        config.write_text(config.read_text().replace(RELEASE, release))
+        installed = TensorRTLLM(release, templates=str(standin.install(self.folder, release)))
+        params = {"max_batch_size": 4, **params}
+        repository.write(out, installed, engine=self.engine, model=self.model, params=params)
+        return {path.parent.name: model_config.read(path) for path in out.glob("*/config.pbtxt")}
+
+    def fill_llmapi(self, **params: Any) -> tuple[dict[str, Any], Any]:
+        out = self.folder / "out"
+        out.mkdir()
+        installed = TensorRTLLM("1.2.0", templates=str(standin.install(self.folder, "1.2.0")))
+        params = {"max_batch_size": 4, "max_seq_len": 128, **params}
+        repository.write_llmapi(out, installed, model=self.model, params=params)
+        model = out / "tensorrt_llm"
+        return yaml.safe_load((model / "1" / "model.yaml").read_text()), model_config.read(model / "config.pbtxt")
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Installed:
+    return Installed(tmp_path)
+
+
+def strings(configs: dict[str, Any], model: str) -> dict[str, str]:
+    return model_config.string_parameters(configs[model])
+
+
+def test_settings_reach_their_files(installed: Installed) -> None:
+    configs = installed.fill(
+        decoupled=False,
+        preprocessing_instances=2,
+        postprocessing_instances=3,
+        bls_instances=4,
+        kv_cache_free_gpu_mem_fraction=0.5,
+        max_tokens_in_paged_kv_cache=4096,
+        max_attention_window_size=[64, 128],
+        batch_scheduler_policy="max_utilization",
+        exclude_input_in_output=False,
+        accumulate_tokens=True,
+        max_queue_delay_microseconds=100,
+        max_queue_size=16,
+        gpu_device_ids=[1, 0],
+        skip_special_tokens=False,
+        encoder_input_features_data_type="TYPE_BF16",
+    )
+    engine = configs["tensorrt_llm"]
+    assert strings(configs, "tensorrt_llm") == {
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
+        "batch_scheduler_policy": "max_utilization",
+        "enable_kv_cache_reuse": "false",
+        "exclude_input_in_output": "false",
+        "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
+        "gpt_model_path": str(installed.engine),
+        "gpt_model_type": "inflight_fused_batching",
+        "gpu_device_ids": "1,0",
+        "kv_cache_free_gpu_mem_fraction": "0.5",
+        "max_attention_window_size": "64,128",
+        "max_beam_width": "1",
+        "max_tokens_in_paged_kv_cache": "4096",
+    }
+    assert engine.backend == "tensorrtllm"
+    assert not engine.model_transaction_policy.decoupled
+    assert not configs["tensorrt_llm_bls"].model_transaction_policy.decoupled
+    assert engine.dynamic_batching.max_queue_delay_microseconds == 100
+    assert engine.dynamic_batching.default_queue_policy.max_queue_size == 16
+    assert list(engine.dynamic_batching.preferred_batch_size) == [4]
+    kinds = {tensor.name: model_config.data_type_name(tensor.data_type) for tensor in engine.input}
+    assert kinds["encoder_input_features"] == "TYPE_BF16"
+    counts = {name: config.instance_group[0].count for name, config in configs.items() if config.instance_group}
+    assert counts == {"preprocessing": 2, "postprocessing": 3, "tensorrt_llm_bls": 4, "tensorrt_llm": 1}
+    assert strings(configs, "tensorrt_llm_bls")["accumulate_tokens"] == "true"
+    assert strings(configs, "postprocessing")["skip_special_tokens"] == "false"
+
+
+def test_what_nobody_set_is_absent_or_empty_as_its_reader_needs(installed: Installed) -> None:
+    """A C++ backend takes "" for a false; preprocessing reads visual_model_path without asking whether it is there."""
+    configs = installed.fill()
+    assert "kv_cache_onboard_blocks" not in configs["tensorrt_llm"].parameters
+    assert "multi_block_mode" not in configs["tensorrt_llm"].parameters
+    assert strings(configs, "preprocessing")["visual_model_path"] == ""
+    assert "tensorrt_llm_draft_model_name" not in configs["tensorrt_llm_bls"].parameters
+
+
+def test_parameters_read_without_asking_stay_in_newer_releases(installed: Installed) -> None:
+    configs = installed.fill("0.19.0")
+    assert strings(configs, "tensorrt_llm")["guided_decoding_backend"] == ""
+    assert strings(configs, "tensorrt_llm")["xgrammar_tokenizer_info_path"] == ""
+    assert strings(configs, "preprocessing")["multimodal_model_path"] == ""
+
+
+@pytest.mark.parametrize(("said", "word"), [("float16", "TYPE_FP16"), ("bfloat16", "TYPE_BF16"), (None, "TYPE_FP32")])
+def test_logits_have_the_engines_type_in_all_models(installed: Installed, said: str | None, word: str) -> None:
+    path = installed.engine / "config.json"
+    config = json.loads(path.read_text())
+    config["pretrained_config"]["logits_dtype"] = said
+    path.write_text(json.dumps(config))
+    configs = installed.fill("0.18.0")
+    for name in ("tensorrt_llm", "tensorrt_llm_bls", "ensemble"):
+        kinds = {tensor.name: model_config.data_type_name(tensor.data_type) for tensor in configs[name].output}
+        assert kinds["context_logits"] == kinds["generation_logits"] == word
+
+
+@pytest.mark.parametrize("name", ["a, b:c", 'say "hi"', "back\\slash", "# no comment", "Größe", "it's"])
+def test_any_path_is_safe(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    installed = Installed(folder)
+    configs = installed.fill()
+    assert strings(configs, "tensorrt_llm")["gpt_model_path"] == str(installed.engine)
+    assert strings(configs, "preprocessing")["tokenizer_dir"] == str(installed.model)
+
+
+def test_engines_are_named_and_never_copied(installed: Installed) -> None:
+    installed.fill()
+    assert not list((installed.folder / "out").rglob("*.engine"))
+
+
+def test_placeholders_that_only_the_release_knows(installed: Installed) -> None:
+    root = standin.install(installed.folder, RELEASE)
+    path = root / templates.TEMPLATE_SET / "tensorrt_llm" / "config.pbtxt"
+    path.write_text(
+        path.read_text().replace("max_batch_size: ${triton_max_batch_size}", "max_batch_size: ${new_number}")
+        + 'parameters { key: "new_switch" value { string_value: "${new_switch}" } }\n'
+    )
+    values = {"triton_backend": "tensorrtllm", "decoupled_mode": "true", "triton_max_batch_size": "4"}
+    values |= {"max_queue_delay_microseconds": "0", "max_queue_size": "0"}
+    values |= {"encoder_input_features_data_type": "TYPE_FP16"}
+    with pytest.raises(
+        StageError, match=r"config.pbtxt:\d+: no value for \$\{new_number\}, which .* 9.9 needs"
+    ) as error:
+        templates.fill_text(path.read_text(), values, path=path, release="9.9")
+    assert error.value.hint == "settings.repository.parameters: {new_number: VALUE}"
+    filled = templates.fill_text(path.read_text(), {**values, "new_number": "7"}, path=path, release="9.9")
+    assert filled.max_batch_size == 7
+    assert "new_switch" not in filled.parameters
+    with pytest.raises(StageError, match="stands for a number or a word, '7 }' is neither"):
+        templates.fill_text(path.read_text(), {**values, "new_number": "7 }"}, path=path, release="9.9")
+    with pytest.raises(StageError, match="Couldn't parse integer: four, after filling"):
+        templates.fill_text(path.read_text(), {**values, "new_number": "four"}, path=path, release="9.9")
+
+
+def test_parameters_fill_other_placeholders(installed: Installed) -> None:
+    template = standin.install(installed.folder, RELEASE) / templates.TEMPLATE_SET / "postprocessing" / "config.pbtxt"
+    text = template.read_text() + 'parameters { key: "strip" value { string_value: "${strip}" } }\n'
+    values = {"triton_max_batch_size": "1", "postprocessing_instance_count": "1", "strip": "a\nb"}
+    filled = templates.fill_text(text, values, path=template, release=RELEASE)
+    assert filled.parameters["strip"].string_value == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("release", "params", "words"),
+    [
+        ("0.8.0", {"max_queue_size": 4}, "settings.repository.max_queue_size: no template of TensorRT-LLM 0.8.0 has"),
+        ("0.8.0", {"decoding_mode": "top_k"}, r"known to have it from 0.10.0 on"),
+        ("0.16.0", {"tokenizer_type": "llama"}, r"known to have it up to 0.8.0"),
+        ("0.16.0", {"parameters": {"moon_phase": 1}}, "settings.repository.parameters.moon_phase: no template"),
+        ("0.16.0", {"parameters": {"engine_dir": "x"}}, "engine_dir: it follows from the engine and model"),
+        ("0.16.0", {"parameters": {"decoupled_mode": "x"}}, "decoupled_mode: use settings.repository.decoupled"),
+        ("0.16.0", {"parameters": {"x": [1]}}, r"parameters.x is \[1\]; expected a text, number or switch"),
+        ("0.16.0", {"parameters": "x"}, r"parameters is 'x'; expected \{NAME: VALUE\}"),
+        ("0.16.0", {"colour": "red"}, "settings.repository.colour: there is no such setting"),
+        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": 1.5}, "is 1.5; expected at most 1"),
+        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": 0.0}, "is 0.0; expected more than 0"),
+        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": "half"}, "is 'half'; expected a number"),
+        ("0.16.0", {"bls_instances": 0}, "is 0; expected at least 1"),
+        ("0.16.0", {"bls_instances": True}, "is True; expected a whole number"),
+        ("0.16.0", {"decoupled": "yes"}, "is 'yes'; expected true or false"),
+        ("0.16.0", {"batching_strategy": "inflight"}, "expected one of inflight_fused_batching, inflight_batching, V1"),
+        ("0.16.0", {"gpu_device_ids": "0,1"}, "is '0,1'; expected a list of whole numbers"),
+        ("0.16.0", {"medusa_choices": 3}, "is 3; expected a text"),
+        ("0.16.0", {"max_batch_size": 9}, "max_batch_size is 9; expected 1 to 8, the engine's max_batch_size"),
+        ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, the engine's is 1"),
+        ("0.16.0", {"max_tokens_in_paged_kv_cache": 64}, "TRT408 kv-tokens"),
+    ],
+)
+def test_refused_with_words(installed: Installed, release: str, params: dict[str, Any], words: str) -> None:
+    with pytest.raises(StageError, match=words) as error:
+        installed.fill(release, **params)
+    assert error.value.failure in {FailureClass.USER, FailureClass.INFEASIBLE}
+
+
+def test_without_templates(installed: Installed, tmp_path: Path) -> None:
+    params = {"max_batch_size": 4}
+    with pytest.raises(StageError, match=r"all_models\) of TensorRT-LLM 0.16.0 were not found") as error:
+        repository.write(tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, params=params)
+    assert "TENSORRT_LLM_TEMPLATES" in str(error.value.hint)
+    with pytest.raises(StageError, match="has no templates for preprocessing, tensorrt_llm"):
+        templates.fill(tmp_path, tmp_path / "out", {}, release=RELEASE)
+    with pytest.raises(StageError, match=r"has no template llmapi: TensorRT-LLM 0.12.0 cannot serve"):
+        llmapi.fill(tmp_path, tmp_path / "out", model=tmp_path, params={}, release="0.12.0")
+
+
+def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"model has no config.json|did not write it"):
+        repository.write(
+            tmp_path, TensorRTLLM(RELEASE), engine=installed.model, model=installed.model, params={"max_batch_size": 4}
+        )
+
+
+def test_every_setting_is_an_option_of_the_stage() -> None:
+    options = {option.name: option for option in repository.OPTIONS}
+    assert options.keys() == {"max_batch_size", "parameters", *templates.BY_NAME}
+    for setting in templates.SETTINGS:
+        assert options[setting.name].default == setting.default
+        if setting.default is not None:
+            setting.text(setting.default)
+
+
+def test_llmapi_settings(installed: Installed) -> None:
+    settings, config = installed.fill_llmapi(
+        tensor_parallel_size=2,
+        decoupled=False,
+        kv_cache_free_gpu_mem_fraction=0.7,
+        enable_kv_cache_reuse=True,
+        enable_chunked_context=True,
+        max_num_tokens=None,
+        llm_args={"kv_cache_config": {"dtype": "fp8"}, "enable_attention_dp": True},
+    )
+    assert settings == {
+        "model": str(installed.model),
+        "backend": "pytorch",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "max_batch_size": 4,
+        "max_seq_len": 128,
+        "enable_chunked_prefill": True,
+        "enable_attention_dp": True,
+        "kv_cache_config": {"enable_block_reuse": True, "free_gpu_memory_fraction": 0.7, "dtype": "fp8"},
+        "triton_config": {"max_batch_size": 0, "decoupled": False},
+    }
+    assert config.max_batch_size == 0
+    assert not config.model_transaction_policy.decoupled
+
+
+def test_llmapi_refuses_what_cannot_be(installed: Installed) -> None:
+    with pytest.raises(StageError, match="kv_cache_free_gpu_mem_fraction is 7; expected at most 1"):
+        installed.fill_llmapi(kv_cache_free_gpu_mem_fraction=7)
+
+
+def test_the_stages_take_the_templates_of_this_machine(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stage(name: str, release: str | None, **params: Any) -> Work:
+        out = tmp_path / name / "out"
+        out.mkdir(parents=True)
+        root = None if release is None else str(standin.install(tmp_path / name, release))
+        found = None if release is None else TensorRTLLM(release, templates=root)
+        monkeypatch.setattr(repository.probe, "machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
+        inputs = {"engine": installed.engine, "model": installed.model}
+        return Work({"max_batch_size": 4, **params}, inputs, {}, out, out.parent)
+
+    work = stage("engine", RELEASE, enable_kv_cache_reuse=True, parameters={})
+    repository.run(work)
+    assert {path.name for path in work.out.iterdir()} == set(templates.MODELS)
+    assert capsys.readouterr().out.endswith(f"tensorrt_llm_bls for {installed.engine}\n")
+    work = stage("pytorch", "1.2.0", max_seq_len=128)
+    repository.run_llmapi(work)
+    assert [path.name for path in work.out.iterdir()] == ["tensorrt_llm"]
+    with pytest.raises(StageError, match="TensorRT-LLM is not installed here"):
+        repository.run(stage("nothing", None))
+
+
+def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> None:
+    out = installed.folder / "out"
+    out.mkdir()
+    newer = TensorRTLLM("0.18.0", templates=str(standin.install(installed.folder, "0.18.0")))
+    with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, 0.18.0 will serve it"):
+        repository.write(out, newer, engine=installed.engine, model=installed.model, params={"max_batch_size": 4})

@@ -1,0 +1,187 @@
+"""What an engine was built for, compared with the machine that is to serve it.
+
+An engine runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
+itself says so only after loading for minutes, or dies of it; here every difference is found first, and named.
+
+`config.json` is TensorRT-LLM's own: the release and tp * pp. `engine.json` is ours, written by the stage that built the
+engine: the GPU it was built on, and the digest of every rank's files. An engine that came from elsewhere has none;
+then nothing but what config.json says can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.digest import digest_file
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine import Gpu, Machine
+from trtllm_pipeline.stages.base import write_json
+
+FILE: Final = "engine.json"
+_ENGINE: Final = re.compile(r"rank(\d+)\.engine")
+_OF_A_RANK: Final = re.compile(r"rank\d+(\.engine|_managed_weights\.safetensors)")
+_REBUILD: Final = "build the engine on this machine, or serve it on one like that it was built on"
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """One file of an engine as it was when it had been built."""
+
+    size: int
+    mtime_ns: int
+    blake3: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileDigest:
+        """Read all of `path`."""
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, digest_file(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What an engine needs. None where it is not known."""
+
+    release: str | None
+    """Of TensorRT-LLM, such as 0.12.0, as config.json says; engines of the first builders have none."""
+    world_size: int
+    """Ranks: tp * pp (* cp)."""
+    sm: int | None = None
+    """Compute capability as one number: 90 is 9.0."""
+    gpu: str | None = None
+    """Name of the GPU it was built on."""
+    digests: Mapping[str, FileDigest] | None = None
+    """By the name of the file in the engine's folder."""
+
+
+def write(engine: Path, gpu: Gpu) -> Contract:
+    """Write engine.json into a folder that `trtllm-build` has just filled on `gpu`; returns what is in it.
+
+    Reads every rank's files once. Raises ServerError when the folder is not a whole engine.
+    """
+    built = _from_config(engine)
+    _check_ranks(engine, built.world_size)
+    digests = {path.name: FileDigest.of(path) for path in _rank_files(engine)}
+    contract = Contract(built.release, built.world_size, gpu.sm, gpu.name, digests)
+    write_json(engine / FILE, {"schema": 1, **asdict(contract)})
+    return contract
+
+
+def read(engine: Path) -> Contract:
+    """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
+    contract = _from_config(engine)
+    path = engine / FILE
+    if not path.exists():
+        return contract
+    try:
+        raw = _object(path)
+        digests = {name: FileDigest(**digest) for name, digest in raw["digests"].items()}
+        return Contract(contract.release, contract.world_size, raw["sm"], raw["gpu"], digests)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServerError(f"{path} is not a contract of ours: {type(error).__name__}: {error}") from error
+
+
+def check(engine: Path, machine: Machine) -> Contract:
+    """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
+
+    A rank's file whose size and time are as they were is not read again; one with another time, as a copy has, is.
+    """
+    contract = read(engine)
+    installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
+    if contract.release is None or contract.release != installed:
+        raise _differs(
+            engine,
+            "version",
+            f"TensorRT-LLM {contract.release or 'of an old builder, which names none'}",
+            installed or "none",
+            _REBUILD,
+        )
+    _check_ranks(engine, contract.world_size)
+    if len(machine.gpus) < contract.world_size:
+        raise _differs(
+            engine,
+            "world_size",
+            f"{contract.world_size} ranks, a GPU each",
+            f"{len(machine.gpus)} GPUs",
+            "serve it with as many GPUs, or build for a smaller tp and pp",
+        )
+    other = next((gpu for gpu in machine.gpus if contract.sm not in {None, gpu.sm}), None)
+    if other is not None:
+        raise _differs(
+            engine, "sm", f"compute capability {contract.sm} ({contract.gpu})", f"{other.sm} ({other.name})", _REBUILD
+        )
+    for name, built in (contract.digests or {}).items():
+        _check_file(engine / name, built)
+    return contract
+
+
+def _from_config(engine: Path) -> Contract:
+    path = engine / "config.json"
+    try:
+        config = _object(path)
+        mapping = config.get("pretrained_config", {}).get("mapping", {})
+        world_size = int(mapping.get("world_size", 1))
+        product = 1
+        for name in ("tp_size", "pp_size", "cp_size"):
+            product *= int(mapping.get(name, 1))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ServerError(
+            f"{engine} is not an engine folder: config.json: {error}",
+            failure=FailureClass.USER,
+            hint="an engine is made by `pipeline build`, or by trtllm-build",
+        ) from error
+    if world_size != product:
+        raise _differs(path, "mapping.world_size", f"tp * pp = {product}", world_size, "convert the checkpoint again")
+    version = config.get("version")
+    return Contract(None if version is None else str(version), world_size)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise TypeError("expected an object")
+    return found
+
+
+def _rank_files(engine: Path) -> list[Path]:
+    return sorted(path for path in engine.iterdir() if _OF_A_RANK.fullmatch(path.name))
+
+
+def _check_ranks(engine: Path, world_size: int) -> None:
+    """Raise ServerError unless there is one engine file for each rank."""
+    ranks = sorted(int(found[1]) for path in engine.iterdir() if (found := _ENGINE.fullmatch(path.name)))
+    if ranks != list(range(world_size)):
+        there = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
+        raise _differs(
+            engine,
+            "rank files",
+            f"one for each of {world_size} ranks",
+            there,
+            "build the engine again: it is not whole",
+        )
+
+
+def _check_file(path: Path, built: FileDigest) -> None:
+    """Raise ServerError unless the file is as it was built."""
+    hint = "build the engine again, or copy it again"
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise _differs(path, "digests", f"a file of {built.size} bytes", "none", hint) from None
+    if status.st_size != built.size:
+        raise _differs(path, "size", f"{built.size} bytes", f"{status.st_size} bytes", hint)
+    if status.st_mtime_ns != built.mtime_ns and (digest := digest_file(path)) != built.blake3:
+        raise _differs(path, "digest", built.blake3, digest, hint)
+
+
+def _differs(path: Path, field: str, engine: object, here: object, hint: str) -> ServerError:
+    return ServerError(
+        f"{path} does not fit: {field}: the engine needs {engine}, here is {here}",
+        failure=FailureClass.INFEASIBLE,
+        hint=hint,
+    )

@@ -1,0 +1,123 @@
+"""Triton's `config.pbtxt`: read with line numbers, placeholders found and filled, written as protobuf text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from trtllm_pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    ModelConfig = Any  # the message class is made at run time, type checkers see nothing of it
+
+FILE_NAME: Final = "config.pbtxt"
+FaultKind = Literal["syntax", "field", "enum", "value"]
+
+_PARTS: Final = re.compile(
+    r"""(?P<comment>\#[^\n]*)|(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\$\{(?P<bare>\w+)\}"""
+)
+_PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
+_KINDS: Final[tuple[tuple[str, FaultKind], ...]] = (
+    ("has no field named", "field"),
+    ("has no value named", "enum"),
+    ("Value out of range", "value"),
+    ("Couldn't parse", "value"),
+    ("Expected string", "value"),
+)
+
+
+class ModelConfigError(PipelineError):
+    """A text is not a ModelConfig. `line` counts from 1; `kind` says whether names, values or the syntax are wrong."""
+
+    def __init__(self, message: str, *, source: str, line: int | None, kind: FaultKind) -> None:
+        super().__init__(f"{source}{'' if line is None else f':{line}'}: {message}")
+        self.fault = message
+        self.line = line
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """One `${name}` of a text, outside comments."""
+
+    name: str
+    line: int
+    quoted: bool
+    """Inside a string: the text parses without a value. A bare one stands for a number or an enum word."""
+
+
+def parse(text: str, *, source: str = FILE_NAME) -> ModelConfig:
+    """The ModelConfig message of a text. Raises ModelConfigError with the line, `source` being the text's name."""
+    from google.protobuf import text_format
+    from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
+
+    try:
+        return text_format.Parse(text, Message())
+    except text_format.ParseError as error:
+        said = re.sub(r"^\d+:\d+ : ", "", str(error))
+        said = re.sub(r"^'.*': ", "", said, flags=re.DOTALL).rstrip(".")
+        kind: FaultKind = next((kind for words, kind in _KINDS if words in said), "syntax")
+        raise ModelConfigError(said, source=source, line=error.GetLine(), kind=kind) from error
+
+
+def read(path: Path) -> ModelConfig:
+    """The ModelConfig of a file. Raises ModelConfigError, and OSError where it cannot be read."""
+    return parse(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def to_text(config: ModelConfig) -> str:
+    """`config` as protobuf text that `parse` takes back."""
+    from google.protobuf import text_format
+
+    return str(text_format.MessageToString(config, as_utf8=True))
+
+
+def data_type_name(number: int) -> str:
+    """The word of a tensor's `data_type`, such as TYPE_FP16."""
+    from tritonclient.grpc.model_config_pb2 import DataType
+
+    return str(DataType.Name(number))
+
+
+def string_parameters(config: ModelConfig) -> dict[str, str]:
+    """The model's parameters."""
+    return {key: value.string_value for key, value in config.parameters.items()}
+
+
+def placeholders(text: str) -> Iterator[Placeholder]:
+    """Every `${name}` of `text` outside comments, in order."""
+    for part in _PARTS.finditer(text):
+        line = text.count("\n", 0, part.start()) + 1
+        if part["bare"] is not None:
+            yield Placeholder(part["bare"], line, quoted=False)
+        elif part["string"] is not None:
+            yield from (Placeholder(name, line, quoted=True) for name in _PLACEHOLDER.findall(part["string"]))
+
+
+def substitute(text: str, value: Callable[[Placeholder], str]) -> str:
+    """`text` without comments, each placeholder replaced by `value` of it; inside strings whatever needs it is escaped."""
+    found = placeholders(text)
+
+    def part(match: re.Match[str]) -> str:
+        if match["comment"] is not None:
+            return ""
+        if match["bare"] is not None:
+            return value(next(found))
+        return _PLACEHOLDER.sub(lambda _: escaped(value(next(found))), match["string"])
+
+    return _PARTS.sub(part, text)
+
+
+def escaped(value: str) -> str:
+    """`value` as it stands between the quotes of a string in protobuf text."""
+    from google.protobuf import text_encoding
+
+    return str(text_encoding.CEscape(value.encode(), as_utf8=False))
+
+
+def without_comments(text: str) -> str:
+    """`text` with blanks for comments: the same lines and columns."""
+    return _PARTS.sub(lambda part: " " * len(part[0]) if part["comment"] is not None else part[0], text)

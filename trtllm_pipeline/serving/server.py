@@ -1,0 +1,148 @@
+"""What the launch stage asks of a server, whichever kind it is, and how any of them is asked over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.signatures import classify
+
+TAIL_BYTES: Final = 1 << 18
+"""As much of a log's end is looked at for a cause."""
+_LOOK_S: Final = 2.0
+"""Longest wait for one answer about readiness: another program may hold the port and never answer."""
+_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool", re.IGNORECASE)
+
+
+class Ports(NamedTuple):
+    """The three ports of a Triton server; one that speaks HTTP alone has the first."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+class Process(Protocol):
+    """The process that a server is, or the group of them."""
+
+    @property
+    def pid(self) -> int:
+        """Of the first process."""
+
+    def poll(self) -> int | None:
+        """Its exit status once the server cannot go on, None before."""
+
+
+class Server(Protocol):
+    """A server that was started. Whoever started it stops it, in whatever state it is."""
+
+    @property
+    def process(self) -> Process:
+        """What ends when the server does."""
+
+    @property
+    def ports(self) -> Ports:
+        """Where it listens."""
+
+    @property
+    def log(self) -> Path:
+        """Where it says what goes wrong."""
+
+    def ready(self) -> bool:
+        """Whether it and all its models say that they are ready."""
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+
+    def died(self) -> ServerError:
+        """Why it has ended, with the end of the log that says so."""
+
+    def dead_models(self) -> set[str]:
+        """Models whose own process has died since the last look, though the server goes on."""
+
+    def reload(self) -> None:
+        """Bring dead models back. Raises ServerError where that cannot be done."""
+
+    def service(self) -> dict[str, object]:
+        """What clients need to know: the part of service.json that depends on the kind of server."""
+
+    def stop(self, timeout_s: float) -> int | None:
+        """End it and everything of it within about `timeout_s`. Returns its exit status."""
+
+
+def ask(
+    host: str, port: int, method: str, path: str, body: object = None, *, timeout_s: float = 10
+) -> tuple[int, bytes]:
+    """Send one HTTP request, `body` as JSON; status and answer. Raises OSError or HTTPException when there is none."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
+    """Whether every path answers 200."""
+    try:
+        return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == http.HTTPStatus.OK for path in paths)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Event | None) -> None:
+    """Wait until `server` is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not (ended and ended.is_set()) and not server.ready():
+        if server.process.poll() is not None:
+            raise server.died()
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"{name} was not ready after {timeout_s:.0f} s{quoted(server.log)}",
+                failure=FailureClass.TIMEOUT,
+                hint="a large engine loads for minutes: --set settings.serve.ready_timeout_s=SECONDS",
+                log=server.log,
+            )
+        time.sleep(0.05)
+
+
+def diagnose(who: str, status: int | None, log: Path, cause: str | None = None) -> ServerError:
+    """What ended `who`, as an error with the log's own words. `status` is negative for a signal, None if not known."""
+    if cause is None and status is None:
+        cause = "ended"
+    elif cause is None and status is not None:
+        cause = (
+            f"ended with exit status {status}" if status >= 0 else f"was ended by signal {signal.Signals(-status).name}"
+        )
+    message = f"{who} {cause}{quoted(log)}"
+    if known := classify("\n".join(telling(log))):
+        return ServerError(message, failure=known.failure, hint=known.hint, log=log)
+    if status == -signal.SIGKILL:
+        hint = "nobody here killed it; the kernel does when memory runs out"
+        return ServerError(message, failure=FailureClass.OUT_OF_MEMORY, hint=hint, log=log)
+    return ServerError(message, log=log)
+
+
+def quoted(log: Path, lines: int = 15) -> str:
+    """The end of a log, indented, behind a colon; nothing where there is none."""
+    tail = telling(log)[-lines:]
+    return "".join([":", *(f"\n    {line[:300]}" for line in tail)]) if tail else ""
+
+
+def telling(log: Path) -> list[str]:
+    """The last lines of a log without those that every server without a GPU writes; none where there is no log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line.strip() and not _NOISE.search(line)]

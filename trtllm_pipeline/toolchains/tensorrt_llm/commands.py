@@ -1,0 +1,399 @@
+"""Command lines of TensorRT-LLM's programs for a release. Pure: nothing is run, read or looked for here.
+
+Whatever a release decides comes from the table of options. Defaults that moved between releases are always written out,
+so that one matrix makes the same engine everywhere. What cannot work is refused by `feasibility.py` before it gets here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.toolchains.tensorrt_llm import options
+from trtllm_pipeline.toolchains.tensorrt_llm.options import Scalar, Tool
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_SERVE, at_least, convert_tool
+
+PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+"""Precision -> data type of weights that are not quantized."""
+WEIGHT_ONLY: Final = {"int8_wo": "int8", "int4_wo": "int4"}
+"""Precision -> word of the convert scripts for weights that need no calibration."""
+PYTHON: Final = "python3"
+
+_BUILD: Final = "trtllm-build"
+_QUANTIZE: Final = "quantize.py"
+_RUN: Final = "run.py"
+_SERVE: Final = "trtllm-serve"
+_FP8_KV: Final = frozenset({"fp8", "nvfp4"})
+_FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
+_TOKENS_PER_BLOCK: Final = 64
+_NUM_TOKENS: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What activation ranges are measured on."""
+
+    dataset: str | None = None
+    """Folder or Hub name of a data set; None is the script's own, which is fetched from the Hub."""
+    samples: int = 512
+    max_length: int = 512
+    batch_size: int = 1
+    seed: int = 1234
+
+
+class _Arguments:
+    """Arguments of one program in one release; refuses to write what it does not have."""
+
+    def __init__(self, tool: Tool, release: str, *command: str) -> None:
+        self.tool, self.release = tool, release
+        self.argv = list(command)
+
+    def has(self, name: str) -> bool:
+        return options.exists(self.tool, self.release, name)
+
+    def add(self, name: str, value: Scalar | None = None) -> None:
+        assert self.has(name), f"{self.tool} {self.release} has no {name}"
+        self.argv += [name] if value is None else [name, str(value)]
+
+    def with_extra(self, extra: Mapping[str, Json] | None) -> list[str]:
+        """All of them, a user's checked options last."""
+        return [*self.argv, *options.render(self.tool, self.release, extra or {})]
+
+    def add_where_known(self, name: str, value: Scalar | None = None) -> None:
+        if self.has(name):
+            self.add(name, value)
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def data_type(precision: str, family: str) -> str:
+    """Data type of what is not quantized: the precision's own, else float16, or bfloat16 for Gemma, which overflows."""
+    return PLAIN.get(precision, "bfloat16" if family.startswith("gemma") else "float16")
+
+
+def kv_precision(precision: str, asked: str | None) -> Literal["fp8", "int8"] | None:
+    """How the KV cache is quantized, None for not at all. Not asked for, FP8 and FP4 weights get an FP8 cache."""
+    if asked is None:
+        return "fp8" if precision in _FP8_KV else None
+    if asked == "fp8":
+        return "fp8"
+    return "int8" if asked == "int8" else None
+
+
+def route(release: str, family: str, precision: str, kv: str | None) -> Literal["convert", "quantize"]:
+    """Which script makes the checkpoint: quantize.py for all that has to be measured, convert_checkpoint.py for the rest."""
+    if kv is not None or (precision not in PLAIN and precision not in WEIGHT_ONLY):
+        return "quantize"
+    if precision in WEIGHT_ONLY and not options.exists(convert_tool(family), release, _weight_only_option(family)):
+        return "quantize"
+    return "convert"
+
+
+def _weight_only_option(family: str) -> str:
+    return "--use-weight-only-with-precision" if FAMILIES[family].script == "gemma" else "--weight_only_precision"
+
+
+def convert_checkpoint(
+    release: str,
+    *,
+    script: str,
+    family: str,
+    model: str,
+    output: str,
+    precision: str,
+    tp: int,
+    pp: int,
+    workers: int,
+    max_position_embeddings: int = 0,
+    extra: Mapping[str, Json] | None = None,
+    python: str = PYTHON,
+) -> list[str]:
+    """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of `tp * pp` ranks, nothing measured.
+
+    `workers` ranks are made at a time. `max_position_embeddings` tells the two Phi-3 minis apart where the script asks.
+    """
+    arguments = _Arguments(convert_tool(family), release, python, script)
+    if FAMILIES[family].script == "gemma":
+        arguments.add("--ckpt-type", "hf")
+        arguments.add("--model-dir", model)
+        arguments.add("--output-model-dir", output)
+        arguments.add("--world-size", tp)
+    else:
+        arguments.add("--model_dir", model)
+        arguments.add("--output_dir", output)
+        arguments.add_where_known("--tp_size", tp)
+        arguments.add_where_known("--pp_size", pp)
+    arguments.add("--dtype", data_type(precision, family))
+    if precision in WEIGHT_ONLY:
+        if arguments.has("--use_weight_only"):
+            arguments.add("--use_weight_only")
+        arguments.add(_weight_only_option(family), WEIGHT_ONLY[precision])
+    if family == "phi3" and arguments.has("--model_type"):
+        long = max_position_embeddings > 4096
+        arguments.add("--model_type", f"Phi-3-mini-{'128k' if long else '4k'}-instruct")
+    arguments.add_where_known("--workers", max(1, min(workers, tp * pp)))
+    return arguments.with_extra(extra)
+
+
+def quantize(
+    release: str,
+    *,
+    script: str,
+    family: str,
+    model: str,
+    output: str,
+    precision: str,
+    kv: str | None,
+    tp: int,
+    pp: int,
+    calibration: Calibration,
+    extra: Mapping[str, Json] | None = None,
+    python: str = PYTHON,
+) -> list[str]:
+    """`quantize.py`: a Hugging Face folder to a quantized checkpoint of `tp * pp` ranks.
+
+    Up to 0.9 it takes no data set of the user: `takes_dataset`.
+    """
+    arguments = _Arguments(_QUANTIZE, release, python, script)
+    arguments.add("--model_dir", model)
+    arguments.add("--output_dir", output)
+    arguments.add("--dtype", data_type(precision, family))
+    arguments.add("--qformat", "full_prec" if precision in PLAIN else precision)
+    if kv is not None:
+        arguments.add("--kv_cache_dtype", kv)
+    arguments.add("--tp_size", tp)
+    arguments.add("--pp_size", pp)
+    arguments.add("--calib_size", calibration.samples)
+    arguments.add("--batch_size", calibration.batch_size)
+    if takes_dataset(release):
+        if calibration.dataset is not None:
+            arguments.add("--calib_dataset", calibration.dataset)
+        arguments.add("--calib_max_seq_length", calibration.max_length)
+        arguments.add("--seed", calibration.seed)
+    return arguments.with_extra(extra)
+
+
+def takes_dataset(release: str) -> bool:
+    """Whether this release's `quantize.py` can be told what to calibrate on."""
+    return options.exists(_QUANTIZE, release, "--calib_dataset")
+
+
+# ----------------------------------------------------------------------------------------------------------- engines
+
+
+def max_num_tokens(max_batch_size: int, isl: int, osl: int) -> int:
+    """Tokens of one forward pass where the matrix says none: 8192 as TensorRT-LLM since 0.11, at least a whole prompt
+    and a token of every request, at most what a full batch can have.
+    """
+    return min(max_batch_size * (isl + osl), max(_NUM_TOKENS, isl, max_batch_size))
+
+
+def build(
+    release: str,
+    *,
+    checkpoint: str,
+    output: str,
+    family: str,
+    precision: str,
+    kv: str | None,
+    sm: int | None,
+    world_size: int,
+    workers: int,
+    max_batch_size: int,
+    isl: int,
+    osl: int,
+    num_tokens: int | None = None,
+    extra: Mapping[str, Json] | None = None,
+    program: str = _BUILD,
+) -> list[str]:
+    """`trtllm-build`: a checkpoint to an engine of as many ranks as it has.
+
+    `workers` is the number of GPUs of the job, `sm` the compute capability as one number (90), `extra` the user's
+    options, already checked; they win over our defaults.
+    """
+    arguments = _Arguments(_BUILD, release, program)
+    arguments.add("--checkpoint_dir", checkpoint)
+    arguments.add("--output_dir", output)
+    arguments.add("--max_batch_size", max_batch_size)
+    arguments.add("--max_input_len", isl)
+    if arguments.has("--max_seq_len"):
+        arguments.add("--max_seq_len", isl + osl)
+    else:
+        arguments.add("--max_output_len", osl)
+    arguments.add("--max_num_tokens", num_tokens or max_num_tokens(max_batch_size, isl, osl))
+    arguments.add("--workers", max(1, min(workers, world_size)))
+    table = options.load()[_BUILD]
+    chosen = {table.canonical(options.spelling(key)) for key in extra or {}}
+    for name, value in build_defaults(release, precision=precision, family=family, kv=kv, sm=sm).items():
+        if name not in chosen:
+            arguments.add(name, value)
+    return arguments.with_extra(extra)
+
+
+def build_defaults(
+    release: str, *, precision: str, family: str, kv: str | None, sm: int | None
+) -> dict[str, Scalar | None]:
+    """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them.
+
+    None as a value is a switch that is on.
+    """
+    dtype = data_type(precision, family)
+    fp8_fmha = uses_fp8_context_fmha(release, precision, kv, sm)
+    wanted: dict[str, Scalar] = {
+        "--gpt_attention_plugin": dtype,
+        # TensorRT's own FP8 multiplication is the faster one for all but the smallest batches.
+        "--gemm_plugin": {"fp8": "disable", "nvfp4": "nvfp4"}.get(precision, dtype),
+        "--nccl_plugin": dtype,
+        "--moe_plugin": dtype,
+        "--tokens_per_block": _TOKENS_PER_BLOCK,
+        "--use_paged_context_fmha": _on_off(_uses_paged_context_fmha(release, kv, fp8_fmha=fp8_fmha)),
+        "--use_fp8_context_fmha": _on_off(fp8_fmha),
+    }
+    found: dict[str, Scalar | None] = {
+        name: value for name, value in wanted.items() if options.exists(_BUILD, release, name)
+    }
+    if options.accepts(_BUILD, release, "--use_fused_mlp", "enable"):
+        found["--use_fused_mlp"] = "enable"
+    elif precision in PLAIN or precision == "fp8":
+        found["--use_fused_mlp"] = None  # the switch of these releases fails for other quantized layers
+    if precision == "fp8" and options.exists(_BUILD, release, "--strongly_typed"):
+        found["--strongly_typed"] = None  # later releases always are; before, FP8 needs it
+    return found
+
+
+def uses_fp8_context_fmha(release: str, precision: str, kv: str | None, sm: int | None) -> bool:
+    """Whether attention over prompts runs in FP8: layers with FP8 inputs, an FP8 cache, and a GPU the release has kernels
+    for (SM 89 and 90 since 0.12; SM 100 since 0.17, SM 120 since 0.20). Before 0.12 it lacks paged prompts, and is off.
+    """
+    if precision not in _FP8_INPUTS or kv != "fp8" or sm is None:
+        return False
+    since = "0.12" if sm in {89, 90} else "0.17" if 100 <= sm < 120 else "0.20" if sm >= 120 else None
+    return since is not None and at_least(release, since)
+
+
+def _uses_paged_context_fmha(release: str, kv: str | None, *, fp8_fmha: bool) -> bool:
+    # With a quantized cache it needs the FP8 kernels, until 0.19 where it became the default and the way that is tested.
+    if kv == "int8":
+        return False
+    return kv is None or fp8_fmha or at_least(release, "0.19")
+
+
+def _on_off(on: bool) -> str:
+    return "enable" if on else "disable"
+
+
+def engine_check(
+    release: str,
+    *,
+    script: str,
+    engine: str,
+    tokenizer: str,
+    prompt: str,
+    max_tokens: int,
+    world_size: int = 1,
+    as_root: bool = False,
+    oversubscribe: bool = False,
+    mpirun: str = "mpirun",
+    python: str = PYTHON,
+) -> list[str]:
+    """`run.py`: one answer of an engine without a server, with one process for each of its ranks."""
+    ranks = (
+        [mpirun, *_mpi_flags(as_root=as_root, oversubscribe=oversubscribe), "-n", str(world_size)]
+        if world_size > 1
+        else []
+    )
+    arguments = _Arguments(_RUN, release, *ranks, python, script)
+    arguments.add("--engine_dir", engine)
+    arguments.add("--tokenizer_dir", tokenizer)
+    arguments.add("--max_output_len", max_tokens)
+    arguments.add("--input_text", prompt)
+    return arguments.argv
+
+
+def _mpi_flags(*, as_root: bool, oversubscribe: bool) -> list[str]:
+    return [*(["--allow-run-as-root"] if as_root else []), *(["--oversubscribe"] if oversubscribe else [])]
+
+
+# ------------------------------------------------------------------------------------------------------------ servers
+
+
+def serve_engine(
+    release: str,
+    *,
+    engine: str,
+    tokenizer: str,
+    kv_fraction: float | None = None,
+    extra: Mapping[str, Json] | None = None,
+    program: str = _SERVE,
+) -> list[str]:
+    """`trtllm-serve` on an engine folder, which says its limits and ranks itself. Where it listens is added at launch.
+
+    `kv_fraction` is the share of the GPU memory still free after loading that the KV cache gets. Raises PlanError for
+    releases without trtllm-serve or without engines.
+    """
+    arguments = _serve(release, program, engine)
+    arguments.add("--tokenizer", tokenizer)
+    if at_least(release, "1.0"):
+        # Up to 0.21 an engine is what it serves; since then PyTorch is, unless told otherwise.
+        backend = next(
+            (word for word in ("tensorrt", "trt") if options.accepts(_SERVE, release, "--backend", word)), None
+        )
+        if backend is None:
+            raise PlanError(
+                f"trtllm-serve {release} does not serve engines: TensorRT-LLM gave them up",
+                hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
+            )
+        arguments.add("--backend", backend)
+    return _finish(arguments, kv_fraction, extra)
+
+
+def serve_pytorch(
+    release: str,
+    *,
+    model: str,
+    tp: int,
+    pp: int,
+    max_batch_size: int,
+    max_seq_len: int,
+    num_tokens: int,
+    kv_fraction: float | None = None,
+    config: str | None = None,
+    extra: Mapping[str, Json] | None = None,
+    program: str = _SERVE,
+) -> list[str]:
+    """`trtllm-serve` on a Hugging Face folder, with PyTorch, the backend that is never named.
+
+    `config` is a YAML file of further settings of the LLM API; it must not repeat what is set here, since releases differ
+    in which of the two wins. Telemetry is off. Where it listens is added at launch.
+    """
+    arguments = _serve(release, program, model)
+    arguments.add("--tp_size", tp)
+    arguments.add("--pp_size", pp)
+    arguments.add("--max_batch_size", max_batch_size)
+    arguments.add("--max_seq_len", max_seq_len)
+    arguments.add("--max_num_tokens", num_tokens)
+    if config is not None:
+        arguments.add("--extra_llm_api_options", config)
+    if arguments.has("--telemetry"):
+        arguments.argv.append("--no-telemetry")
+    return _finish(arguments, kv_fraction, extra)
+
+
+def _serve(release: str, program: str, model: str) -> _Arguments:
+    if not at_least(release, FIRST_SERVE):
+        raise PlanError(
+            f"TensorRT-LLM {release} has no trtllm-serve; it came with {FIRST_SERVE}",
+            hint="serve the engine with Triton",
+        )
+    subcommand = ("serve",) if at_least(release, "0.19") else ()
+    return _Arguments(_SERVE, release, program, *subcommand, model)
+
+
+def _finish(arguments: _Arguments, kv_fraction: float | None, extra: Mapping[str, Json] | None) -> list[str]:
+    if kv_fraction is not None:
+        arguments.add("--kv_cache_free_gpu_memory_fraction", kv_fraction)
+    return arguments.with_extra(extra)

@@ -1,0 +1,294 @@
+"""The engine lane of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
+
+download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.stages.base import Option, Stage, Work
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, dataset, feasibility, lanes, releases, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number, text
+
+CHECKPOINT: Final = ("quantize", "convert")
+_CHECK_PROMPT: Final = "The capital of France is"
+_CHECK_TOKENS: Final = 8
+
+
+def _route(cell: Cell, machine: Machine) -> str:
+    """The stage that makes the cell's checkpoint."""
+    release = installed(machine).release
+    return commands.route(release, str(cell.recipe["family"]), cell.precision, lanes.kv_cache(cell))
+
+
+def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    script = lanes.script(machine, releases.QUANTIZE_SCRIPT)
+    if script is None:
+        return ()
+    release, params = installed(machine).release, work.params
+    taken = mapping(params, "calibration")
+    calibration = commands.Calibration(
+        dataset=str(dataset.folder(work)) if commands.takes_dataset(release) else None,
+        samples=taken["samples"],
+        max_length=taken["max_length"],
+        batch_size=int(str(params.get("batch_size") or dataset.BATCH_SIZE)),
+        seed=taken["seed"],
+    )
+    quantize = commands.quantize(
+        release,
+        script=script,
+        family=text(params, "family"),
+        model=str(work.inputs["model"]),
+        output=str(work.out),
+        precision=text(params, "precision"),
+        kv=_given(params, "kv_cache_precision"),
+        tp=number(params, "tp"),
+        pp=number(params, "pp"),
+        calibration=calibration,
+        extra=mapping(params, "options"),
+        python=installed(machine).python,
+    )
+    return (quantize,) if calibration.dataset is None else (dataset.command(work), quantize)
+
+
+def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    release, params, family = installed(machine).release, work.params, text(work.params, "family")
+    script = lanes.script(machine, releases.convert_script(release, family))
+    if script is None:
+        return ()
+    return (
+        commands.convert_checkpoint(
+            release,
+            script=script,
+            family=family,
+            model=str(work.inputs["model"]),
+            output=str(work.out),
+            precision=text(params, "precision"),
+            tp=number(params, "tp"),
+            pp=number(params, "pp"),
+            workers=1,  # each loads all the weights
+            max_position_embeddings=int(str(params.get("max_position_embeddings") or 0)),
+            extra=mapping(params, "options"),
+            python=installed(machine).python,
+        ),
+    )
+
+
+def _build(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    params, world_size = work.params, number(work.params, "tp") * number(work.params, "pp")
+    program = installed(machine).build
+    return (
+        commands.build(
+            installed(machine).release,
+            checkpoint=str(work.inputs["checkpoint"]),
+            output=str(work.out),
+            family=text(params, "family"),
+            precision=text(params, "precision"),
+            kv=_given(params, "kv_cache_precision"),
+            sm=machine.sm,
+            world_size=world_size,
+            workers=world_size,
+            max_batch_size=number(params, "max_batch_size"),
+            isl=number(params, "max_input_len"),
+            osl=number(params, "max_seq_len") - number(params, "max_input_len"),
+            num_tokens=number(params, "max_num_tokens"),
+            extra=mapping(params, "options"),
+            program=program or "trtllm-build",
+        ),
+    )
+
+
+def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    script = lanes.script(machine, releases.RUN_SCRIPT)
+    if script is None:
+        return ()
+    return (
+        commands.engine_check(
+            installed(machine).release,
+            script=script,
+            engine=str(work.inputs["engine"]),
+            tokenizer=str(work.inputs["model"]),
+            prompt=text(work.params, "prompt"),
+            max_tokens=number(work.params, "max_tokens"),
+            world_size=number(work.params, "world_size"),
+            as_root=lanes.is_root(),
+            mpirun=machine.mpirun or "mpirun",
+            python=installed(machine).python,
+        ),
+    )
+
+
+def _given(params: Mapping[str, Json], name: str) -> str | None:
+    value = params.get(name)
+    return None if value is None else str(value)
+
+
+def _build_params(cell: Cell) -> Mapping[str, Json]:
+    settings = cell.settings["build"]
+    return {
+        **lanes.model_params(cell),
+        "tp": cell.tp,
+        "pp": cell.pp,
+        "max_batch_size": cell.max_batch_size,
+        "max_input_len": cell.isl,
+        "max_seq_len": cell.isl + cell.osl,
+        "max_num_tokens": settings["max_num_tokens"]
+        or commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl),
+        "options": {name: value for name, value in settings.items() if name not in feasibility.OWN_BUILD_SETTINGS},
+    }
+
+
+QUANTIZE: Final = Stage(
+    name="quantize",
+    version=1,
+    summary="quantize a model into a checkpoint, measuring activations where the precision needs it",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
+    commands=_quantize,
+    inputs={"model": "download"},
+    applies=lambda cell, machine: _route(cell, machine) == "quantize",
+    options=lanes.CHECKPOINT_OPTIONS,
+    params=lambda cell: lanes.checkpoint_params(cell, calibrated=True),
+    advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
+    file_names=("calibration_data",),
+    files=lanes.calibration_data,
+    resources=lanes.quantizing_takes,
+    identity=("tensorrt_llm", "checkpoints", "model_optimizer"),
+    expected_s=300.0,
+    timeout_s=6 * 3600.0,
+)
+
+CONVERT: Final = Stage(
+    name="convert",
+    version=1,
+    summary="turn a model into a checkpoint for its ranks, unquantized or with weights alone quantized",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run",
+    commands=_convert,
+    inputs={"model": "download"},
+    applies=lambda cell, machine: _route(cell, machine) == "convert",
+    options=lanes.CHECKPOINT_OPTIONS,
+    params=lambda cell: lanes.checkpoint_params(cell, calibrated=False),
+    resources=lanes.one_gpu,
+    section="quantize",
+    identity=("tensorrt_llm", "checkpoints", "model_optimizer"),
+    expected_s=120.0,
+    timeout_s=3 * 3600.0,
+)
+
+BUILD: Final = Stage(
+    name="build",
+    version=1,
+    summary="build an engine from a checkpoint, with the tokenizer beside it",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run",
+    commands=_build,
+    inputs={"checkpoint": CHECKPOINT, "model": "download"},
+    options=(
+        Option("family", "str", "architecture family: model_type of the model's config.json", required=True),
+        Option("precision", "str", "of the weights", required=True),
+        Option("kv_cache_precision", "json", 'of the KV cache: "fp8", "int8", or null'),
+        Option("tp", "int", "tensor parallel size of the checkpoint", default=1),
+        Option("pp", "int", "pipeline parallel size of the checkpoint", default=1),
+        Option("max_batch_size", "int", "requests in flight", required=True),
+        Option("max_input_len", "int", "tokens of a prompt", required=True),
+        Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
+        Option("max_num_tokens", "int", "tokens of one forward pass over all requests", required=True),
+        Option("options", "json", "further options of trtllm-build: {NAME: VALUE}", default={}),
+    ),
+    params=_build_params,
+    resources=lanes.all_ranks,
+    identity=("tensorrt_llm", "sm"),
+    expected_s=300.0,
+    timeout_s=6 * 3600.0,
+)
+
+CHECK: Final = Stage(
+    name="check",
+    version=1,
+    summary="let an engine answer once, without a server",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_check",
+    commands=_check,
+    inputs={"engine": "build", "model": "download"},
+    options=(
+        Option("prompt", "str", "what to ask", default=_CHECK_PROMPT),
+        Option("max_tokens", "int", "length of the answer", default=_CHECK_TOKENS),
+        Option("world_size", "int", "ranks of the engine", default=1),
+    ),
+    params=lambda cell: {"prompt": _CHECK_PROMPT, "max_tokens": _CHECK_TOKENS, "world_size": lanes.world_size(cell)},
+    resources=lanes.all_ranks,
+    section="build",
+    identity=("tensorrt_llm", "gpu"),
+    expected_s=60.0,
+    timeout_s=1800.0,
+)
+
+REPOSITORY: Final = Stage(
+    name="repository",
+    version=1,
+    summary="fill the release's five Triton models for an engine, and lint them",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
+    inputs={"engine": "build", "model": "download"},
+    after=("check",),
+    options=(
+        lanes.FRONTEND,
+        Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
+        *(setting.option() for setting in templates.SETTINGS),
+        Option("parameters", "json", "values of any other placeholder of the templates: {NAME: VALUE}", default={}),
+        lanes.SERVE_OPTIONS,
+    ),
+    params=lambda cell: {
+        **lanes.frontend_params(cell),
+        **lanes.repository_params(cell, templates.BY_NAME),
+        "max_batch_size": cell.max_batch_size,
+        "parameters": cell.settings["repository"]["parameters"],
+    },
+    identity=("tensorrt_llm",),
+    expected_s=2.0,
+)
+
+
+def _missing(machine: Machine) -> str | None:
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    if not machine.gpus:
+        return "there is no NVIDIA GPU"
+    if machine.tensorrt_llm.build is None:
+        return f"TensorRT-LLM {machine.tensorrt_llm.release} is installed, but no trtllm-build is on PATH"
+    return None
+
+
+def _infeasible(cell: Cell, machine: Machine) -> str | None:
+    return feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine)
+
+
+TOOLCHAIN: Final = Toolchain(
+    name="tensorrt_llm",
+    summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
+    stages=(
+        DOWNLOAD,
+        QUANTIZE,
+        CONVERT,
+        BUILD,
+        CHECK,
+        REPOSITORY,
+        launch(
+            "trtllm_pipeline.toolchains.tensorrt_llm.frontends:launch_engine",
+            inputs={"repository": "repository", "engine": "build"},
+            params=("frontend",),
+            options=(lanes.FRONTEND,),
+            identity=("tensorrt_llm", "gpu", "triton"),
+            resources=lanes.serving_takes,
+        ),
+        SMOKE,
+        PERF,
+        ACCURACY,
+        SCORE,
+    ),
+    missing=_missing,
+    identity=lanes.identity,
+    infeasible=_infeasible,
+)

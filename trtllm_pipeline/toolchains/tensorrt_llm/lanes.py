@@ -1,0 +1,180 @@
+"""What the two lanes of TensorRT-LLM have in common: how a checkpoint is made, what identifies the software, its size."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Cell, Json, Resources
+from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.stages.base import Option
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+
+_ROOM: Final = 1.25
+"""GPU memory that quantizing takes, in sizes of the 16-bit weights."""
+CHECKPOINT_OPTIONS: Final = (
+    Option("precision", "str", "of the weights", required=True),
+    Option("kv_cache_precision", "json", 'of the KV cache: "fp8", "int8", or null for the weights\' data type'),
+    Option("family", "str", "architecture family: model_type of the model's config.json", required=True),
+    Option("tp", "int", "tensor parallel size", default=1),
+    Option("pp", "int", "pipeline parallel size", default=1),
+    Option("max_position_embeddings", "int", "longest sequence of the model", default=0),
+    Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"),
+    Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
+    Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
+    Option("checkpoint_format", "str", "of what is written", default="tensorrt_llm", choices=("tensorrt_llm", "hugging_face")),
+)
+TRITON: Final = "triton"
+FRONTENDS: Final = (TRITON, "trtllm_serve")
+FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
+SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
+
+
+def installed(machine: Machine) -> TensorRTLLM:
+    """TensorRT-LLM of a machine that has it, which every machine that these lanes are planned for does."""
+    assert machine.tensorrt_llm is not None, "`missing` and `infeasible` are asked first"
+    return machine.tensorrt_llm
+
+
+def world_size(cell: Cell) -> int:
+    """Ranks, one a GPU."""
+    return cell.tp * cell.pp
+
+
+def kv_cache(cell: Cell) -> str | None:
+    """How the KV cache of a cell is quantized, None for not at all."""
+    asked = cell.settings["quantize"]["kv_cache_precision"]
+    return commands.kv_precision(cell.precision, None if asked is None else str(asked))
+
+
+def model_params(cell: Cell) -> dict[str, Json]:
+    """What of the model the command lines depend on."""
+    return {"family": cell.recipe["family"], "precision": cell.precision, "kv_cache_precision": kv_cache(cell)}
+
+
+def checkpoint_params(cell: Cell, *, calibrated: bool) -> dict[str, Json]:
+    """Parameters of the stage that makes a checkpoint. Neither batch size nor lengths are among them."""
+    params: dict[str, Json] = {
+        **model_params(cell),
+        "tp": cell.tp,
+        "pp": cell.pp,
+        "options": cell.settings["quantize"]["options"],
+    }
+    if cell.recipe["family"] == "phi3":
+        params["max_position_embeddings"] = cell.recipe["max_position_embeddings"]
+    if calibrated:
+        params["calibration"] = {name: value for name, value in _calibration(cell).items() if name != "data"}
+    return params
+
+
+def calibration_data(cell: Cell) -> Mapping[str, str]:
+    """The file that activation ranges are measured on."""
+    return {"calibration_data": str(_calibration(cell)["data"])}
+
+
+def _calibration(cell: Cell) -> Mapping[str, Json]:
+    found = cell.settings["quantize"]["calibration"]
+    assert isinstance(found, dict)
+    return found
+
+
+def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
+    """As many GPUs as hold the unquantized weights, at most all of them."""
+    memory = min((gpu.memory_bytes for gpu in machine.gpus), default=1)
+    weights = 2 * float(str(cell.recipe.get("parameters") or 0))
+    return Resources(gpus=max(1, min(len(machine.gpus), math.ceil(weights * _ROOM / memory))))
+
+
+def one_gpu(_cell: Cell, _machine: Machine) -> Resources:
+    """Converting computes little, but TensorRT-LLM does not load without a GPU."""
+    return Resources(gpus=1)
+
+
+def all_ranks(cell: Cell, _machine: Machine) -> Resources:
+    """A GPU for each rank."""
+    return Resources(gpus=world_size(cell))
+
+
+def identity(machine: Machine) -> dict[str, Json]:
+    """Versions and hardware that results depend on; never a device's number, the host, or a path."""
+    return {
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
+        "model_optimizer": machine.model_optimizer,
+        "sm": machine.sm,
+        "gpu": machine.gpus[0].name if machine.gpus else None,
+        "triton": machine.triton.version if machine.triton else None,
+        "cpu": f"{machine.cpu} x {machine.cpus}",
+        # The release's own scripts, or Model Optimizer: what makes checkpoints.
+        "checkpoints": "scripts" if machine.tensorrt_llm and machine.tensorrt_llm.examples else "model_optimizer",
+    }
+
+
+def text(params: Mapping[str, Json], name: str) -> str:
+    """A parameter that is a text."""
+    return str(params[name])
+
+
+def number(params: Mapping[str, Json], name: str) -> int:
+    """A parameter that is a whole number."""
+    value = params[name]
+    assert isinstance(value, int), f"{name} is {value!r}"
+    return value
+
+
+def mapping(params: Mapping[str, Json], name: str) -> dict[str, Any]:
+    """A parameter that is an object, {} where it is not given."""
+    value = params.get(name) or {}
+    assert isinstance(value, dict), f"{name} is {value!r}"
+    return value
+
+
+def script(machine: Machine, inside: str) -> str | None:
+    """Path of an example script of the installed release, None where there are none."""
+    examples = installed(machine).examples
+    return None if examples is None else str(Path(examples) / inside)
+
+
+def frontend_params(cell: Cell) -> dict[str, Json]:
+    """What answers, and the options that are its own."""
+    settings = cell.settings["serve"]
+    return {"frontend": settings["frontend"]} | (
+        {"options": settings["options"]} if settings["frontend"] != TRITON else {}
+    )
+
+
+def repository_params(cell: Cell, names: Collection[str]) -> dict[str, Json]:
+    """Those of a cell's repository settings that are in `names` and have a value."""
+    settings = cell.settings["repository"]
+    return {name: value for name, value in settings.items() if name in names and value is not None}
+
+
+def serving_takes(cell: Cell, machine: Machine) -> Resources:
+    """A GPU for each rank, and the CPUs that come with them: what is measured on other GPUs has its own."""
+    gpus = world_size(cell)
+    cpus = max(1, machine.cpus * gpus // max(1, len(machine.gpus)))
+    return Resources(cpus=cpus, gpus=gpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
+
+
+def unservable(cell: Cell, machine: Machine) -> str | None:
+    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None."""
+    found, frontend = installed(machine), cell.settings["serve"]["frontend"]
+    if frontend != TRITON:
+        if found.serve is None:
+            return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
+        problems = options.check_extra("trtllm-serve", found.release, mapping(cell.settings["serve"], "options"))
+        return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
+    if cell.settings["serve"]["options"]:
+        return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
+    if machine.triton is None:
+        return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
+    if found.templates is None:
+        return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
+    return None
+
+
+def is_root() -> bool:
+    """Whether mpirun has to be told that it may run as root."""
+    return os.geteuid() == 0

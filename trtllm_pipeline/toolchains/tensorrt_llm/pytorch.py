@@ -1,0 +1,120 @@
+"""The PyTorch lane of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
+
+download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, feasibility, lanes, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
+
+_UNQUANTIZED: Final = ("fp16", "bf16")
+
+
+def _quantized(cell: Cell) -> bool:
+    return cell.precision not in _UNQUANTIZED or lanes.kv_cache(cell) is not None
+
+
+def _quantize_params(cell: Cell) -> Mapping[str, Json]:
+    """The layout over GPUs is the runtime's business here: one checkpoint serves every tp and pp."""
+    params = lanes.checkpoint_params(cell, calibrated=True)
+    return {name: params[name] for name in ("precision", "kv_cache_precision", "family", "calibration")} | {
+        "checkpoint_format": "hugging_face"
+    }
+
+
+def _repository_params(cell: Cell) -> Mapping[str, Json]:
+    settings = cell.settings["build"]
+    return {
+        **lanes.frontend_params(cell),
+        **lanes.repository_params(cell, llmapi.SETTINGS),
+        "max_batch_size": cell.max_batch_size,
+        "max_seq_len": cell.isl + cell.osl,
+        "max_num_tokens": settings["max_num_tokens"]
+        or commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl),
+        "tensor_parallel_size": cell.tp,
+        "pipeline_parallel_size": cell.pp,
+        "llm_args": cell.settings["repository"]["llm_args"],
+    }
+
+
+QUANTIZE: Final = Stage(
+    name="quantize",
+    version=1,
+    summary="quantize a model into a Hugging Face checkpoint, measuring activations where the precision needs it",
+    program="trtllm_pipeline.toolchains.model_optimizer.worker:run",
+    inputs={"model": "download"},
+    applies=lambda cell, _machine: _quantized(cell),
+    options=lanes.CHECKPOINT_OPTIONS,
+    params=_quantize_params,
+    advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
+    file_names=("calibration_data",),
+    files=lanes.calibration_data,
+    resources=lanes.quantizing_takes,
+    identity=("model_optimizer",),
+    expected_s=300.0,
+    timeout_s=6 * 3600.0,
+)
+
+REPOSITORY: Final = Stage(
+    name="repository",
+    version=1,
+    summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
+    inputs={"model": ("quantize", "download")},
+    options=(lanes.FRONTEND, *llmapi.OPTIONS, lanes.SERVE_OPTIONS),
+    params=_repository_params,
+    identity=("tensorrt_llm",),
+    expected_s=2.0,
+)
+
+
+def _missing(machine: Machine) -> str | None:
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    if not machine.gpus:
+        return "there is no NVIDIA GPU"
+    if not at_least(machine.tensorrt_llm.release, FIRST_PYTORCH):
+        return f"TensorRT-LLM {machine.tensorrt_llm.release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
+    return None
+
+
+def _infeasible(cell: Cell, machine: Machine) -> str | None:
+    reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine)
+    if reason is None and _quantized(cell) and machine.model_optimizer is None:
+        return f"precision {cell.precision} is made with Model Optimizer: pip install 'trtllm-pipeline[quantize]'"
+    return reason
+
+
+TOOLCHAIN: Final = Toolchain(
+    name="tensorrt_llm_pytorch",
+    summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
+    stages=(
+        DOWNLOAD,
+        QUANTIZE,
+        REPOSITORY,
+        launch(
+            "trtllm_pipeline.toolchains.tensorrt_llm.frontends:launch_pytorch",
+            inputs={"repository": "repository", "model": ("quantize", "download")},
+            params=("frontend",),
+            options=(lanes.FRONTEND,),
+            identity=("tensorrt_llm", "gpu", "triton"),
+            resources=lanes.serving_takes,
+        ),
+        SMOKE,
+        PERF,
+        ACCURACY,
+        SCORE,
+    ),
+    missing=_missing,
+    identity=lanes.identity,
+    infeasible=_infeasible,
+)

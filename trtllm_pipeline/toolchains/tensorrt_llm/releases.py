@@ -1,0 +1,90 @@
+"""Releases of TensorRT-LLM: their order, and what changed with them besides options (those are in `options.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from packaging.version import InvalidVersion, Version
+
+from trtllm_pipeline.errors import UsageError
+
+FIRST: Final = "0.8"
+"""First release with `trtllm-build` and checkpoints as they are today."""
+FIRST_PYTORCH: Final = "1.0"
+"""PyTorch became the default backend; before, it was a preview."""
+FIRST_SERVE: Final = "0.15"
+"""First release with `trtllm-serve`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture family as the example scripts know it."""
+
+    script: str
+    """Folder of its `convert_checkpoint.py`."""
+    since: str
+    """First release known to convert it from a Hugging Face folder."""
+    tensor_parallel: str = FIRST
+    """First release that splits it over GPUs."""
+    pipeline_parallel: str | None = FIRST
+    """First release that splits its layers over GPUs; None where none does."""
+
+
+_LLAMA: Final = Family("llama", "0.8")
+_QWEN: Final = Family("qwen", "0.9")
+
+# By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's asserts
+# one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10.
+FAMILIES: Final = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "qwen": _QWEN,
+    "qwen2": _QWEN,
+    "qwen2_moe": Family("qwen", "0.11"),
+    "qwen3": Family("qwen", "0.20"),
+    "qwen3_moe": Family("qwen", "0.20"),
+    "phi": Family("phi", "0.8", tensor_parallel="0.11", pipeline_parallel=None),
+    "phi3": Family("phi", "0.10.0", tensor_parallel="0.11", pipeline_parallel=None),
+    "gpt2": Family("gpt", "0.9", pipeline_parallel="0.10"),
+    "gemma": Family("gemma", "0.13", pipeline_parallel=None),
+    "gemma2": Family("gemma", "0.13", pipeline_parallel=None),
+}
+
+
+@lru_cache(maxsize=256)
+def parse(release: str) -> Version:
+    """The release as something that compares. Raises UsageError for what is not a version."""
+    try:
+        return Version(release)
+    except InvalidVersion as error:
+        raise UsageError(
+            f"{release!r} is not a TensorRT-LLM release", hint="write it as its package does: 0.16.0, 1.3.0rc3"
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def at_least(release: str, since: str) -> bool:
+    """Whether `release` is `since` or newer. `0.17` counts every build of that line, nightly ones too; `0.17.0` is exact."""
+    first = f"{since}.dev0" if since.count(".") == 1 else since
+    return parse(release) >= Version(first)
+
+
+def convert_script(release: str, family: str) -> str:
+    """Path of the family's `convert_checkpoint.py` inside the folder `examples`. Raises KeyError for unknown families."""
+    folder = FAMILIES[family].script
+    nested = f"models/core/{folder}" if at_least(release, "0.20") else folder
+    return f"{nested}/convert_checkpoint.py"
+
+
+QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
+"""Path inside the folder `examples`, in every release."""
+RUN_SCRIPT: Final = "run.py"
+"""Path inside the folder `examples`, in every release."""
+
+
+def convert_tool(family: str) -> str:
+    """Name of the family's convert script in the table of options."""
+    return f"convert_checkpoint.py:{FAMILIES[family].script}"
