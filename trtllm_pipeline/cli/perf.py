@@ -203,14 +203,14 @@ def _load(args: argparse.Namespace) -> int:
     if not path.parent.is_dir():
         raise UsageError(f"--profile-export-file {path}: there is no folder {path.parent}")
     target, tokenizer, claim = _target(args), _tokenizer(args.tokenizer), _claim(args)
-    prompts = _prompts(args, target)
+    prompts = _prompts(args, target, tokenizer)
     plan = _plan(args, prompts)
     _check_server(target)
     # Before the load, not beside it.
     tested = self_test.recent(target.protocol)
     interrupted = False
     try:
-        _measure(args, target, claim, prompts, plan, path, tested)
+        _measure(args, target, claim, prompts, plan, path, tokenizer, tested)
     except KeyboardInterrupt:
         interrupted = True
     note(f"events: {path}")
@@ -258,14 +258,13 @@ def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
         return name, value
 
 
-def _prompts(args: argparse.Namespace, target: Target) -> tuple[Prompt, ...]:
+def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[Prompt, ...]:
     from trtllm_pipeline.perf.prompts import chat_renderer, read, unrendered
     from trtllm_pipeline.runner import data_file
 
     if args.synthetic_input_tokens_mean is not None:
         from trtllm_pipeline.perf import synthetic
 
-        tokenizer = _tokenizer(args.tokenizer)
         if args.input_data is not None or tokenizer is None:
             raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and no --input-data")
         return synthetic.prompts(
@@ -323,6 +322,7 @@ def _measure(
     prompts: Sequence[Prompt],
     plan: Sequence[Level],
     path: Path,
+    tokenizer: Any,
     tested: dict[str, Any] | None,
 ) -> None:
     import asyncio
@@ -353,7 +353,7 @@ def _measure(
                     events,
                     done,
                     claim=claim,
-                    tokenizer=_tokenizer(args.tokenizer),
+                    tokenizer=tokenizer,
                     processes=args.processes,
                 )
             )

@@ -67,11 +67,15 @@ def _toolchain_named(words: Sequence[str]) -> str | None:
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
-    """The stage of the toolchain that is named, or else of the first that has it."""
+    """The stage of the toolchain that is named, or else of the first that has it, those this machine can use first."""
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    for known in toolchains.names():
-        for stage in toolchains.load(known).stages:
+    from trtllm_pipeline.probe import machine
+
+    known = [toolchains.load(each) for each in toolchains.names()]
+    known.sort(key=lambda each: each.missing(machine()) is not None)
+    for each in known:
+        for stage in each.stages:
             if stage.name == name:
                 return stage
     raise UsageError(f"no toolchain of this release has a stage {name!r}")

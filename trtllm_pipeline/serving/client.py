@@ -51,6 +51,17 @@ _DTYPES: Final = {
     "TYPE_STRING": ("BYTES", ""),
 }
 
+# TensorRT-LLM 0.20 renamed the seed; its llmapi model has names of its own.
+_OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "max_tokens": ("sampling_param_max_tokens",),
+    "temperature": ("sampling_param_temperature",),
+    "top_k": ("sampling_param_top_k",),
+    "top_p": ("sampling_param_top_p",),
+    "random_seed": ("seed", "sampling_param_seed"),
+    "stop_words": ("sampling_param_stop",),
+    "stream": ("streaming",),
+}
+
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded again, as it is after the death of its process."""
 _RELOADING: Final = "has no available versions"
@@ -73,14 +84,24 @@ class Service:
     pid: int | None
     model: str
     bls_model: str | None
+    kind: str = "triton"
+    """`triton`, or `openai`, whose `http` is a URL."""
 
     @classmethod
     def read(cls, path: Path) -> Service:
         """The service described by `path`. Raises ServerError when the file is not a service.json of ours."""
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-            return cls(raw["http"], raw["grpc"], raw.get("metrics"), raw.get("pid"), raw["model"], raw.get("bls_model"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return cls(
+                raw.get("url", raw["http"]),
+                raw["grpc"],
+                raw.get("metrics"),
+                raw.get("pid"),
+                raw["model"],
+                raw.get("bls_model"),
+                raw.get("kind", "triton"),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ServerError(
                 f"{path} does not describe a running server: {type(error).__name__}: {error}",
                 hint="start one: pipeline launch --repository DIR",
@@ -208,9 +229,10 @@ class Model:
 
     def tensors(self, request: Generation, *, stream: bool) -> dict[str, Option]:
         """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
-        values: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
-        if stream and "stream" in self.inputs:
-            values["stream"] = True
+        asked: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
+        values = {self._input(name): value for name, value in asked.items()}
+        if stream and self._input("stream") in self.inputs:
+            values[self._input("stream")] = True
         if self.counts and "return_num_output_tokens" in self.inputs:
             values.setdefault("return_num_output_tokens", True)
         unknown = sorted(values.keys() - self.inputs.keys())
@@ -220,6 +242,10 @@ class Model:
                 failure=FailureClass.USER,
             )
         return values
+
+    def _input(self, name: str) -> str:
+        """What this model calls the input `name`; `name` itself where it has none."""
+        return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
 
 
 class Lane(Protocol):
@@ -578,7 +604,8 @@ class HttpLane(TimedLane):
     def _parse(self, now_ns: int, data: bytes, answer: Answer) -> None:
         try:
             body = json.loads(data)
-            error = body.get("error")
+            # TensorRT-LLM and vLLM say it without OpenAI's envelope.
+            error = body.get("message") if body.get("object") == "error" else body.get("error")
             if error is None:
                 self._take(now_ns, body, answer)
         except (ValueError, AttributeError, KeyError, IndexError, TypeError):

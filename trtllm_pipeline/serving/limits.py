@@ -18,19 +18,20 @@ class EngineLimits:
     max_seq_len: int | None
 
     @classmethod
-    def read(cls, engine: Path) -> EngineLimits:
+    def read(cls, engine: Path, max_seq_len: int | None = None) -> EngineLimits:
         """The limits under `build_config` of an engine folder's config.json, which TensorRT-LLM writes as well.
 
-        Releases up to 0.10 write the output's length instead of the whole sequence's.
+        Releases up to 0.10 write the output's length instead of the whole sequence's. A folder of weights names no
+        limit; `max_seq_len` is what its server was told.
         """
         try:
             build = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
         except (OSError, ValueError, AttributeError) as error:
             raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
-        max_input_len, max_seq_len = build.get("max_input_len"), build.get("max_seq_len")
-        if max_seq_len is None and max_input_len is not None and build.get("max_output_len") is not None:
-            max_seq_len = max_input_len + build["max_output_len"]
-        return cls(max_input_len, max_seq_len)
+        max_input_len, longest = build.get("max_input_len"), build.get("max_seq_len")
+        if longest is None and max_input_len is not None and build.get("max_output_len") is not None:
+            longest = max_input_len + build["max_output_len"]
+        return cls(max_input_len, max_seq_len if longest is None else longest)
 
     def longest_prompt(self, output_tokens: int) -> int | None:
         """Tokens a prompt may have at most when its answer has `output_tokens`; None where no limit is known."""

@@ -56,6 +56,8 @@ async def read_back(
         for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
             with suppress(ServerError):  # without an ensemble there is no second model
                 checks += _model(declared, name, await client.config(name), asked_by)
+    else:
+        checks += _llm_api(declared, repository / ENGINE_MODEL / "1" / "model.yaml", asked_by)
     for path in sorted(repository.glob("*/config.pbtxt")) if repository is not None else ():
         name = path.parent.name
         try:
@@ -111,6 +113,19 @@ def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterat
             yield Check(name, declared[name], asked_by, built[name], "the engine's config.json")
 
 
+def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[Check]:
+    """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
+    if not path.is_file():
+        return
+    import yaml
+
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
+    for name in (*_BUILD, "enable_kv_cache_reuse"):
+        if declared.get(name) is not None and got.get(name) is not None:
+            yield Check(name, declared[name], asked_by, got[name], "model.yaml")
+
+
 def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[Check]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
     for key, asked in declared.items():
@@ -125,5 +140,6 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             ("max_batch_size", served.max_batch_size),
             ("decoupled", served.model_transaction_policy.decoupled),
         ):
-            if declared.get(key) is not None:
+            # Without a batch dimension a model batches by itself, as llmapi does.
+            if declared.get(key) is not None and not (key == "max_batch_size" and got == 0):
                 yield Check(f"{name}: {key}", declared[key], asked_by, got, "the server")

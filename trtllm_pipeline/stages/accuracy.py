@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.perf.prompts import chat_renderer
 from trtllm_pipeline.perf.target import Target
 from trtllm_pipeline.serving.client import Answer, Service, failure_class
-from trtllm_pipeline.stages.asking import Encode, encoder, number
+from trtllm_pipeline.stages.asking import Encode, encoder, number, protocol_for
 from trtllm_pipeline.stages.base import Work
 
 
@@ -34,7 +34,7 @@ def run(work: Work) -> None:
         )
     service = Service.read(work.inputs["service"])
     timeout_s, max_tokens = number(work, "request_timeout_s", 300.0), int(number(work, "max_tokens"))
-    target = Target("grpc", service, service.model, timeout_s, max_tokens)
+    target = Target(protocol_for(service), service, service.model, timeout_s, max_tokens)
     concurrency = int(number(work, "concurrency", 4))
     answers = asyncio.run(ask(target, questions, concurrency=concurrency, progress=work.progress))
     scored = result.score(samples(questions, answers, encoder(engine)), metrics)

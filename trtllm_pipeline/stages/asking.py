@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.serving.client import Service
 from trtllm_pipeline.stages.base import Work
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+def protocol_for(service: Service, wanted: str = "grpc") -> str:
+    """The protocol to ask `service` over: the one that is wanted of Triton, bare completions of an OpenAI server."""
+    return "openai_completions" if service.kind == "openai" else wanted
 
 
 def read_tokenizer(engine: Path) -> Tokenizer:

@@ -140,10 +140,11 @@ SMOKE = Stage(
         Option("prompt", "str", "what to ask", required=True),
         Option("max_tokens", "int", "length of the answer", default=16),
         Option("expected", "json", "text the greedy answer must contain, or null"),
+        Option("max_seq_len", "json", "tokens of prompt and answer together, where no engine says it, or null"),
         Option("request_timeout_s", "float", "seconds one request may take", default=120.0),
     ),
     params=_smoke_params,
-    advice=lambda cell: pick(cell, "smoke", "request_timeout_s"),
+    advice=lambda cell: {**pick(cell, "smoke", "request_timeout_s"), "max_seq_len": cell.isl + cell.osl},
     expected_s=3.0,
     timeout_s=600.0,
 )

@@ -21,7 +21,7 @@ from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.perf.target import Target
 from trtllm_pipeline.serving.client import Service, failure_class
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, read_tokenizer
+from trtllm_pipeline.stages.asking import number, protocol_for, read_tokenizer
 from trtllm_pipeline.stages.base import Work, write_json
 
 
@@ -75,7 +75,7 @@ def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
 
 def _target(work: Work) -> Target:
     service = Service.read(work.inputs["service"])
-    protocol, model = str(work.params.get("protocol") or "grpc"), str(work.params.get("model") or service.model)
+    protocol, model = protocol_for(service, str(work.params.get("protocol") or "grpc")), str(work.params.get("model") or service.model)
     timeout_s, max_tokens = number(work, "request_timeout_s", 300.0), int(number(work, "max_tokens"))
     return Target(protocol, service, model, timeout_s, max_tokens, number(work, "temperature", 0.0))
 

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.perf.prompts import Prompt
+from trtllm_pipeline.perf.target import AnyClient, Target
 from trtllm_pipeline.serving.client import (
     PROTOCOLS,
     Answer,
     Client,
-    Generation,
-    Option,
     Service,
     failure_class,
     parse_config,
     running_since,
-    sampling,
     wire_types,
 )
 from trtllm_pipeline.serving.limits import EngineLimits
@@ -33,6 +32,10 @@ from trtllm_pipeline.stages.base import Work, write_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
+"""Those that answer a bare prompt, as Triton's do; chat wraps it into the model's template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +89,35 @@ class _Smoke:
         self.tokenizer = read_tokenizer(work.inputs["engine"])
         self.prompt = str(work.params["prompt"])
         self.max_tokens = int(number(work, "max_tokens", 16))
+        self.protocols = OPENAI_PROTOCOLS if self.service.kind == "openai" else PROTOCOLS
+        timeout_s = number(work, "request_timeout_s", 120.0)
+        self.target = Target(self.protocols[0], self.service, self.service.model, timeout_s, self.max_tokens)
         self.checks: list[Check] = []
         self.skipped: list[dict[str, str]] = []
         self.answer: str | None = None
 
     async def all(self) -> None:
         """Everything, the cheap and basic things first."""
-        service = self.service
+        service, first = self.service, self.protocols[0]
         models = [model for model in (service.model, service.bls_model) if model]
-        async with self._client(service.model, "grpc") as client:
+        everywhere = "http, grpc" if first == "grpc" else "http"
+        async with self._client(service.model, first) as client:
             since = None if service.pid is None else running_since(service.pid)
-            await self._check("health", "http, grpc", service.model, self._health(client))
-            for path in sorted(self.work.inputs["repository"].glob("*/config.pbtxt")):
-                await self._check("configuration", "grpc", path.parent.name, self._configuration(client, path))
+            await self._check("health", everywhere, service.model, self._health(client))
+            if isinstance(client, Client):
+                for path in sorted(self.work.inputs["repository"].glob("*/config.pbtxt")):
+                    await self._check("configuration", first, path.parent.name, self._configuration(client, path))
         for model in models:
-            for protocol in PROTOCOLS:
+            for protocol in self.protocols:
                 await self._answers(model, protocol)
-        async with self._client(service.model, "grpc") as client:
+        async with self._client(service.model, first) as client:
             if self.answer:
-                await self._check("stop_words", "grpc", service.model, self._stop_words(client))
-            await self._check("limits", "grpc", service.model, self._limits(client))
-            await self._check("alive", "http, grpc", service.model, self._alive(client, since))
+                await self._check("stop_words", first, service.model, self._stop_words(client))
+            await self._check("limits", first, service.model, self._limits(client))
+            await self._check("alive", everywhere, service.model, self._alive(client, since))
 
-    def _client(self, model: str, protocol: str) -> Client:
-        return Client(self.service, model, protocol, timeout_s=number(self.work, "request_timeout_s", 120.0))
+    def _client(self, model: str, protocol: str) -> AnyClient:
+        return replace(self.target, model=model, protocol=protocol).client()
 
     async def _check(self, name: str, protocol: str, model: str, looking: Awaitable[str]) -> None:
         start = time.monotonic()
@@ -121,16 +129,16 @@ class _Smoke:
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
-            if protocol == "grpc_unary" and client.model.decoupled:
+            if protocol == "grpc_unary" and isinstance(client, Client) and client.model.decoupled:
                 reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
                 self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
                 return
             await self._check("answer", protocol, model, self._answer(client))
 
-    async def _health(self, client: Client) -> str:
+    async def _health(self, client: AnyClient) -> str:
         ready = await client.ready()
         if not all(ready.values()):
-            raise _CheckError(f"expected both endpoints to be ready, got {ready}")
+            raise _CheckError(f"expected every endpoint to be ready, got {ready}")
         return "ready"
 
     async def _configuration(self, client: Client, path: Path) -> str:
@@ -162,7 +170,7 @@ class _Smoke:
             _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
         return f"{len(written.input)} inputs and {len(written.output)} outputs as in config.pbtxt"
 
-    async def _answer(self, client: Client) -> str:
+    async def _answer(self, client: AnyClient) -> str:
         answer = await self._ask(client)
         text = answer.text
         if not text.strip():
@@ -178,28 +186,29 @@ class _Smoke:
             raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
         return f"{text!r} in {len(answer.events)} parts"
 
-    async def _stop_words(self, client: Client) -> str:
+    async def _stop_words(self, client: AnyClient) -> str:
         """A word the greedy answer is known to contain must end it."""
         assert self.answer is not None
         stop = stop_word(self.answer, self.tokenizer)
         if stop is None:
             return "not tried: no word of the short answer stands for one token"
-        text = (await self._ask(client, {"stop_words": [stop]})).text
+        text = (await self._ask(client, stop)).text
         upto = self.answer.index(stop)
         # TensorRT-LLM keeps the stop word in the answer, others leave it out.
         if text.strip() not in {self.answer[:upto].strip(), self.answer[: upto + len(stop)].strip()}:
             raise _CheckError(f"stop word {stop!r} should end the answer {self.answer!r} there, got {text!r}")
         return f"{stop!r} ended the answer: {text!r}"
 
-    async def _limits(self, client: Client) -> str:
+    async def _limits(self, client: AnyClient) -> str:
         """A prompt longer than the engine takes must be refused with words."""
-        limits = EngineLimits.read(self.work.inputs["engine"])
+        told = self.work.params.get("max_seq_len")
+        limits = EngineLimits.read(self.work.inputs["engine"], told if isinstance(told, int) else None)
         longest = limits.max_input_len or limits.max_seq_len
         if longest is None:
             return "not tried: the engine names no limit"
         prompt = " ".join(["word"] * (longest + 1))
         tokens = len(self.tokenizer.encode(prompt).ids)
-        answer = await client.lane().generate(Generation(prompt, 1, sampling(0.0, seed=0)))
+        answer = await client.lane().generate(self.target.generation(Prompt("limit", prompt, max_tokens=1), 0))
         if answer.error is None:
             raise _CheckError(f"a prompt of {tokens} tokens should be refused ({longest} fit), got {answer.text!r}")
         if str(longest) not in answer.error and not any(word in answer.error.lower() for word in ("long", "exceed")):
@@ -208,7 +217,7 @@ class _Smoke:
             )
         return f"{tokens} tokens refused: {answer.error}"
 
-    async def _alive(self, client: Client, since: int | None) -> str:
+    async def _alive(self, client: AnyClient, since: int | None) -> str:
         """After the refusal: same process, ready, and still answering."""
         await self._health(client)
         pid = self.service.pid
@@ -219,9 +228,9 @@ class _Smoke:
             raise _CheckError(f"the greedy answer should still be {self.answer!r}, got {text!r}")
         return "same process, ready, same answer"
 
-    async def _ask(self, client: Client, options: dict[str, Option] | None = None) -> Answer:
-        request = Generation(self.prompt, self.max_tokens, {**sampling(0.0, seed=0), **(options or {})})
-        answer = await client.lane().generate(request)
+    async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
+        prompt = Prompt("smoke", self.prompt, stop_words=() if stop is None else (stop,))
+        answer = await client.lane().generate(self.target.generation(prompt, 0))
         if answer.error is not None:
             raise _CheckError(f"the request failed: {answer.error}")
         return answer

@@ -47,7 +47,7 @@ class TritonPythonModel:
                 inputs[_RENAMED.get(name, name)] = tensor
         engine = pb.InferenceRequest(
             model_name=self.engine,
-            inputs=[pb.Tensor(name, tensor.as_numpy()) for name, tensor in inputs.items()],
+            inputs=[pb.Tensor(name, rows(tensor.as_numpy())) for name, tensor in inputs.items()],
             requested_output_names=list(self.made),
         )
         made = engine.exec(decoupled=True) if self.decoupled else [engine.exec()]
@@ -60,6 +60,11 @@ class TritonPythonModel:
             after = {into: found[name] for name, into in self.made.items()}
             text = call("postprocessing", after, ("OUTPUT",))["OUTPUT"].as_numpy()
             yield pb.InferenceResponse([pb.Tensor("text_output", np.array(text, dtype=np.object_))])
+
+
+def rows(array):
+    """With the dimension that `reshape` took away from an input of ours, and that another model wants to have."""
+    return array[:, None] if array.ndim == 1 else array
 
 
 def call(model, inputs, outputs):

@@ -1,0 +1,90 @@
+"""Stands for TensorRT-LLM's llmapi model: the same letters as the stand-in engine, with the llmapi's own tensors.
+
+Reads the model.yaml beside it as the real one does, and refuses what the LLM API refuses: a model folder that is not
+there, and prompts longer than max_seq_len.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb
+import yaml
+
+_KNOWN = {
+    "model",
+    "backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "max_batch_size",
+    "max_seq_len",
+    "max_num_tokens",
+    "kv_cache_config",
+    "enable_chunked_prefill",
+    "triton_config",
+}
+
+
+def scalar(request, name, default):
+    found = pb.get_input_tensor_by_name(request, name)
+    return default if found is None else found.as_numpy().reshape(-1)[0]
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.outputs = [each["name"] for each in config["output"]]
+        self.decoupled = pb.using_decoupled_model_transaction_policy(config)
+        path = Path(args["model_repository"]) / args["model_version"] / "model.yaml"
+        self.settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if unknown := self.settings.keys() - _KNOWN:
+            raise pb.TritonModelException(f"LLM.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+        if not (Path(self.settings["model"]) / "config.json").is_file():
+            raise pb.TritonModelException(f"{self.settings['model']} does not appear to have a file named config.json")
+
+    def execute(self, requests):
+        if not self.decoupled:
+            return [self.whole(request) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                parts = self.parts(request)
+                if not scalar(request, "streaming", False):
+                    parts = [b"".join(parts)]
+                for part in parts:
+                    sender.send(self.response(request, part))
+            except ValueError as error:
+                sender.send(pb.InferenceResponse(error=pb.TritonError(str(error))))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+
+    def whole(self, request):
+        try:
+            return self.response(request, b"".join(self.parts(request)))
+        except ValueError as error:
+            return pb.InferenceResponse(error=pb.TritonError(str(error)))
+
+    def parts(self, request):
+        """One letter after the other: the prompt again, from its second letter on."""
+        prompt = bytes(scalar(request, "text_input", b""))
+        wanted = int(scalar(request, "sampling_param_max_tokens", 32))
+        longest = self.settings["max_seq_len"]
+        if len(prompt) + wanted > longest:
+            raise ValueError(f"The sum of prompt length ({len(prompt)}) and max_tokens ({wanted}) exceeds {longest}")
+        stops = pb.get_input_tensor_by_name(request, "sampling_param_stop")
+        stops = [] if stops is None else [bytes(word) for word in stops.as_numpy().reshape(-1) if word]
+        made = b""
+        for index in range(wanted):
+            letter = prompt[(index + 1) % len(prompt) :][:1]
+            made += letter
+            ended = next((stop for stop in stops if made.endswith(stop)), None)
+            if ended is not None:
+                return [bytes([each]) for each in made[: -len(ended)]]
+        return [bytes([each]) for each in made]
+
+    def response(self, request, text):
+        known = {"text_output": text, "finish_reason": b"length"}
+        asked = {"text_output"} | ({"finish_reason"} if scalar(request, "return_finish_reason", False) else set())
+        return pb.InferenceResponse(
+            [pb.Tensor(name, np.array([known[name]], dtype=object)) for name in self.outputs if name in asked]
+        )

@@ -1,0 +1,143 @@
+"""The parts of the quantization worker that need neither torch nor Model Optimizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.embedded.calibration import Selection
+from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, worker
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
+
+QWEN2_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+
+
+def _file(folder: Path, *lines: object) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text(
+        "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines), encoding="utf-8"
+    )
+    return path
+
+
+def test_rows_come_in_every_form(tmp_path: Path) -> None:
+    conversation = [{"role": "user", "content": "d"}]
+    path = _file(
+        tmp_path,
+        {"text": "a"},
+        {"input": "b"},
+        {"text_input": "c"},
+        "",
+        {"messages": conversation},
+        {"input_ids": [1, 2]},
+    )
+    rows = calibration.read_rows(path)
+    assert [row.text for row in rows] == ["a", "b", "c", None, None]
+    assert rows[3].messages == conversation
+    assert rows[4].tokens == [1, 2]
+
+
+def test_every_malformed_row_is_reported(tmp_path: Path) -> None:
+    path = _file(tmp_path, {"text": "a"}, "{", {"text": ""}, ["a"], {"input_ids": [1, -1]}, {"input_ids": [True]})
+    with pytest.raises(MatrixError) as caught:
+        calibration.read_rows(path)
+    assert [fault.line for fault in caught.value.faults] == [2, 3, 4, 5, 6]
+
+
+def test_an_empty_set_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="no rows"):
+        calibration.read_rows(_file(tmp_path))
+
+
+def test_rows_are_drawn_by_seed_and_keep_their_order() -> None:
+    rows = [calibration.Row(tokens=[index]) for index in range(50)]
+    first, again, other = (
+        [row.tokens for row in calibration.choose(rows, Selection(samples=10, seed=seed))] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert len(first) == 10
+    assert first == sorted(first, key=lambda tokens: (tokens or [0])[0])
+    assert calibration.choose(rows, Selection(samples=50)) == rows
+
+
+def test_tokenized_rows_need_no_tokenizer(tmp_path: Path) -> None:
+    rows = [calibration.Row(tokens=[1, 2, 3]), calibration.Row(tokens=[4])]
+    found = calibration.tokenize(tmp_path, rows, Selection(max_length=2), trust_remote_code=False)
+    assert found == [[1, 2], [4]]
+
+
+def test_the_digest_is_that_of_the_tokens_row_by_row() -> None:
+    digests = {calibration.digest(rows) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3]], [[12], [3]])}
+    assert len(digests) == 4
+    assert calibration.digest([[1, 2]]) == calibration.digest([(1, 2)])
+
+
+def test_batches_hold_neighbours_in_length_the_longest_first() -> None:
+    rows = [[0] * length for length in (1, 7, 3, 7, 5)]
+    assert [[len(row) for row in batch] for batch in calibration.batches(rows, 2, padded=True)] == [[7, 7], [5, 3], [1]]
+    alone = [[len(row) for row in batch] for batch in calibration.batches(rows, 3, padded=False)]
+    assert alone == [[7, 7], [5], [3], [1]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "said"),
+    [
+        (Layout(8, 1), "fp8", "28 attention heads are not divisible by 8"),
+        (Layout(1, 3), "fp8", "28 layers are not divisible by 3"),
+        (Layout(7, 1), "fp8", "4 KV heads can neither be split nor repeated over 7 ranks"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(layout: Layout, precision: str, said: str) -> None:
+    with pytest.raises(StageError, match=said) as caught:
+        checkpoint.check_layout(QWEN2_7B, layout, formats.PRECISIONS[precision])
+    assert caught.value.failure is FailureClass.INFEASIBLE
+
+
+def test_layouts_that_can_be_are_taken() -> None:
+    for tp, pp in ((1, 1), (2, 2), (4, 1), (4, 7)):
+        checkpoint.check_layout(QWEN2_7B, Layout(tp, pp), formats.PRECISIONS["int4_awq"])
+
+
+def test_groups_of_scales_are_not_cut() -> None:
+    small = {**QWEN2_7B, "num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8}
+    checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["fp8"])
+    with pytest.raises(StageError, match="intermediate_size 18944 must be a multiple of W4A16_AWQ's group of 128"):
+        checkpoint.check_layout(small, Layout(8, 1), formats.PRECISIONS["int4_awq"])
+
+
+def test_an_architecture_that_would_lose_parts_is_refused() -> None:
+    with pytest.raises(StageError, match="MixtralForCausalLM") as caught:
+        checkpoint.check_layout({"architectures": ["MixtralForCausalLM"]}, Layout(1, 1), formats.PRECISIONS["fp8"])
+    assert "hugging_face" in str(caught.value.hint)
+
+
+def test_cache_precisions() -> None:
+    assert [formats.kv_cache_algorithm(name) for name in (None, "none", "fp16", "fp8", "int8")] == [
+        None,
+        None,
+        None,
+        "FP8",
+        "INT8",
+    ]
+    with pytest.raises(StageError, match="int3"):
+        formats.kv_cache_algorithm("int3")
+
+
+def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    work = Work(params={"precision": "fp8"}, inputs={"model": tmp_path}, files={}, out=tmp_path, attempt=tmp_path)
+    with pytest.raises(StageError) as caught:
+        worker.run(work)
+    assert caught.value.failure is FailureClass.USER
+    assert caught.value.hint == "pip install 'trtllm-pipeline[quantize]'"
