@@ -24,6 +24,9 @@ from trtllm_pipeline.toolchains.model_optimizer import calibration, formats, for
 
 pytestmark = pytest.mark.integration
 
+# Threads that wait for each other make tiny tensors forty times slower on a busy machine.
+torch.set_num_threads(1)
+
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 256, 512, 4, 4, 2, 320
 HEAD = HIDDEN // HEADS
 ALGORITHMS = {
@@ -36,7 +39,7 @@ ALGORITHMS = {
     "int4_awq": "W4A16_AWQ",
     "w4a8_awq": "W4A8_AWQ",
 }
-ROWS = [length for length in (3, 5, 8, 12, 17, 24, 31, 40)]
+LENGTHS = (3, 5, 8, 12, 17, 24, 31, 40)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
@@ -79,7 +82,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of many lengths, as token ids."""
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     random = np.random.default_rng(0)
-    texts = [json.dumps({"input_ids": random.integers(3, VOCABULARY, length).tolist()}) for length in ROWS]
+    texts = [json.dumps({"input_ids": random.integers(3, VOCABULARY, length).tolist()}) for length in LENGTHS]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return path
 
@@ -87,7 +90,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quantize(folder: Path, rows: Path, attempt: Path, **params: Json) -> Path:
     out = attempt / "out"
     out.mkdir(parents=True)
-    worker.run(Work(params=params, inputs={"model": folder}, files={"calibration_data": rows}, out=out, attempt=attempt))
+    worker.run(
+        Work(params=params, inputs={"model": folder}, files={"calibration_data": rows}, out=out, attempt=attempt)
+    )
     return out
 
 
@@ -118,7 +123,9 @@ def _concatenated(name: str, parts: list[Any]) -> Any:
         packed = (HEADS + 2 * KV_HEADS) * HEAD // (parts[0].shape[0] * len(parts)) or 1
         assert scale == 1
         sizes = [count * HEAD // packed // len(parts) for count in (HEADS, KV_HEADS, KV_HEADS)]
-        return torch.cat([torch.cat(group) for group in zip(*(_bytes(part).split(sizes) for part in parts), strict=True)]).view(parts[0].dtype)
+        return torch.cat(
+            [torch.cat(group) for group in zip(*(_bytes(part).split(sizes) for part in parts), strict=True)]
+        ).view(parts[0].dtype)
     if column and parts[0].dim() > 0 and parts[0].shape[0] > 1 and kind in {"weight", "bias", "weights_scaling_factor"}:
         return torch.cat([_bytes(part) for part in parts]).view(parts[0].dtype)
     if row and kind == "weight":
@@ -256,9 +263,9 @@ def test_config_says_what_the_checkpoint_is(model: Path, rows: Path, tmp_path: P
 def test_facts_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
     out = quantize(model, rows, tmp_path, precision="fp8")
     facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
-    assert facts["calibration"]["rows"] == len(ROWS)
-    assert facts["calibration"]["tokens"] == sum(ROWS)
-    assert facts["calibration"]["batch_size"] == len(ROWS)
+    assert facts["calibration"]["rows"] == len(LENGTHS)
+    assert facts["calibration"]["tokens"] == sum(LENGTHS)
+    assert facts["calibration"]["batch_size"] == len(LENGTHS)
     assert {"load", "calibrate", "export", "write"} <= facts["times_s"].keys()
     assert facts["peak_memory"]["host_bytes"] > 0
     assert json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))["done"] > 0
@@ -273,28 +280,28 @@ def test_a_batch_leaves_the_statistics_of_its_rows_one_by_one(
     model: Path, rows: Path, tmp_path: Path, precision: str
 ) -> None:
     outs = {
-        size: quantize(model, rows, tmp_path / str(size), precision=precision, batch_size=size, kv_cache_precision="fp8")
+        size: quantize(
+            model, rows, tmp_path / str(size), precision=precision, batch_size=size, kv_cache_precision="fp8"
+        )
         for size in (1, 8)
     }
     single, batched = (joined(outs[size], 1, 1) for size in (1, 8))
     measured = [name for name in single if name.endswith(("activation_scaling_factor", "cache_scaling_factor"))]
     assert len(measured) == LAYERS * 6
     for name in measured:
-        torch.testing.assert_close(batched[name].float(), single[name].float(), rtol=2**-6, atol=0, msg=name)
+        # bfloat16 products differ with the shape of a batch; the test below compares in float32.
+        torch.testing.assert_close(batched[name].float(), single[name].float(), rtol=0.06, atol=0, msg=name)
 
 
-def test_padding_would_be_measured_if_it_were_not_blanked(
-    model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What makes the test above one that can fail: a padding token louder than all text."""
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
-    with torch.no_grad():
-        loaded.get_input_embeddings().weight[0] = 0
-        loaded.get_input_embeddings().weight[0, 0] = 100
+def test_padding_is_not_measured(model: Path, rows: Path) -> None:
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
-    single, batched = (_maxima(loaded, tokens, size) for size in (1, 8))
+    padded = [row + [0] * (max(LENGTHS) - len(row)) for row in tokens]
+    single, batched, unblanked = (_maxima(loaded, *case) for case in ((tokens, 1), (tokens, 8), (padded, 8)))
+    assert len(single) == LAYERS * 9
     for name, value in single.items():
-        assert batched[name] == pytest.approx(value, rel=2**-6), name
+        assert batched[name] == pytest.approx(value, rel=1e-4), name
+    assert any(unblanked[name] > value * 1.02 for name, value in single.items()), "padding would not have shown"
 
 
 def _maxima(model: Any, tokens: list[list[int]], size: int) -> dict[str, float]:
@@ -319,7 +326,7 @@ def test_maxima_are_those_of_model_optimizers_own_calibrator(model: Path, rows: 
 
     import modelopt.torch.quantization as mtq
 
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
     theirs = copy.deepcopy(loaded)
 
@@ -332,7 +339,7 @@ def test_maxima_are_those_of_model_optimizers_own_calibrator(model: Path, rows: 
     ours = _maxima(loaded, tokens, 4)
     for name, module in theirs.named_modules():
         if name.endswith("input_quantizer") and module.is_enabled:
-            assert ours[name] == pytest.approx(float(module.amax), rel=2**-6), name
+            assert ours[name] == pytest.approx(float(module.amax), rel=1e-4), name
 
 
 class _Scarce:
@@ -383,7 +390,7 @@ def test_a_row_that_does_not_fit_is_an_error(model: Path, rows: Path, tmp_path: 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "int8_wo", "int4_awq", "int8_sq", "nvfp4"])
 def test_hugging_face_checkpoint(model: Path, rows: Path, tmp_path: Path, precision: str) -> None:
-    out = quantize(model, rows, tmp_path, precision=precision, format="hugging_face")
+    out = quantize(model, rows, tmp_path, precision=precision, checkpoint_format="hugging_face")
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert transformers.AutoConfig.from_pretrained(out).hidden_size == HIDDEN
     tensors = load_file(out / "model.safetensors")
@@ -449,7 +456,7 @@ def test_rotary_scaling_reaches_the_checkpoint(rows: Path, tmp_path: Path) -> No
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }
-    write_model(tmp_path / "model", "llama", rope_scaling=scaling)
+    write_model(tmp_path / "model", "llama", rope_scaling=dict(scaling))
     out = quantize(tmp_path / "model", rows, tmp_path / "attempt", precision="bf16")
     found = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert found["rotary_base"] == 1000000.0

@@ -264,6 +264,7 @@ def test_identity_of_a_machine_with_nothing_is_all_none() -> None:
     assert set(identity(Machine(1, "cpu")).values()) == {None}
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="where there is a GPU, NVML's package decides")
 def test_probing_imports_nothing_heavy() -> None:
     code = "import sys; from trtllm_pipeline import probe; probe.machine(); print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -52,12 +52,11 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _parse(value: Any) -> Row:
-    if not isinstance(value, dict):
-        raise ValueError(_EXPECTED)
+    fields = value if isinstance(value, dict) else {}
     for key in _TEXT_KEYS:
-        if isinstance(value.get(key), str) and value[key]:
-            return Row(text=value[key])
-    messages, tokens = value.get("messages"), value.get("input_ids")
+        if isinstance(fields.get(key), str) and fields[key]:
+            return Row(text=fields[key])
+    messages, tokens = fields.get("messages"), fields.get("input_ids")
     if isinstance(messages, list) and messages and all(isinstance(part, dict) for part in messages):
         return Row(messages=messages)
     if isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens):

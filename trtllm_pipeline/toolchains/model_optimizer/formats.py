@@ -72,6 +72,8 @@ def configuration(chosen: Precision, kv_cache: str | None, checkpoint: Checkpoin
     """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer."""
     import modelopt.torch.quantization as mtq
 
+    from trtllm_pipeline.toolchains.model_optimizer import maximum
+
     kept = chosen.config is None or (chosen.by_builder and checkpoint == "tensorrt_llm")
     if kept and kv_cache is None:
         return None
@@ -85,6 +87,7 @@ def configuration(chosen: Precision, kv_cache: str | None, checkpoint: Checkpoin
         found["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
     elif kv_cache is not None:
         found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
+    maximum.use_in(found)
     return found
 
 

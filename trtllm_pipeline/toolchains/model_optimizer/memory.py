@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import torch
 
-SATURATING_TOKENS: Final = 32_768
-"""Tokens of one forward pass from which on more of them make it no faster: matrix products fill an H200 long before."""
+SATURATING_TOKENS: Final = 16_384
+"""Tokens of one forward pass from which on more of them make it no faster, measured on an H200 (docs/performance.md)."""
 CPU_TOKENS: Final = 2048
 _USABLE: Final = 0.8
 """Part of the free GPU memory that is planned with; the rest is for fragments and the library's own workspaces."""

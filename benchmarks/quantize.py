@@ -1,0 +1,416 @@
+"""How fast the quantization worker is, phase by phase, beside batch 1 and beside the arithmetic it cannot do without.
+
+    python benchmarks/quantize.py [--shape qwen2-7b] [--layers N] [--runs fp8,int8_sq,int4_awq/32] [--samples 512] ...
+
+A folder with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
+stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:hf]. `--by-hand` names runs that are also
+done as a plain script does them: one row at a time through the whole model with its head, Model Optimizer's own export.
+
+The floor of calibration is 2 x parameters x tokens / matrix rate, for each forward pass that the precision needs (AWQ: one
+for its statistics, one and eleven candidates for its search); the rate is measured here, on random bf16 matrices. Stage
+times leave out importing Python packages, which is the same on both sides. Weights come from the page cache on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.model_optimizer import memory, worker
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
+from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
+
+_LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
+_COMMON: Final = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "qwen2-7b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "rope_theta": 1000000.0,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    },
+    "llama-70b": {
+        **_LLAMA,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "toy": {
+        **_LLAMA,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 1024,
+    },
+}
+_FORWARDS: Final = {"int4_awq": 13, "w4a8_awq": 13}
+_RUN: Final = re.compile(r"(?P<precision>\w+)(/(?P<samples>\d+))?(@(?P<batch>\d+))?(:tp(?P<tp>\d+))?(?P<hf>:hf)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement asked for."""
+
+    text: str
+    precision: str
+    samples: int
+    batch: int | None
+    tp: int
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: times in seconds, memory in GB."""
+
+    run: str
+    by: str
+    rows: int
+    tokens: int
+    batch: int | None
+    load_s: float
+    calibrate_s: float
+    export_s: float
+    write_s: float
+    stage_s: float
+    floor_s: float
+    over_floor: float
+    gpu_peak_gb: float | None
+    host_peak_gb: float | None
+    written_gb: float
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="qwen2-7b")
+    parser.add_argument("--layers", type=int, help="fewer than the shape has: for shapes that do not fit")
+    parser.add_argument("--runs", default="fp8,int8_sq,int4_awq/32", help="as above; comma between them")
+    parser.add_argument("--by-hand", default="", help="runs also done by hand")
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="no further run is begun after this time")
+    parser.add_argument("--folder", type=Path, help="for models and checkpoints; a temporary one if not given")
+    parser.add_argument("--json", type=Path, help="where to write the figures as well")
+    options = parser.parse_args()
+    started = time.monotonic()
+    shape = {**_COMMON, **SHAPES[options.shape]}
+    full = int(shape["num_hidden_layers"])
+    shape["num_hidden_layers"] = options.layers or full
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        seconds = _timed(lambda: write_model(folder / "model", shape))
+        say(
+            f"{options.shape}, {shape['num_hidden_layers']} of {full} layers: random weights written in {seconds:.1f} s"
+        )
+        _warm_up(folder, options)
+        rate = matrix_rate()
+        parameters = count_parameters(shape)
+        say(f"{parameters / 1e9:.2f} billion parameters, matrix products at {rate / 1e12:.0f} TFLOP/s")
+        rows: list[Row] = []
+        report = {
+            "shape": options.shape,
+            "layers": shape["num_hidden_layers"],
+            "layers_of_the_shape": full,
+            "parameters": parameters,
+            "matrix_tflop_per_s": round(rate / 1e12, 1),
+            "length": options.length,
+        }
+        for run, by in _runs(options):
+            if time.monotonic() - started > options.limit_s:
+                say(f"left out for time: {run.text} ({by})")
+                continue
+            data = folder / "rows.jsonl"
+            _write_rows(data, run.samples, options.length, int(shape["vocab_size"]))
+            measured = _ours(folder, run) if by == "ours" else _by_hand(folder, run)
+            floor = 2 * parameters * run.samples * options.length * _FORWARDS.get(run.precision, 1) / rate
+            rows.append(_row(run, by, measured, run.samples * options.length, floor))
+            say(json.dumps(asdict(rows[-1])))
+            if options.json:
+                write_json(options.json, {**report, "runs": [asdict(row) for row in rows], "ratios": _ratios(rows)})
+    _print(rows)
+
+
+def say(text: str) -> None:
+    """A line of the log."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def count_parameters(shape: Mapping[str, Any]) -> int:
+    """Weights of the embedding, the layers' projections and the head; norms and biases are too small to count."""
+    hidden, heads = int(shape["hidden_size"]), int(shape["num_attention_heads"])
+    kv = hidden // heads * int(shape["num_key_value_heads"])
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * int(shape["intermediate_size"])
+    return int(shape["num_hidden_layers"]) * layer + 2 * hidden * int(shape["vocab_size"])
+
+
+def write_model(folder: Path, shape: Mapping[str, Any]) -> None:
+    """A Hugging Face folder with random bfloat16 weights of a Llama or Qwen2 shape."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    hidden, inner, vocab = int(shape["hidden_size"]), int(shape["intermediate_size"]), int(shape["vocab_size"])
+    kv = hidden // int(shape["num_attention_heads"]) * int(shape["num_key_value_heads"])
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, dtype=torch.bfloat16, device=device).mul_(columns**-0.5).cpu()
+
+    norm = torch.ones(hidden, dtype=torch.bfloat16)
+    folder.mkdir()
+    write_json(folder / "config.json", shape)
+    layers = int(shape["num_hidden_layers"])
+    with ShardWriter(folder / "model.safetensors", 16 * (layers + 1)) as file:
+        file.add({"model.embed_tokens.weight": matrix(vocab, hidden), "model.norm.weight": norm})
+        file.add({"lm_head.weight": matrix(vocab, hidden)})
+        for index in range(layers):
+            tensors = {
+                "self_attn.q_proj.weight": matrix(hidden, hidden),
+                "self_attn.k_proj.weight": matrix(kv, hidden),
+                "self_attn.v_proj.weight": matrix(kv, hidden),
+                "self_attn.o_proj.weight": matrix(hidden, hidden),
+                "mlp.gate_proj.weight": matrix(inner, hidden),
+                "mlp.up_proj.weight": matrix(inner, hidden),
+                "mlp.down_proj.weight": matrix(hidden, inner),
+                "input_layernorm.weight": norm,
+                "post_attention_layernorm.weight": norm,
+            }
+            if FAMILIES[shape["architectures"][0]] == "qwen":
+                for part, size in (("q", hidden), ("k", kv), ("v", kv)):
+                    tensors[f"self_attn.{part}_proj.bias"] = torch.zeros(size, dtype=torch.bfloat16)
+            file.add({f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()})
+
+
+def matrix_rate(size: int = 8192, repeats: int = 20) -> float:
+    """Floating-point operations a second of a bf16 matrix product on random data: the median of `repeats`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        size, repeats = 512, 5
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+    for _ in range(5):
+        a @ b
+    times = [_timed(lambda: a @ b) for _ in range(repeats)]
+    return float(2 * size**3 / statistics.median(times))
+
+
+def _timed(work: Any) -> float:
+    _synchronize()
+    started = time.perf_counter()
+    work()
+    _synchronize()
+    return time.perf_counter() - started
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _runs(options: argparse.Namespace) -> Iterator[tuple[Run, str]]:
+    for text, by in [
+        *((t, "ours") for t in options.runs.split(",")),
+        *((t, "hand") for t in options.by_hand.split(",")),
+    ]:
+        if not text:
+            continue
+        match = _RUN.fullmatch(text)
+        if match is None:
+            raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:hf]")
+        batch = match["batch"]
+        yield (
+            Run(
+                text=text,
+                precision=match["precision"],
+                samples=int(match["samples"] or options.samples),
+                batch=int(batch) if batch else None,
+                tp=int(match["tp"] or 1),
+                format="hugging_face" if match["hf"] else "tensorrt_llm",
+            ),
+            by,
+        )
+
+
+def _warm_up(folder: Path, options: argparse.Namespace) -> None:
+    """Each precision once on a toy: Model Optimizer compiles its kernels the first time a machine needs them."""
+    (folder / "toy").mkdir()
+    write_model(folder / "toy" / "model", {**_COMMON, **SHAPES["toy"]})
+    _write_rows(folder / "toy" / "rows.jsonl", 8, 16, 1024)
+    for precision in dict.fromkeys(run.precision for run, _ in _runs(options)):
+        seconds = _timed(lambda name=precision: _ours(folder / "toy", Run(name, name, 8, None, 1, "tensorrt_llm")))
+        say(f"{precision}: first use took {seconds:.1f} s")
+
+
+def _write_rows(path: Path, samples: int, length: int, vocabulary: int) -> None:
+    import torch
+
+    rows = torch.randint(0, vocabulary, (samples, length), generator=torch.Generator().manual_seed(0)).tolist()
+    path.write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in rows), encoding="utf-8")
+
+
+def _ours(folder: Path, run: Run) -> Mapping[str, Any]:
+    """The stage's program itself, and what it says of itself."""
+    out = folder / "attempt" / "out"
+    out.mkdir(parents=True)
+    params: dict[str, Any] = {
+        "precision": run.precision,
+        "tp": run.tp,
+        "checkpoint_format": run.format,
+        "batch_size": run.batch,
+        "calibration": {"samples": run.samples, "max_length": 8192},
+    }
+    memory.release()
+    _reset_peak()
+    try:
+        worker.run(
+            Work(
+                params=params,
+                inputs={"model": folder / "model"},
+                files={"calibration_data": folder / "rows.jsonl"},
+                out=out,
+                attempt=out.parent,
+            )
+        )
+        facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+        times, peak = facts["times_s"], facts["peak_memory"]
+        batch = (facts["calibration"] or {}).get("batch_size")
+        return {"times": times, "peak": peak, "batch": batch, "bytes": _size(out)}
+    finally:
+        shutil.rmtree(out.parent)
+
+
+def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
+    """As a plain script does it: one row at a time through the whole model, Model Optimizer's own export."""
+    import torch
+    from modelopt.torch import quantization
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+    from transformers import AutoModelForCausalLM
+
+    from trtllm_pipeline.toolchains.model_optimizer import calibration, formats
+
+    memory.release()
+    _reset_peak()
+    out, times, clock = folder / "by-hand", {}, worker.Clock()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with clock.phase("load"):
+        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, device_map=device).eval()
+    rows = calibration.read_rows(folder / "rows.jsonl")
+
+    def loop(model: Any) -> None:
+        with torch.no_grad():
+            for row in rows:
+                model(torch.tensor([row.tokens], device=device))
+
+    try:
+        configuration = copy.deepcopy(getattr(quantization, str(formats.precision(run.precision).config)))
+        with clock.phase("calibrate"):
+            quantization.quantize(model, configuration, forward_loop=loop)
+        with clock.phase("export"), torch.inference_mode():
+            family = FAMILIES[model.config.architectures[0]]
+            export_tensorrt_llm_checkpoint(
+                model, family, torch.bfloat16, export_dir=out, inference_tensor_parallel=run.tp
+            )
+        times = clock.times_s
+        return {"times": times, "peak": memory.peak(), "batch": 1, "bytes": _size(out)}
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def _reset_peak() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _row(run: Run, by: str, measured: Mapping[str, Any], tokens: int, floor: float) -> Row:
+    times, peak = measured["times"], measured["peak"]
+    phases = [float(times.get(name, 0.0)) for name in ("load", "calibrate", "export", "write")]
+    gpu = peak["gpu_bytes"]
+    return Row(
+        run=run.text,
+        by=by,
+        rows=run.samples,
+        tokens=tokens,
+        batch=measured["batch"],
+        load_s=round(phases[0], 2),
+        calibrate_s=round(phases[1], 2),
+        export_s=round(phases[2], 2),
+        write_s=round(phases[3], 2),
+        stage_s=round(sum(phases) + float(times.get("tokenize", 0.0)), 2),
+        floor_s=round(floor, 2),
+        over_floor=round(phases[1] / floor, 3),
+        gpu_peak_gb=None if gpu is None else round(gpu / 1e9, 1),
+        # The peak of a process never falls: only the first run's is its own.
+        host_peak_gb=round(peak["host_bytes"] / 1e9, 1),
+        written_gb=round(measured["bytes"] / 1e9, 2),
+    )
+
+
+def _ratios(rows: Sequence[Row]) -> Mapping[str, Mapping[str, float]]:
+    """How many times faster ours is than the same by hand."""
+    ours = {row.run: row for row in rows if row.by == "ours"}
+    return {
+        row.run: {
+            "calibrate": round(row.calibrate_s / ours[row.run].calibrate_s, 2),
+            "stage": round(row.stage_s / ours[row.run].stage_s, 2),
+        }
+        for row in rows
+        if row.by == "hand" and row.run in ours
+    }
+
+
+def _print(rows: Sequence[Row]) -> None:
+    print(
+        "| run | by | rows | batch | load s | calibrate s | export s | write s | stage s | floor s | x floor | GPU GB | out GB |"
+    )
+    print("|" + "---|" * 13)
+    for row in rows:
+        cells = (
+            row.run, row.by, row.rows, row.batch, row.load_s, row.calibrate_s, row.export_s, row.write_s, row.stage_s,
+            row.floor_s, row.over_floor, row.gpu_peak_gb, row.written_gb,
+        )  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |")
+    for run, ratio in _ratios(rows).items():
+        print(f"{run}: calibration {ratio['calibrate']} times, stage {ratio['stage']} times as fast as by hand")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()

@@ -1,0 +1,180 @@
+"""A calibrated model as a TensorRT-LLM checkpoint of any tensor and pipeline parallelism.
+
+Model Optimizer packs and splits the weights. It is asked for more pipeline stages than wanted, so that one piece of the
+model is written while the next is packed; stages of one rank are put together again here. What its configuration lacks
+without TensorRT-LLM installed (rotary embedding, kind of Qwen, modules left out on other ranks) is filled in from the model's.
+Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import write_json
+from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
+from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
+
+if TYPE_CHECKING:
+    import torch
+
+FAMILIES: Final[Mapping[str, str]] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen",
+    "Qwen3ForCausalLM": "qwen",
+}
+"""Architecture -> Model Optimizer's name of its family. Others it either cannot export or exports with parts missing."""
+
+_PIECES: Final = 8
+_TENSORS_PER_LAYER: Final = 48
+"""More than any layer of these families has, scales included."""
+_LAYER: Final = re.compile(r"(transformer\.layers\.)(\d+)(\..+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a checkpoint is cut: over `tp` ranks within a layer, over `pp` groups of layers."""
+
+    tp: int
+    pp: int
+
+
+def check_layout(config: Mapping[str, Any], layout: Layout, precision: Precision) -> None:
+    """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
+    architecture = next(iter(config.get("architectures") or ()), None)
+    if architecture not in FAMILIES:
+        raise _infeasible(
+            f"architecture {architecture}: TensorRT-LLM checkpoints are written for {', '.join(FAMILIES)}",
+            "set the checkpoint format to hugging_face (PyTorch backend), or use TensorRT-LLM's example scripts",
+        )
+    heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    what = f"tp{layout.tp}pp{layout.pp}"
+    if heads % layout.tp:
+        raise _infeasible(f"{what}: {heads} attention heads are not divisible by {layout.tp}", _OTHER)
+    if kv_heads % layout.tp and layout.tp % kv_heads:
+        raise _infeasible(
+            f"{what}: {kv_heads} KV heads can neither be split nor repeated over {layout.tp} ranks", _OTHER
+        )
+    if layers % layout.pp:
+        raise _infeasible(f"{what}: {layers} layers are not divisible by {layout.pp}", _OTHER)
+    if (group := precision.group_size) is None:
+        return
+    head = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    for name, width in (("intermediate_size", int(config["intermediate_size"])), ("attention output", heads * head)):
+        if width % (layout.tp * group):
+            raise _infeasible(
+                f"{what}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}",
+                _OTHER,
+            )
+
+
+_OTHER: Final = "choose another tensor or pipeline parallelism"
+
+
+def write(
+    model: Any,
+    config: Mapping[str, Any],
+    out: Path,
+    *,
+    precision: Precision,
+    kv_cache: str | None,
+    dtype: torch.dtype,
+    layout: Layout,
+    progress: Callable[[int, int], None],
+    phase: Callable[[str], AbstractContextManager[None]],
+) -> None:
+    """Write `config.json` and a `rank{N}.safetensors` for each rank into `out`.
+
+    `config` is the Hugging Face configuration as stored; `progress` is told pieces done and all pieces. `phase` is entered
+    as "export", which has most of the writing beside it, and as "write", which is what is left of that at the end.
+    Raises StageError (infeasible) where Model Optimizer cannot split the model like that.
+    """
+    from modelopt.torch.export import torch_to_tensorrt_llm_checkpoint
+
+    family = FAMILIES[config["architectures"][0]]
+    layers = int(config["num_hidden_layers"])
+    per_stage = layers // layout.pp
+    pieces = max(count for count in range(1, min(_PIECES, per_stage) + 1) if per_stage % count == 0)
+    excluded: set[str] = set()
+    written: dict[str, Any] = {}
+    done, total = 0, layout.tp * layout.pp * pieces
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(ShardWriter(out / f"rank{rank}.safetensors", _TENSORS_PER_LAYER * (per_stage + 1)))
+            for rank in range(layout.tp * layout.pp)
+        ]
+        try:
+            with phase("export"):
+                for written, weights, _ in torch_to_tensorrt_llm_checkpoint(
+                    model, family, dtype, layout.tp, layout.pp * pieces
+                ):
+                    tp_rank, piece = written["rank"] % layout.tp, written["rank"] // layout.tp
+                    excluded.update((written.get("quantization") or {}).get("exclude_modules") or ())
+                    stage, within = divmod(piece, pieces)
+                    renamed = _renumbered(weights, within * (per_stage // pieces))
+                    files[stage * layout.tp + tp_rank].add(_joined_cache_scales(renamed))
+                    done += 1
+                    progress(done, total)
+        except (AssertionError, NotImplementedError) as error:
+            raise _infeasible(f"Model Optimizer cannot write this checkpoint: {error}", _OTHER) from error
+        with phase("write"):
+            stack.close()
+    quantization = dict(written["quantization"] or {})
+    if precision.algorithm is None or precision.by_builder:
+        # What the builder quantizes is its own choice: it leaves out the head by itself.
+        quantization = {"quant_algo": precision.algorithm, "kv_cache_quant_algo": kv_cache}
+    else:
+        quantization["exclude_modules"] = sorted(excluded)
+    del written["rank"]
+    world = {"world_size": layout.tp * layout.pp, "tp_size": layout.tp, "pp_size": layout.pp}
+    write_json(
+        out / "config.json",
+        {**written, **_from_source(config, family), "mapping": world, "quantization": quantization},
+    )
+
+
+def _renumbered(weights: Mapping[str, torch.Tensor], first: int) -> dict[str, torch.Tensor]:
+    """Layers count from 0 in each rank's file: those of a later piece move behind the ones before."""
+    found = {}
+    for name, tensor in weights.items():
+        match = _LAYER.fullmatch(name)
+        found[f"{match[1]}{int(match[2]) + first}{match[3]}" if match else name] = tensor
+    return found
+
+
+def _joined_cache_scales(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One scale for keys and values, the larger: the only form that every release reads."""
+    for name in [name for name in weights if name.endswith(".k_cache_scaling_factor")]:
+        values = weights.pop(name.replace(".k_cache_", ".v_cache_"))
+        weights[name.replace(".k_cache_", ".kv_cache_")] = weights.pop(name).maximum(values)
+    return weights
+
+
+def _from_source(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """What TensorRT-LLM wants to know of the model and Model Optimizer does not say.
+
+    The rotary base is the worst of it: without one, TensorRT-LLM takes 10000 and the engine talks nonsense.
+    """
+    found: dict[str, Any] = {"model_type": family}
+    if family == "qwen":
+        found["qwen_type"] = config["model_type"]
+    # Transformers 5 stores base and scaling together, earlier ones apart.
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = config.get("rope_theta", rope.pop("rope_theta", None))
+    rope.pop("rope_theta", None)
+    found["rotary_base"] = 10000.0 if base is None else base
+    kind = rope.get("rope_type", rope.get("type"))
+    # Releases differ in which of the two names they read.
+    found["rotary_scaling"] = None if kind in {None, "default"} else {**rope, "type": kind, "rope_type": kind}
+    return found
+
+
+def _infeasible(message: str, hint: str) -> StageError:
+    return StageError(message, failure=FailureClass.INFEASIBLE, hint=hint)

@@ -1,0 +1,362 @@
+"""The quantization worker: a Hugging Face folder becomes a quantized checkpoint, with NVIDIA Model Optimizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.embedded.calibration import Selection, default_set
+from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, memory
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+FACTS_FILE: Final = "quantize.json"
+SCHEMA: Final = 1
+_DTYPES: Final = ("auto", "float16", "bfloat16")
+_PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be made, checked."""
+
+    name: str
+    precision: formats.Precision
+    kv_cache: str | None
+    dtype: str
+    layout: Layout
+    checkpoint: formats.CheckpointFormat
+    selection: Selection
+    batch_size: int | None
+    seed: int
+    trust_remote_code: bool
+
+    @classmethod
+    def parse(cls, work: Work) -> Request:
+        """The request in a stage's parameters. Raises StageError or UsageError for what is not understood."""
+        name = str(work.params["precision"])
+        kv_cache, kind = work.params.get("kv_cache_precision"), work.params.get("checkpoint_format", "tensorrt_llm")
+        chosen = next((known for known in formats.CHECKPOINT_FORMATS if known == kind), None)
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(name, str(work.params.get("dtype") or "auto"))
+        if chosen is None or dtype not in _DTYPES:
+            what, known = ("checkpoint_format", formats.CHECKPOINT_FORMATS) if chosen is None else ("dtype", _DTYPES)
+            raise StageError(
+                f"{what} {kind if chosen is None else dtype!r} is not known to the quantization worker",
+                failure=FailureClass.INFEASIBLE,
+                hint=f"choose one of {', '.join(known)}",
+            )
+        algorithm = formats.kv_cache_algorithm(None if kv_cache is None else str(kv_cache))
+        if algorithm == "NVFP4" and chosen == "tensorrt_llm":
+            raise StageError(
+                "kv_cache_precision nvfp4: no engine reads it",
+                failure=FailureClass.INFEASIBLE,
+                hint="choose fp8 or int8, or the format hugging_face",
+            )
+        selection = Selection.parse(work.params.get("calibration"))
+        batch_size = work.params.get("batch_size")
+        return cls(
+            name=name,
+            precision=formats.precision(name),
+            kv_cache=algorithm,
+            dtype=dtype,
+            layout=Layout(int(str(work.params.get("tp", 1))), int(str(work.params.get("pp", 1)))),
+            checkpoint=chosen,
+            selection=selection,
+            batch_size=None if batch_size is None else max(1, int(str(batch_size))),
+            seed=selection.seed,
+            trust_remote_code=bool(work.params.get("trust_remote_code", False)),
+        )
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall time by phase, in seconds. A phase that comes again is added up."""
+
+    times_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time within as `name`, the GPUs' work included."""
+        started = time.monotonic()
+        try:
+            yield
+            _synchronize()
+        finally:
+            self.times_s[name] = self.times_s.get(name, 0.0) + time.monotonic() - started
+
+
+def run(work: Work) -> None:
+    """Program of the stage. Input `model`: a Hugging Face folder. File `calibration_data`: JSON Lines, for calibration.
+
+    Leaves a checkpoint of the format asked for and `quantize.json`: times, memory, batch size, rows, versions.
+    """
+    _require_packages()
+    # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    request, folder, clock = Request.parse(work), work.inputs["model"], Clock()
+    config = _read_config(folder)
+    if request.checkpoint == "tensorrt_llm":
+        checkpoint.check_layout(config, request.layout, request.precision)
+    with clock.phase("import"):
+        import torch
+
+        quantizer = formats.configuration(request.precision, request.kv_cache, request.checkpoint)
+    torch.manual_seed(request.seed)
+
+    calibrated = request.precision.calibrated or request.kv_cache is not None
+    rows: list[list[int]] = []
+    if calibrated:
+        with clock.phase("tokenize"):
+            rows = _read_rows(work, request, config)
+    try:
+        model, used = _quantized(work, request, clock, quantizer, rows)
+        _export(work, request, config, model, clock)
+    except RuntimeError as error:
+        if not memory.is_out_of_memory(error):
+            raise
+        raise StageError(
+            f"memory ran out outside calibration: {str(error).splitlines()[0]}",
+            failure=FailureClass.OUT_OF_MEMORY,
+            hint="give it more or larger GPUs",
+        ) from error
+    facts = {
+        "schema": SCHEMA,
+        "precision": request.name,
+        "kv_cache_precision": request.kv_cache,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "format": request.checkpoint,
+        "tp": request.layout.tp,
+        "pp": request.layout.pp,
+        "calibration": {**calibration.counted(rows), "digest": calibration.digest(rows), "batch_size": used}
+        if calibrated
+        else None,
+        "times_s": {name: round(value, 3) for name, value in clock.times_s.items()},
+        "peak_memory": memory.peak(),
+        "device": _device_name(),
+        "versions": {package: version(package) for package in _PACKAGES},
+    }
+    write_json(work.out / FACTS_FILE, facts)
+    times = ", ".join(f"{name} {value:.1f} s" for name, value in clock.times_s.items())
+    print(f"{request.name} checkpoint ({request.checkpoint}): {times}", flush=True)  # noqa: T201 - the stage's log
+
+
+def _quantized(
+    work: Work, request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[calibration.Tokens]
+) -> tuple[Any, int | None]:
+    """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
+    batch_size = request.batch_size
+    while True:
+        with clock.phase("load"):
+            model = load(work.inputs["model"], request)
+        if quantizer is None:
+            return model, None
+        if rows and batch_size is None:
+            batch_size = memory.fitting_rows(model, max(map(len, rows)), searches=request.precision.searches)
+        try:
+            with clock.phase("calibrate"):
+                return model, calibrate(model, quantizer, rows, request.precision, batch_size or 1, work)
+        except forward.SmallerBatchError as error:
+            batch_size = error.size
+        # Losses of the failed batch are half added up in this model: away with it before the next one is loaded.
+        del model
+        memory.release()
+
+
+def calibrate(
+    model: Any,
+    quantizer: dict[str, Any],
+    rows: Sequence[calibration.Tokens],
+    precision: formats.Precision,
+    batch_size: int,
+    work: Work,
+) -> int | None:
+    """Put quantizers into `model` and measure what they need on `rows`; the rows of a batch at the end, None without rows.
+
+    Raises StageError (out of memory) where one row does not fit, SmallerBatchError where a search must start again.
+    """
+    import modelopt.torch.quantization as mtq
+
+    if not rows:
+        mtq.quantize(model, quantizer)
+        return None
+    loop = forward.Calibration(
+        rows,
+        min(batch_size, len(rows)),
+        precision.passes,
+        restart=precision.searches,
+        progress=lambda done, total: work.progress(done, total, "rows"),
+    )
+    tokens = sum(map(len, rows))
+    print(f"calibrating on {len(rows)} rows, {tokens} tokens, {loop.batch_size} rows at once", flush=True)  # noqa: T201 - the stage's log
+    mtq.quantize(model, quantizer, forward_loop=loop)
+    return loop.batch_size
+
+
+def load(folder: Path, request: Request) -> Any:
+    """The model in `folder`, on the GPUs where there are any. Raises StageError where it does not load or fit."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    gpus = torch.cuda.device_count()
+    placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=request.trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=_dtype(config, request.dtype),
+            device_map=placement,
+            trust_remote_code=request.trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        needs_code = "trust_remote_code" in str(error)
+        raise StageError(
+            f"the model in {folder} does not load: {next(iter(str(error).splitlines()), type(error).__name__)}",
+            failure=FailureClass.USER if needs_code else FailureClass.INFEASIBLE,
+            hint="it brings code of its own: read it, then set trust_remote_code"
+            if needs_code
+            else "download the model again, or try a newer transformers",
+        ) from error
+    spilled = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()} & {"cpu", "disk"})
+    if gpus and spilled:
+        raise StageError(
+            f"the model in {folder} does not fit into {gpus} GPUs",
+            failure=FailureClass.OUT_OF_MEMORY,
+            hint="give it more or larger GPUs",
+        )
+    return model.eval()
+
+
+def _export(work: Work, request: Request, config: dict[str, Any], model: Any, clock: Clock) -> None:
+    import torch
+
+    def progress(done: int, total: int) -> None:
+        work.progress(done, total, "pieces written")
+
+    with torch.inference_mode():
+        if request.checkpoint == "tensorrt_llm":
+            checkpoint.write(
+                model,
+                config,
+                work.out,
+                precision=request.precision,
+                kv_cache=request.kv_cache,
+                dtype=model.dtype,
+                layout=request.layout,
+                progress=progress,
+                phase=clock.phase,
+            )
+            return
+        with clock.phase("export"):
+            if request.precision.config is None and request.kv_cache is None:
+                model.save_pretrained(work.out)
+            else:
+                from modelopt.torch.export import export_hf_checkpoint
+
+                export_hf_checkpoint(model, export_dir=work.out)
+    for name in _TOKENIZER_FILES:
+        source = work.inputs["model"] / name
+        if source.is_file() and not (work.out / name).exists():
+            shutil.copyfile(source, work.out / name)
+    progress(1, 1)
+
+
+def _dtype(config: Any, wanted: str) -> torch.dtype:
+    import torch
+
+    if wanted == "auto":
+        # Scales and kernels are made for 16 bits: what is stored wider becomes bfloat16, which loses no range.
+        return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
+    found: torch.dtype = getattr(torch, wanted)
+    return found
+
+
+def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[list[int]]:
+    longest = min(
+        request.selection.max_length, int(config.get("max_position_embeddings") or request.selection.max_length)
+    )
+    selection = replace(request.selection, max_length=longest)
+    rows = calibration.read_rows(work.files.get("calibration_data") or default_set())
+    found = calibration.tokenize(
+        work.inputs["model"],
+        calibration.choose(rows, selection),
+        selection,
+        trust_remote_code=request.trust_remote_code,
+    )
+    beyond = max(map(max, found))
+    if "vocab_size" in config and beyond >= int(config["vocab_size"]):
+        raise StageError(
+            f"the calibration rows hold token {beyond}, the model's embedding ends at {int(config['vocab_size']) - 1}",
+            failure=FailureClass.USER,
+            hint="the rows were tokenized for another model, or the tokenizer is another model's",
+        )
+    return found
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StageError(
+            f"{path} is missing or damaged: {error}", failure=FailureClass.USER, hint="download the model again"
+        ) from error
+    if not isinstance(value, dict):
+        raise StageError(f"{path} is not a JSON object", failure=FailureClass.USER, hint="download the model again")
+    if value.get("quantization_config"):
+        raise StageError(
+            f"{path} is of a model that is quantized already",
+            failure=FailureClass.INFEASIBLE,
+            hint="start from the unquantized model",
+        )
+    return value
+
+
+def _require_packages() -> None:
+    for package, module in (("torch", "torch"), ("transformers", "transformers"), ("nvidia-modelopt", "modelopt")):
+        if importlib.util.find_spec(module) is None:
+            raise StageError(
+                f"quantizing needs the package {package}, which is not installed",
+                failure=FailureClass.USER,
+                hint="pip install 'trtllm-pipeline[quantize]'",
+            )
+
+
+def _synchronize() -> None:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(index)
+
+
+def _device_name() -> str:
+    import torch
+
+    from trtllm_pipeline.machine import cpu_name
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
