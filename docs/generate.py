@@ -35,7 +35,9 @@ _EVERYWHERE: Final = ("timeout_s", "retries")
 def parser_of(command: str, verb: str | None = None) -> argparse.ArgumentParser:
     """The real parser of a command or stage verb, or of one verb of a command."""
     parser = argparse.ArgumentParser(prog=f"pipeline {command}")
-    parser.set_defaults(command=command)
+    # The toolchain that every reader has; what it lacks is shown as the engine lane has it. Never what is found here.
+    own = any(stage.name == command for stage in toolchains.load("embedded").stages)
+    parser.set_defaults(command=command, words=["--toolchain", "embedded" if own else "tensorrt_llm"])
     module = "trtllm_pipeline.cli.stage" if command in STAGES else COMMANDS[command][0]
     importlib.import_module(module).configure(parser)
     if verb is not None:

@@ -145,7 +145,7 @@ def plan_cells(
         reasons = sorted({str(cell.reason) for cell in cells})
         raise PlanError(
             f"none of the {len(cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline matrix show FILE lists the cells",
+            hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
         )
     used = {cell.toolchain for cell in cells if cell.reason is None}
     with ExitStack() as stack:

@@ -108,6 +108,11 @@ SIGNATURES: Final = (
         "end the server that runs already",
     ),
     Signature(
+        r"boost::interprocess::lock_exception",
+        FailureClass.TRANSIENT,
+        "Triton's Python backend lost a race over its shared memory; where it comes back, make /dev/shm larger",
+    ),
+    Signature(
         r"Unable to (?:create|initialize) shared memory",
         FailureClass.USER,
         "shared memory is full: make /dev/shm larger (docker run --shm-size=64m)",

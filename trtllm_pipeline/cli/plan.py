@@ -65,8 +65,7 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         "",
         f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}",
     ]
-    stages = dict.fromkeys(run.stage.name for run in plan.stage_runs.values())
-    for stage in stages:
+    for stage in _in_order(plan):
         runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
         todo = [run for run in runs if run.id in seen.to_run]
         done = sum(run.id in seen.present for run in runs)
@@ -91,6 +90,18 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         if len(shown) < len(infeasible):
             lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
     return lines
+
+
+def _in_order(plan: Plan) -> list[str]:
+    """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
+    needs: dict[str, set[str]] = {run.stage.name: set() for run in plan.stage_runs.values()}
+    for run in plan.stage_runs.values():
+        needs[run.stage.name].update(plan.stage_runs[each].stage.name for each in run.needs)
+    ordered: list[str] = []
+    while left := [name for name in needs if name not in ordered]:
+        # Toolchains side by side could want two stages the other way round: then the first that is left.
+        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
+    return ordered
 
 
 def _why(seen: Forecast) -> list[str]:

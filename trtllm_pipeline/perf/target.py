@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.serving.client import PROTOCOLS, Client, Generation, Option, Service, sampling
+from trtllm_pipeline.serving.client import Client, Generation, Option, Service, sampling
 from trtllm_pipeline.serving.openai import OpenAiClient
 from trtllm_pipeline.serving.openai import options as openai_sampling
 
@@ -20,7 +20,6 @@ OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
     "openai_completions_unary": ("completions", False),
 }
 """Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
-ALL_PROTOCOLS: Final = (*PROTOCOLS, *OPENAI)
 
 AnyClient = Client | OpenAiClient
 INTERFACES: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000, "openai": 8000}

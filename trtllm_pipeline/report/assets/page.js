@@ -322,7 +322,7 @@
       fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
     $("pareto-note").textContent = [
       known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
-      unique(known.map((point) => point.group)).length > 1 ? `Each ${data.apart.join(", ")} has its own front.` : "",
+      unique(known.map((point) => point.group)).length > 1 ? `Only what was asked the same is compared: there is a front for each ${data.apart.join(", ")}.` : "",
     ].join(" ");
   }
 

@@ -14,6 +14,7 @@ from trtllm_pipeline.stages.base import Option, Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, dataset, feasibility, lanes, releases, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number, text
 
 CHECKPOINT: Final = ("quantize", "convert")
@@ -140,8 +141,14 @@ def _build_params(cell: Cell) -> Mapping[str, Json]:
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": settings["max_num_tokens"]
         or commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl),
-        "options": {name: value for name, value in settings.items() if name not in feasibility.OWN_BUILD_SETTINGS},
+        "options": _build_options(cell),
     }
+
+
+def _build_options(cell: Cell) -> dict[str, Json]:
+    """The options of trtllm-build that a matrix gives."""
+    settings = cell.settings["build"]
+    return {name: value for name, value in settings.items() if name not in feasibility.OWN_BUILD_SETTINGS}
 
 
 QUANTIZE: Final = Stage(
@@ -262,7 +269,9 @@ def _missing(machine: Machine) -> str | None:
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    return feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine)
+    program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
+    asked = help_for(machine, _build_options(cell), program)
+    return feasibility.infeasible(cell, machine, asked) or lanes.unservable(cell, machine)
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -12,6 +12,8 @@ from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 _ROOM: Final = 1.25
 """GPU memory that quantizing takes, in sizes of the 16-bit weights."""
@@ -25,7 +27,13 @@ CHECKPOINT_OPTIONS: Final = (
     Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"),
     Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
     Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
-    Option("checkpoint_format", "str", "of what is written", default="tensorrt_llm", choices=("tensorrt_llm", "hugging_face")),
+    Option(
+        "checkpoint_format",
+        "str",
+        "of what is written",
+        default="tensorrt_llm",
+        choices=("tensorrt_llm", "hugging_face"),
+    ),
 )
 TRITON: Final = "triton"
 FRONTENDS: Final = (TRITON, "trtllm_serve")
@@ -164,7 +172,10 @@ def unservable(cell: Cell, machine: Machine) -> str | None:
     if frontend != TRITON:
         if found.serve is None:
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
-        problems = options.check_extra("trtllm-serve", found.release, mapping(cell.settings["serve"], "options"))
+        given = mapping(cell.settings["serve"], "options")
+        subcommand = ("serve",) if at_least(found.release, "0.19") else ()
+        asked = help_for(machine, given, found.serve, *subcommand)
+        problems = options.check_extra("trtllm-serve", found.release, given, asked)
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
