@@ -159,7 +159,7 @@ def plan_cells(
             [pin(cell) if cell.reason is None else cell for cell in cells],
             {name: toolchains.load(name) for name in sorted(used)},
             machine,
-            digest=_Files(cache).digest,
+            digest=_Files(cache, guess=guess).digest,
             until=until,
         )
 
@@ -224,15 +224,22 @@ def _without_note(source: Mapping[str, Json]) -> dict[str, Json]:
 class _Files:
     """Paths and content digests of the files that settings name; each file is looked at once."""
 
-    def __init__(self, cache: StatCache | None) -> None:
+    def __init__(self, cache: StatCache | None, *, guess: bool) -> None:
         self._cache = cache
+        self._guess = guess
         self._known: dict[tuple[str, str], tuple[str, str]] = {}
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
-        """Path and digest of `name`: "builtin:NAME", or a path from the matrix file's folder."""
+        """Path and digest of `name`; see `data_file`. A guess where a hub is not reached and guesses are allowed."""
         found = self._known.get((name, cell.base_dir))
         if found is None:
-            path = data_file(name, Path(cell.base_dir))
+            try:
+                path = data_file(name, Path(cell.base_dir))
+            except DownloadError as error:
+                if not self._guess or error.failure is not FailureClass.TRANSIENT:
+                    raise
+                logger.warning("%s is not reached; planned as if it were new", name)
+                return name, "unknown"
             try:
                 if self._cache is not None:
                     content = self._cache.digest(path)
@@ -250,7 +257,14 @@ class _Files:
 
 
 def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means. Raises UsageError for a built-in data set that does not exist."""
+    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME/PATH", or a path from the matrix file's folder.
+
+    Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
+    """
+    from trtllm_pipeline.hub import dataset_file
+
+    if name.startswith(dataset_file.PREFIX):
+        return dataset_file.fetch(name)
     if not name.startswith("builtin:"):
         return (base_dir / name).absolute()
     known = {f"builtin:{file.stem}": file for file in (Path(__file__).parent / "data").glob("*/*.jsonl")}
@@ -446,5 +460,5 @@ def _make_absolute(settings: dict[str, Any], base: Path) -> None:
     sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
     for section in sections:
         for name in ("input_data", "data", "python_path"):
-            if section and name in section and not str(section[name]).startswith("builtin:"):
+            if section and name in section and not str(section[name]).startswith(("builtin:", "hub:")):
                 section[name] = str((base / section[name]).absolute())

@@ -37,7 +37,7 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
     if info.gated:
         _check_access(model)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
-        raise DownloadError(f"{model}: {_endpoint()} names no commit for revision {revision}")
+        raise DownloadError(f"{model}: {endpoint()} names no commit for revision {revision}")
     return info.sha
 
 
@@ -48,14 +48,14 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
     siblings = _info(model, commit, files=True).siblings or ()
     if any(file.size is None for file in siblings):
         raise DownloadError(
-            f"{model}: {_endpoint()} tells no file sizes", hint="check HF_ENDPOINT: a mirror may be too old"
+            f"{model}: {endpoint()} tells no file sizes", hint="check HF_ENDPOINT: a mirror may be too old"
         )
     return [
         RemoteFile(
             file.rfilename,
             file.size or 0,
             file.lfs.sha256 if file.lfs is not None else file.blob_id,
-            hf_hub_url(model, file.rfilename, revision=commit, endpoint=_endpoint()),
+            hf_hub_url(model, file.rfilename, revision=commit, endpoint=endpoint()),
         )
         for file in siblings
     ]
@@ -91,15 +91,15 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return HfApi(endpoint=_endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
+        return HfApi(endpoint=endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
             model, revision=revision, files_metadata=files, timeout=answers.CONNECT_TIMEOUT_S * (4 if files else 1)
         )
     except HFValidationError as error:
         raise DownloadError(f"{model!r} cannot be a model's name: {error}", failure=FailureClass.USER) from error
     except HfHubHTTPError as error:
-        raise _refusal(model, error) from error
-    except _transport_errors() as error:
-        raise answers.unreachable(HUB, model, _endpoint(), error) from error
+        raise refusal(model, error) from error
+    except transport_errors() as error:
+        raise answers.unreachable(HUB, model, endpoint(), error) from error
 
 
 def _check_access(model: str) -> None:
@@ -107,14 +107,15 @@ def _check_access(model: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        HfApi(endpoint=_endpoint()).auth_check(model)
+        HfApi(endpoint=endpoint()).auth_check(model)
     except HfHubHTTPError as error:
-        raise _refusal(model, error) from error
-    except _transport_errors() as error:
-        raise answers.unreachable(HUB, model, _endpoint(), error) from error
+        raise refusal(model, error) from error
+    except transport_errors() as error:
+        raise answers.unreachable(HUB, model, endpoint(), error) from error
 
 
-def _refusal(model: str, error: Exception) -> DownloadError:
+def refusal(model: str, error: Exception) -> DownloadError:
+    """What an HTTP status of the hub means for whoever asked for `model`."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     response = error.response  # type: ignore[attr-defined]
@@ -126,14 +127,15 @@ def _refusal(model: str, error: Exception) -> DownloadError:
     return answers.refusal(HUB, model, response.status_code, code=code, message=message)
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def transport_errors() -> tuple[type[Exception], ...]:
     """What the client raises when it gets no answer: HTTPError of httpx or of httpx2, whichever this release uses."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (*(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)), OSError)
 
 
-def _endpoint() -> str:
+def endpoint() -> str:
+    """The hub's address, without a slash at its end."""
     from huggingface_hub import constants
 
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or constants.ENDPOINT

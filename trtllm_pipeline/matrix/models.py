@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from trtllm_pipeline.accuracy.scores import METRICS
+from trtllm_pipeline.hub import dataset_file
 from trtllm_pipeline.matrix.document import nearest
 
 Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
@@ -76,6 +77,8 @@ def canonical_lengths(text: str) -> str:
 def _data_file(value: str) -> str:
     if value.startswith("builtin:") and not _BUILTIN.fullmatch(value):
         raise ValueError(f"{value!r} is not the name of a built-in data set: letters, digits, - and _ after builtin:")
+    if value.startswith(dataset_file.PREFIX) and not dataset_file.NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
     return value
 
 
@@ -352,7 +355,8 @@ class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
     data: DataFile = "builtin:general"
-    """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
+    """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
+    a file of a data set on the Hugging Face Hub."""
     samples: Positive = 128
     """Rows taken."""
     max_length: Positive = 512

@@ -1,0 +1,75 @@
+"""Files of data sets on the Hub, through the real client, from a hub of ours on loopback."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fake_hub import FakeHub, Fault, Repository
+from trtllm_pipeline import runner
+from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.hub import dataset_file
+
+pytestmark = pytest.mark.integration
+
+ROWS = b'{"text": "Water boils at 100 degrees."}\n'
+NAME = "hub:org/rows/data/train.jsonl"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf-cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    with FakeHub({"datasets/org/rows": Repository({"data/train.jsonl": ROWS})}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+def test_a_file_is_fetched_once_and_kept(hub: FakeHub) -> None:
+    path = runner.data_file(NAME, Path())
+    assert path.read_bytes() == ROWS
+    before = sum(method == "GET" for method, _, _ in hub.requests)
+    assert dataset_file.fetch(f"{NAME}@main") == path
+    assert sum(method == "GET" for method, _, _ in hub.requests) == before, "what is there is not fetched again"
+
+
+def test_without_the_hub_the_copy_serves(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dataset_file.fetch(NAME)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert dataset_file.fetch(NAME) == path
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "failure"),
+    [
+        ("hub:org/rows/other.jsonl", "has no file other.jsonl", FailureClass.USER),
+        ("hub:org/nothing/train.jsonl", "org/nothing", FailureClass.USER),
+    ],
+)
+def test_what_is_not_there(hub: FakeHub, name: str, message: str, failure: FailureClass) -> None:
+    with pytest.raises(DownloadError, match=message) as raised:
+        dataset_file.fetch(name)
+    assert raised.value.failure is failure
+
+
+def test_a_hub_that_is_not_reached_is_worth_another_try(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
+    with pytest.raises(DownloadError, match="127.0.0.1:9") as raised:
+        dataset_file.fetch(NAME)
+    assert raised.value.failure is FailureClass.TRANSIENT
+
+
+def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
+    hub.faults.append(Fault("train.jsonl", "drop", after=5))
+    assert dataset_file.fetch(NAME).read_bytes() == ROWS
+
+
+def test_another_form_is_refused() -> None:
+    with pytest.raises(UsageError, match="not a file of a data set"):
+        dataset_file.fetch("hub:rows")

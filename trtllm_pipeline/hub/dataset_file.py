@@ -1,0 +1,49 @@
+"""One file of a data set on the Hugging Face Hub, such as rows to calibrate on: `hub:ORGANISATION/NAME/PATH[@REVISION]`.
+
+`huggingface_hub` fetches it into the user's own cache, verified and resumable; what it holds, not where it came from, is
+in fingerprints.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.hub import answers, hugging_face
+
+PREFIX: Final = "hub:"
+NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@\s]+?)(?:@(?P<revision>[\w./-]+))?")
+FORM: Final = "hub:ORGANISATION/NAME/PATH, and @REVISION for another branch or a commit"
+
+
+def fetch(name: str) -> Path:
+    """The file that `name` means, downloaded where it is not yet. Raises UsageError for another form, DownloadError."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name!r} is not a file of a data set on the Hub", hint=f"write {FORM}")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+    try:
+        found = hf_hub_download(
+            repo,
+            path,
+            repo_type="dataset",
+            revision=revision,
+            library_name="trtllm-pipeline",
+            library_version=__version__,
+            endpoint=hugging_face.endpoint(),
+        )
+    except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
+        raise answers.unreachable(answers.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+    except EntryNotFoundError as error:
+        raise DownloadError(f"the data set {repo} has no file {path}", failure=FailureClass.USER) from error
+    except HfHubHTTPError as error:
+        raise hugging_face.refusal(repo, error) from error
+    except hugging_face.transport_errors() as error:
+        raise answers.unreachable(answers.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+    return Path(found)
