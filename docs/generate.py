@@ -10,26 +10,43 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import assume
 from trtllm_pipeline.cli.app import COMMANDS, STAGES
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.matrix.models import Settings, json_schema
+from trtllm_pipeline.matrix.models import PRECISIONS, Settings, json_schema
 from trtllm_pipeline.perf.validity import GATES
 from trtllm_pipeline.serving.lint import RULES
+from trtllm_pipeline.signatures import SIGNATURES, classify
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
 SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
 """Options explained once, at the top of commands.md."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
+_NOWHERE: Final = "—"
+_LANES: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
+_RELEASES: Final = (*(f"0.{minor}" for minor in range(8, 22)), "1.0", "1.1", "1.2")
+_COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
+_ONE_GPU: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 512),
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "family": "llama",
+    "source": {"generated": "llama"},
+}
+"""A model that every release converts and any GPU holds, so that nothing but precisions decides."""
 
 
 def parser_of(command: str, verb: str | None = None) -> argparse.ArgumentParser:
@@ -194,7 +211,125 @@ def rules(_name: str) -> Iterator[str]:
         yield f"| `{rule.id}` | {rule.name} | {rule.severity} | {_line(rule.what)} | {_line(rule.hint)} |"
 
 
-_KINDS: Final = {"options": options, "settings": settings, "fields": fields, "gates": gates, "rules": rules}
+def precisions(_name: str) -> Iterator[str]:
+    """On which GPUs each precision works, by lane and release: the answers of the toolchains themselves.
+
+    Neighbouring releases with the same answers share a column.
+    """
+    caches = [("fp16", "fp8"), ("fp16", "int8")]
+    rows = [(precision, None) for precision in PRECISIONS] + caches
+    columns = []
+    for lane, name in _LANES.items():
+        answers: dict[str, tuple[str, ...]] = {}
+        for release in _RELEASES:
+            answers[release] = tuple(_works_on(lane, release, precision, kv) for precision, kv in rows)
+        same = [list(group) for _, group in itertools.groupby(_RELEASES, answers.__getitem__)]
+        columns += [
+            (f"{name} {_span(group)}", answers[group[0]]) for group in same if set(answers[group[0]]) != {_NOWHERE}
+        ]
+    yield "| precision | " + " | ".join(head for head, _ in columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for number, (precision, kv) in enumerate(rows):
+        head = f"`{precision}`" if kv is None else f"{kv.upper()} KV cache"
+        yield f"| {head} | " + " | ".join(cells[number] for _, cells in columns) + " |"
+
+
+def _works_on(lane: str, release: str, precision: str, kv: str | None) -> str:
+    """The compute capabilities on which a toolchain does not refuse this, in words."""
+    sections = Settings().model_dump(mode="json")
+    sections["quantize"]["kv_cache_precision"] = kv
+    cell = Cell(CellId("x"), "x", lane, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
+    toolchain = toolchains.load(lane)
+    works = []
+    for sm in _COMPUTE_CAPABILITIES:
+        machine = assume.parse(f"tensorrt_llm=={release}.0,sm={sm},gpus=1,gpu_memory_gib=80")
+        works.append(toolchain.missing(machine) is None and toolchain.infeasible(cell, machine) is None)
+    runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
+    return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
+
+
+def _span(values: Sequence[object]) -> str:
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def families(_name: str) -> Iterator[str]:
+    """The table of architecture families that become engines."""
+    yield "| family | script | engines | over GPUs (tp) | in stages (pp) |"
+    yield "|---|---|---|---|---|"
+    for name, family in FAMILIES.items():
+        since = [family.since, max(family.since, family.tensor_parallel, key=_numbers)]
+        stages = family.pipeline_parallel and max(family.since, family.pipeline_parallel, key=_numbers)
+        words = [f"from {each}" if each else _NOWHERE for each in (*since, stages)]
+        yield f"| `{name}` | `{family.script}` | {' | '.join(words)} |"
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in release.split(".")]
+
+
+def failures(_name: str) -> Iterator[str]:
+    """The table of words in logs that say what failed. Raises ValueError for a signature that has no words here."""
+    said = {signature: [words for words in _SAID if classify(words) is signature] for signature in SIGNATURES}
+    if missing := [signature.pattern for signature, words in said.items() if not words]:
+        raise ValueError(f"no words in docs/generate.py for {', '.join(missing)}")
+    yield "| words in a log | class | what to do |"
+    yield "|---|---|---|"
+    for signature, words in said.items():
+        failure = signature.failure.value.replace("_", " ")
+        yield f"| {', '.join(f'`{each}`' for each in words)} | {failure} | {_line(signature.hint)} |"
+
+
+_SAID: Final = (
+    "error: unrecognized arguments:",
+    "error: argument --qformat: invalid choice:",
+    "Networks with FP8 precision require hardware with FP8 support",
+    "FP8 FMHA cannot be enabled",
+    "Version tag does not match",
+    "not compatible with this version of TensorRT, expecting library version",
+    "generated on an incompatible device",
+    "mpiSize == tp * pp",
+    "MPI size 1 != TP size",
+    "worldSize is expected to be equal to tp*pp",
+    "maxTokensInPagedKvCache (64) must be large enough",
+    "rope_scaling ... KeyError: 'type'",
+    "Cannot access gated repo",
+    "HeaderTooLarge",
+    "version https://git-lfs",
+    "Couldn't reach 'cnn_dailymail'",
+    "can't open file '/app/examples/",
+    "Tokenizer class QWenTokenizer does not exist",
+    "opal_init failed",
+    "Address already in use",
+    "failed to start HTTP service",
+    "tritonserver process(es) already found with PID",
+    "boost::interprocess::lock_exception",
+    "Unable to create shared memory",
+    "Unable to initialize shared memory",
+    "No space left on device",
+    "Error Code 2: OutOfMemory",
+    "Requested amount of GPU memory (8 bytes) could not be allocated",
+    "CUDA out of memory",
+    "cudaErrorMemoryAllocation",
+    "exited on signal 9 (Killed)",
+    "returned non-zero exit status 137",
+    "bad_alloc",
+    "MemoryError",
+    "Failed to deserialize cuda engine",
+    "error while loading shared libraries",
+    "Failed to initialize Python stub",
+)
+"""Words as logs have them, for each of `SIGNATURES`, whose own are patterns."""
+
+_KINDS: Final = {
+    "options": options,
+    "settings": settings,
+    "fields": fields,
+    "gates": gates,
+    "rules": rules,
+    "precisions": precisions,
+    "families": families,
+    "failures": failures,
+}
 
 
 def rendered(text: str) -> str:

@@ -80,7 +80,8 @@ SIGNATURES: Final = (
         r"Invalid HF URI|cnn_dailymail[\s\S]{0,400}(?:ConnectionError|DatasetNotFoundError|doesn't exist on the Hub)"
         r"|(?:ConnectionError|DatasetNotFoundError|Couldn't (?:reach|find))[^\n]{0,200}cnn_dailymail",
         FailureClass.USER,
-        "the default calibration set cannot be fetched: name a local one with settings.quantize.calibration",
+        "the default calibration set cannot be fetched: let this machine reach the Hub once; TensorRT-LLM up to 0.9 takes "
+        "no other, since 0.10 settings.quantize.calibration names it",
     ),
     Signature(
         r"(?:can't open file|No such file or directory:) '?[^\n']*\bexamples/",
@@ -115,7 +116,7 @@ SIGNATURES: Final = (
     Signature(
         r"Unable to (?:create|initialize) shared memory",
         FailureClass.USER,
-        "shared memory is full: make /dev/shm larger (docker run --shm-size=64m)",
+        "shared memory is full: make /dev/shm larger (docker run --shm-size=2g)",
     ),
     Signature(r"No space left on device", FailureClass.USER, "free some space on the disk"),
     Signature(
@@ -163,3 +164,11 @@ _COMPILED: Final = tuple((re.compile(each.pattern, re.MULTILINE), each) for each
 def classify(log_tail: str) -> Signature | None:
     """The first signature of the table whose words are in `log_tail`; None where there is none."""
     return next((signature for pattern, signature in _COMPILED if pattern.search(log_tail)), None)
+
+
+def words(signature: Signature, log_tail: str) -> str:
+    """The line of `log_tail` that the words of its `signature` end on: the last line of a log is often another."""
+    found = re.search(signature.pattern, log_tail, re.MULTILINE)
+    assert found is not None, "classify has found it"
+    begin = log_tail.rfind("\n", 0, found.end()) + 1
+    return log_tail[begin:].partition("\n")[0].strip()

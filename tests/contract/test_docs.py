@@ -26,12 +26,13 @@ import yaml
 from trtllm_pipeline.cli.app import COMMANDS, STAGE_MODULES, STAGES, main
 from trtllm_pipeline.matrix.models import Settings, json_schema
 from trtllm_pipeline.matrix.recipes import matrices_folder, recipes_folder
+from trtllm_pipeline.toolchains.tensorrt_llm import options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES_WITH_COMMANDS = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{page}.md" for page in ("commands", "guide", "matrix", "models")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("commands", "doctor", "guide", "matrix", "models", "tensorrt-llm")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
@@ -46,8 +47,9 @@ SCRIPTS = (
     "docs/record.py",
     "examples/stream.py",
 )
-NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy")
+NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
+NEED_TENSORRT_LLM = ("quantize", "check")
 NEED_MEASUREMENTS = ("compare", "recommend")
 FORMS = (
     *(("perf", form) for form in ("-u", "analyze", "self-test")),
@@ -203,6 +205,9 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
     text = page.read_text(encoding="utf-8")
+    if page.name == "tensorrt-llm.md":  # it has options of TensorRT-LLM's programs, and one of docker, too
+        programs = tensorrt_llm_options.load().values()
+        known |= {"--shm-size", *FLAG.findall(" ".join(name for program in programs for name in program.options))}
     if page.name == "multi-node.md":  # it has options of srun, mpirun and tritonserver too
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []
@@ -305,7 +310,9 @@ def is_cheap(command: Command) -> bool:
     verb, args = command.words[1], set(command.words[2:])
     if verb in {"run", "resume"}:
         return "--until" in args and not args & set(NEED_A_SERVER)
-    return verb not in {*NEED_A_SERVER, *NEED_MEASUREMENTS} and not (verb == "logs" and args & set(NEED_A_SERVER))
+    return verb not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, *NEED_MEASUREMENTS} and not (
+        verb == "logs" and args & set(NEED_A_SERVER)
+    )
 
 
 def with_real_ids(folder: Path, words: tuple[str, ...]) -> list[str]:

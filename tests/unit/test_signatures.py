@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.signatures import SIGNATURES, classify
+from trtllm_pipeline.signatures import SIGNATURES, classify, words
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
@@ -64,6 +64,7 @@ MET = (
     ("error: creating server: failed to start GRPC service", TRANSIENT, "port"),
     ("OSError: [Errno 98] Address already in use", TRANSIENT, "port"),
     ("tritonserver process(es) already found with PID(s): [812]. Use --force to proceed anyway.", TRANSIENT, "end the"),
+    ("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", TRANSIENT, "/dev/shm"),
     ("ValueError: Tokenizer class QWenTokenizer does not exist or is not currently imported.", USER, "transformers"),
     ("pb_stub.cc:366]  Failed to initialize Python stub: KeyError: 'x'", USER, "tokenizer_dir"),
     ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", USER, "HF_TOKEN"),
@@ -154,3 +155,17 @@ def test_no_part_of_a_pattern_is_beyond_reach() -> None:
                 current += char
         for part in [*parts, current]:
             assert any(re.search(part, text, re.MULTILINE) for text in texts), f"never met: {part}"
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("Loading\n  MemoryError: 5 GiB  \nbye\n", "MemoryError: 5 GiB"),
+        ("Killed", "Killed"),
+        ("rope_scaling = 1\nKeyError: 'type'\n[TensorRT-LLM] version 0.11", "KeyError: 'type'"),
+    ],
+)
+def test_the_line_that_says_it_is_quoted(log: str, line: str) -> None:
+    signature = classify(log)
+    assert signature is not None
+    assert words(signature, log) == line

@@ -74,7 +74,7 @@ def check(triton: Triton, python_models: int) -> None:
             f"{SHARED_MEMORY} has {shared.f_bavail * shared.f_frsize >> 20} MiB free; {python_models} Python models "
             f"need {needed >> 20}",
             failure=FailureClass.USER,
-            hint="start the container with --shm-size=64m or more",
+            hint="start the container with --shm-size=2g or more",
         )
 
 

@@ -1,8 +1,8 @@
-"""The end of the quantize and convert stages: a TensorRT-LLM checkpoint that is whole and is what was asked for.
+"""The end of the quantize and convert stages: a checkpoint that is whole and is what was asked for.
 
-Where the release's example scripts are, they have filled the folder by now; where they are not, Model Optimizer does it
-here. Either way the result is looked at before anybody builds from it: a script that was killed, or that took another
-layout than it was told, must not cost an hour in the next stage.
+The release's example scripts or Model Optimizer have filled the folder by now. The result is looked at before anybody
+builds from it or serves it: a program that was killed, or that took another layout than it was told, must not cost an hour
+in the next stage.
 
 Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import DownloadError, StageError
-from trtllm_pipeline.hub.verify import tensors
+from trtllm_pipeline.hub.verify import check_folder, tensors
 from trtllm_pipeline.stages.base import Work
 
 REQUIRED: Final = (
@@ -31,16 +31,26 @@ REQUIRED: Final = (
 
 
 def run(work: Work) -> None:
-    """Make the checkpoint where no script has, then check it. Raises StageError."""
-    if not (work.out / "config.json").exists():
-        from trtllm_pipeline.toolchains.model_optimizer import worker
-
-        worker.run(work)
+    """Check a TensorRT-LLM checkpoint. Raises StageError."""
     tp, pp = int(str(work.params["tp"])), int(str(work.params["pp"]))
     config = check(work.out, tp=tp, pp=pp)
     size = sum(file.stat().st_size for file in work.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
     print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def run_hugging_face(work: Work) -> None:
+    """Check a quantized Hugging Face checkpoint. Raises StageError."""
+    check_folder(work.out, "checkpoint")
+    config = json.loads((work.out / "config.json").read_text(encoding="utf-8"))
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict):
+        raise StageError(
+            f"{work.out / 'config.json'}: quantization_config is missing, so it would be served as if unquantized"
+        )
+    size = sum(file.stat().st_size for file in work.out.glob("*.safetensors"))
+    algorithm = quantization.get("quant_algo") or work.params["precision"]
+    print(f"checkpoint of {config.get('model_type')}: {algorithm}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
 def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:

@@ -15,8 +15,7 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.perf.prompts import chat_renderer
 from trtllm_pipeline.stages.base import FAILURE_FILE, Work, write_json
-from trtllm_pipeline.toolchains.embedded.calibration import Selection
-from trtllm_pipeline.toolchains.model_optimizer.calibration import Row, choose, read_rows
+from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, read_rows
 
 BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""

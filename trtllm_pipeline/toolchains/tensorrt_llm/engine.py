@@ -33,8 +33,8 @@ def run(work: Work) -> None:
 
 def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
-    build: Mapping[str, Any] = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
     limits = EngineLimits.read(engine)
+    build: Mapping[str, Any] = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
     got = {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len} | {
         name: build.get(name) for name in ("max_batch_size", "max_num_tokens")
     }

@@ -5,7 +5,7 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
@@ -13,6 +13,7 @@ from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
 from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, dataset, feasibility, lanes, releases, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number, text
@@ -20,6 +21,8 @@ from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, nu
 CHECKPOINT: Final = ("quantize", "convert")
 _CHECK_PROMPT: Final = "The capital of France is"
 _CHECK_TOKENS: Final = 8
+_MODEL_OPTIMIZER_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""Those whose TensorRT-LLM checkpoints come out right."""
 
 
 def _route(cell: Cell, machine: Machine) -> str:
@@ -31,7 +34,7 @@ def _route(cell: Cell, machine: Machine) -> str:
 def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     script = lanes.script(machine, releases.QUANTIZE_SCRIPT)
     if script is None:
-        return ()
+        return (job.command(work, installed(machine).python),)
     release, params = installed(machine).release, work.params
     taken = mapping(params, "calibration")
     calibration = commands.Calibration(
@@ -62,7 +65,7 @@ def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     release, params, family = installed(machine).release, work.params, text(work.params, "family")
     script = lanes.script(machine, releases.convert_script(release, family))
     if script is None:
-        return ()
+        return (job.command(work, installed(machine).python),)
     return (
         commands.convert_checkpoint(
             release,
@@ -119,6 +122,7 @@ def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
             max_tokens=number(work.params, "max_tokens"),
             world_size=number(work.params, "world_size"),
             as_root=lanes.is_root(),
+            oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
             mpirun=machine.mpirun or "mpirun",
             python=installed(machine).python,
         ),
@@ -271,7 +275,35 @@ def _missing(machine: Machine) -> str | None:
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
     asked = help_for(machine, _build_options(cell), program)
-    return feasibility.infeasible(cell, machine, asked) or lanes.unservable(cell, machine)
+    return (
+        feasibility.infeasible(cell, machine, asked)
+        or _unmade(cell, machine)
+        or lanes.unservable(cell, machine, _read_settings(cell))
+    )
+
+
+def _unmade(cell: Cell, machine: Machine) -> str | None:
+    """Why no checkpoint can be made where the release's example scripts are not, or None."""
+    if installed(machine).examples is not None:
+        return None
+    if machine.model_optimizer is None:
+        return (
+            "neither the example scripts of TensorRT-LLM nor Model Optimizer are here; `pipeline doctor` says where they "
+            "are looked for"
+        )
+    if cell.recipe["family"] not in _MODEL_OPTIMIZER_FAMILIES or cell.precision == "fp32":
+        return (
+            f"{cell.recipe['family']} in {cell.precision}: without the example scripts Model Optimizer makes checkpoints, "
+            "and not this one"
+        )
+    return None
+
+
+def _read_settings(cell: Cell) -> Collection[str]:
+    """The repository settings that something reads, with the frontend of a cell."""
+    if cell.settings["serve"]["frontend"] == lanes.TRITON:
+        return (*templates.BY_NAME, "parameters")
+    return lanes.SERVE_SETTINGS
 
 
 TOOLCHAIN: Final = Toolchain(

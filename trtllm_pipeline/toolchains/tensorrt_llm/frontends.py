@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.serving import launch
 from trtllm_pipeline.stages.base import Work, write_json
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, lanes, llmapi, repository
@@ -89,8 +90,18 @@ def launch_pytorch(work: Work) -> None:
 
 
 def serve_command(folder: Path) -> list[str]:
-    """The command line in serve.json, its settings file found wherever the folder lies now."""
-    command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
+    """The command line in serve.json, its settings file found wherever the folder lies now.
+
+    Raises StageError for a folder that was not made for trtllm-serve.
+    """
+    try:
+        command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(
+            f"{folder} was not made for trtllm-serve: {SERVE_FILE}: {error}",
+            failure=FailureClass.USER,
+            hint="pipeline repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
+        ) from error
     return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]
 
 

@@ -8,10 +8,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Cell, Json, Resources
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
@@ -36,14 +39,37 @@ CHECKPOINT_OPTIONS: Final = (
     ),
 )
 TRITON: Final = "triton"
+SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction",)
+"""Repository settings that `trtllm-serve` has for an engine."""
+_EVERYWHERE: Final = frozenset(
+    (
+        "decoupled",
+        "accumulate_tokens",
+        "exclude_input_in_output",
+        "preprocessing_instances",
+        "postprocessing_instances",
+        "bls_instances",
+        "max_queue_delay_microseconds",
+        "enable_kv_cache_reuse",
+        "timeout_s",
+        "retries",
+    )
+)
+"""Repository settings with a default for every toolchain: where they have no effect, the default says nothing."""
 FRONTENDS: Final = (TRITON, "trtllm_serve")
 FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
 SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
 
 
 def installed(machine: Machine) -> TensorRTLLM:
-    """TensorRT-LLM of a machine that has it, which every machine that these lanes are planned for does."""
-    assert machine.tensorrt_llm is not None, "`missing` and `infeasible` are asked first"
+    """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
+
+    Raises StageError where a stage was started by hand on a machine without it.
+    """
+    if machine.tensorrt_llm is None:
+        raise StageError(
+            "TensorRT-LLM is not installed here", failure=FailureClass.USER, hint="pipeline doctor says what is missing"
+        )
     return machine.tensorrt_llm
 
 
@@ -109,11 +135,7 @@ def all_ranks(cell: Cell, _machine: Machine) -> Resources:
 def identity(machine: Machine) -> dict[str, Json]:
     """Versions and hardware that results depend on; never a device's number, the host, or a path."""
     return {
-        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
-        "model_optimizer": machine.model_optimizer,
-        "sm": machine.sm,
-        "gpu": machine.gpus[0].name if machine.gpus else None,
-        "triton": machine.triton.version if machine.triton else None,
+        **probe.identity(machine),
         "cpu": f"{machine.cpu} x {machine.cpus}",
         # The release's own scripts, or Model Optimizer: what makes checkpoints.
         "checkpoints": "scripts" if machine.tensorrt_llm and machine.tensorrt_llm.examples else "model_optimizer",
@@ -166,9 +188,15 @@ def serving_takes(cell: Cell, machine: Machine) -> Resources:
     return Resources(cpus=cpus, gpus=gpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
 
 
-def unservable(cell: Cell, machine: Machine) -> str | None:
-    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None."""
+def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | None:
+    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None.
+
+    `read` are the repository settings that have an effect there; any other with a value is a mistake.
+    """
     found, frontend = installed(machine), cell.settings["serve"]["frontend"]
+    for name, value in cell.settings["repository"].items():
+        if name not in read and name not in _EVERYWHERE and value not in (None, {}):
+            return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if frontend != TRITON:
         if found.serve is None:
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
@@ -179,6 +207,8 @@ def unservable(cell: Cell, machine: Machine) -> str | None:
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
+    if cell.toolchain == ENGINES and world_size(cell) > 1 and machine.mpirun is None:
+        return f"{world_size(cell)} ranks are started by mpirun, which is not on PATH"
     if machine.triton is None:
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
     if found.templates is None:

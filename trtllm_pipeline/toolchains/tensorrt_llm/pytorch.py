@@ -5,18 +5,25 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.base import Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
 from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, feasibility, lanes, llmapi
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
+_FORMAT: Final = "hugging_face"
+_QUANTIZE_OPTIONS: Final = tuple(
+    replace(option, default=_FORMAT, choices=(_FORMAT,)) if option.name == "checkpoint_format" else option
+    for option in lanes.CHECKPOINT_OPTIONS
+)
 
 
 def _quantized(cell: Cell) -> bool:
@@ -27,8 +34,12 @@ def _quantize_params(cell: Cell) -> Mapping[str, Json]:
     """The layout over GPUs is the runtime's business here: one checkpoint serves every tp and pp."""
     params = lanes.checkpoint_params(cell, calibrated=True)
     return {name: params[name] for name in ("precision", "kv_cache_precision", "family", "calibration")} | {
-        "checkpoint_format": "hugging_face"
+        "checkpoint_format": _FORMAT
     }
+
+
+def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    return (job.command(work, lanes.installed(machine).python),)
 
 
 def _repository_params(cell: Cell) -> Mapping[str, Json]:
@@ -50,10 +61,11 @@ QUANTIZE: Final = Stage(
     name="quantize",
     version=1,
     summary="quantize a model into a Hugging Face checkpoint, measuring activations where the precision needs it",
-    program="trtllm_pipeline.toolchains.model_optimizer.worker:run",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run_hugging_face",
+    commands=_quantize,
     inputs={"model": "download"},
     applies=lambda cell, _machine: _quantized(cell),
-    options=lanes.CHECKPOINT_OPTIONS,
+    options=_QUANTIZE_OPTIONS,
     params=_quantize_params,
     advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
     file_names=("calibration_data",),
@@ -88,7 +100,7 @@ def _missing(machine: Machine) -> str | None:
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine)
+    reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine, (*llmapi.SETTINGS, "llm_args"))
     if reason is None and _quantized(cell) and machine.model_optimizer is None:
         return f"precision {cell.precision} is made with Model Optimizer: pip install 'trtllm-pipeline[quantize]'"
     return reason

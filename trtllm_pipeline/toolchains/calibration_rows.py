@@ -1,0 +1,107 @@
+"""Calibration sets, which every toolchain reads alike: rows of a JSON Lines file, and which of them are taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+
+Tokens = Sequence[int]
+Messages = list[dict[str, Any]]
+_TEXT_KEYS: Final = ("text", "input", "text_input")
+_EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
+
+
+def default_set() -> Path:
+    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
+    return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which part of a calibration set is used, and how it is presented."""
+
+    samples: int = 128
+    """Rows taken: all of them in a smaller set."""
+    max_length: int = 512
+    """Tokens kept of a row."""
+    seed: int = 0
+    """Chooses the rows of a larger set."""
+    chat_template: bool = False
+    """Each row becomes a user's turn in the model's chat template."""
+
+    @classmethod
+    def parse(cls, value: Json) -> Selection:
+        """The selection a stage was given; null is the default one. Raises UsageError for other keys or types."""
+        given = {} if value is None else value
+        if not isinstance(given, dict) or (unknown := sorted(given.keys() - {field.name for field in fields(cls)})):
+            raise UsageError(
+                f"calibration {json.dumps(value)} is not understood"
+                + (f": {unknown[0]}" if isinstance(given, dict) else ""),
+                hint="its keys are " + ", ".join(field.name for field in fields(cls)),
+            )
+        for name in ("samples", "max_length", "seed"):
+            number = given.get(name, 1)
+            if type(number) is not int or number < (0 if name == "seed" else 1):
+                raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
+        return cls(**given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a calibration set, in one of three forms."""
+
+    text: str | None = None
+    messages: Messages | None = None
+    """A conversation, for the model's chat template."""
+    tokens: Tokens | None = None
+    """Token ids, for sets that were tokenized before."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON Lines file. Raises MatrixError with every malformed row."""
+    rows, faults = [], []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(_parse(json.loads(line)))
+            except json.JSONDecodeError as error:
+                faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
+            except ValueError as error:
+                faults.append(Fault(str(path), number, "", str(error)))
+    if not rows and not faults:
+        faults.append(Fault(str(path), None, "", "it has no rows"))
+    if faults:
+        raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
+    return rows
+
+
+def _parse(value: Any) -> Row:
+    fields = value if isinstance(value, dict) else {}
+    for key in _TEXT_KEYS:
+        if isinstance(fields.get(key), str) and fields[key]:
+            return Row(text=fields[key])
+    messages, tokens = fields.get("messages"), fields.get("input_ids")
+    if isinstance(messages, list) and messages and all(isinstance(part, dict) for part in messages):
+        return Row(messages=messages)
+    if isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens):
+        return Row(tokens=tokens)
+    raise ValueError(_EXPECTED)
+
+
+def choose(rows: Sequence[Row], selection: Selection) -> list[Row]:
+    """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
+    import numpy as np
+
+    if len(rows) <= selection.samples:
+        return list(rows)
+    chosen = np.random.default_rng(selection.seed).choice(len(rows), selection.samples, replace=False)
+    return [rows[index] for index in sorted(chosen)]
