@@ -127,8 +127,9 @@ def compare(server: str, mine: Measure, other: Measure, rounds: int) -> Iterator
         for level in LEVELS:
             first, second = (mine, other) if number % 2 == 0 else (other, mine)
             pair = first(level), second(level)
-            found[level].append(pair if number % 2 == 0 else pair[::-1])
-            print(f"{server}, round {number + 1} of {rounds}: {level} in flight", file=sys.stderr)
+            pair = pair if number % 2 == 0 else pair[::-1]
+            found[level].append(pair)
+            print(f"{server}, round {number + 1} of {rounds}, {level} in flight: {pair[0]} {pair[1]}", file=sys.stderr)
     for level, pairs in found.items():
         for name in Figures.__dataclass_fields__:
             left, right = ([getattr(figures, name) for figures in side] for side in zip(*pairs, strict=True))

@@ -22,6 +22,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     WithJsonSchema,
+    model_validator,
 )
 
 from trtllm_pipeline.accuracy.scores import METRICS
@@ -569,12 +570,18 @@ class Smoke(Section):
 class Perf(Section):
     """What is measured, and with what."""
 
-    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], NonEmpty, Unique] = (1, 4)
-    """Requests in flight; one level after the other."""
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Unique] = (1, 4)
+    """Requests in flight; one level after the other. [] for none, where there is a request_rate."""
+    request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=1e6)], ...], Unique] = ()
+    """Requests a second on average, however many are in flight; levels after those of concurrency."""
+    request_distribution: Literal["poisson", "constant"] = "poisson"
+    """When requests of a rate are due: as users come who do not know of each other, or evenly."""
+    slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
+    """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
     requests: Positive = 16
     """Requests measured at each level."""
-    warmup_requests: Count = 2
-    """Requests before each level that are not measured."""
+    warmup_requests: Count | None = None
+    """Requests before each level that are not measured; null: two for each in flight, 4 for a request rate."""
     input_data: DataFile = "builtin:prompts"
     """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
     max_tokens: Positive | None = None
@@ -589,6 +596,12 @@ class Perf(Section):
     """Runs of the whole list of levels, on one server; intervals of comparisons come from them."""
     exclusive: bool = True
     """Nothing else of ours runs on this machine meanwhile."""
+
+    @model_validator(mode="after")
+    def _has_a_level(self) -> Perf:
+        if not self.concurrency and not self.request_rate:
+            raise ValueError("needs a concurrency or a request_rate")
+        return self
 
 
 class Accuracy(Section):

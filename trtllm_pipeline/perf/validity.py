@@ -45,6 +45,8 @@ MAX_QUEUE_SHARE: Final = 0.10
 _AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
 MIN_EVENTS: Final = 8
 """After the first: TPOT of fewer is that of one delay on the way, and no evidence of how fast tokens were made."""
+BURST_MS: Final = 0.1
+"""Events nearer to each other lay in a buffer together, and came as one."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
 """Second time to first token / first, of one prompt sent twice: the median below the one with all below the other."""
@@ -329,6 +331,11 @@ def server_queue(run: Run) -> Iterator[Found]:
                 yield Found("warning", message, load)
 
 
+def _apart(request: Request) -> int:
+    """How many events came after the first and by themselves."""
+    return sum(gap > BURST_MS for gap in request.gaps_ms())
+
+
 def roofline(run: Run) -> Iterator[Found]:
     """Every token of an answer needs one pass over the weights: no request can be faster than memory allows."""
     limits = run.evidence.get("roofline", ())
@@ -344,7 +351,7 @@ def roofline(run: Run) -> Iterator[Found]:
         # A whole answer cannot seem faster than it was. Between events, buffering on the way can bring tokens closer
         # together than they were made, so both are judged by the typical request.
         whole = [request.e2e_ms / request.output_tokens for request in good]
-        between = [tpot for r in good if len(r.tokens) > MIN_EVENTS and (tpot := r.tpot_ms) is not None]
+        between = [tpot for request in good if _apart(request) >= MIN_EVENTS and (tpot := request.tpot_ms) is not None]
         typical = [(median(times), what) for times, what in ((whole, "e2e / n"), (between, "TPOT")) if times]
         token_ms, what = min(typical, default=(pass_ms, ""))
         if token_ms < pass_ms:
@@ -505,7 +512,7 @@ GATES: Final = (
     ),
     Gate(
         "roofline",
-        f"e2e / n, and TPOT of answers with {MIN_EVENTS} events after the first, against the time one reading of the "
+        f"e2e / n, and TPOT of answers with {MIN_EVENTS} events by themselves after the first, against the time one reading of the "
         "weights takes",
         f"faster, in the median of a level; a CPU's own reading may be beaten {CPU_MARGIN:g} times",
         "a dense model without speculation reads all its weights for every token",

@@ -169,19 +169,29 @@ def _declared(cell: Cell) -> dict[str, Json]:
     }
 
 
+def _rates(cell: Cell) -> dict[str, Json]:
+    """What a measurement has only where it was asked for: levels of an open loop, objectives."""
+    given = pick(cell, "perf", "request_rate", "request_distribution", "slo")
+    wanted = {"request_rate", "request_distribution"} if given["request_rate"] else set()
+    return {name: value for name, value in given.items() if name in wanted or (name == "slo" and value)}
+
+
 PERF = Stage(
     name="perf",
     version=2,
-    summary="measure latency and throughput over a list of concurrencies",
+    summary="measure latency and throughput over a list of concurrencies or request rates",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,
     inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     after=("smoke",),
     scope=Scope.INSIDE,
     options=(
-        Option("concurrency", "json", "requests in flight, e.g. [1,4]", required=True),
+        Option("concurrency", "json", "requests in flight, e.g. [1,4]; [] for none", required=True),
+        Option("request_rate", "json", "requests a second however many are in flight, e.g. [2.5,10]"),
+        Option("request_distribution", "str", "of their times", default="poisson", choices=("poisson", "constant")),
+        Option("slo", "json", 'objectives of goodput in ms, e.g. {"ttft_ms":300,"tpot_ms":40}'),
         Option("requests", "int", "requests a level", required=True),
-        Option("warmup_requests", "int", "requests before measuring", default=2),
+        Option("warmup_requests", "json", "requests before each level; null: two for each in flight, 4 for a rate"),
         Option("max_tokens", "int", "output tokens a request", required=True),
         Option("temperature", "float", "0 is greedy", default=0.0),
         Option("protocol", "str", "how to talk", default="grpc", choices=("grpc", "http")),
@@ -191,6 +201,7 @@ PERF = Stage(
     ),
     params=lambda cell: {
         **pick(cell, "perf", "concurrency", "requests", "warmup_requests", "temperature", "protocol", "repeats"),
+        **_rates(cell),
         "max_tokens": cell.settings["perf"]["max_tokens"] or cell.osl,
         "declared": _declared(cell),
     },

@@ -75,7 +75,10 @@ def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
 
 def _target(work: Work) -> Target:
     service = Service.read(work.inputs["service"])
-    protocol, model = protocol_for(service, str(work.params.get("protocol") or "grpc")), str(work.params.get("model") or service.model)
+    protocol, model = (
+        protocol_for(service, str(work.params.get("protocol") or "grpc")),
+        str(work.params.get("model") or service.model),
+    )
     timeout_s, max_tokens = number(work, "request_timeout_s", 300.0), int(number(work, "max_tokens"))
     return Target(protocol, service, model, timeout_s, max_tokens, number(work, "temperature", 0.0))
 

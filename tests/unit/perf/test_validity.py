@@ -105,6 +105,15 @@ def test_no_token_is_faster_than_memory(
     assert judged(tmp_path, answer(0, tokens) | {"max_tokens": tokens}, *limits) == expected
 
 
+def test_a_burst_is_not_a_speed(tmp_path: Path) -> None:
+    """A machine that stood still delivers in one instant what it made in many."""
+    burst = counted(0, [(100 + 0.01 * index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, burst, roofline(5)) == {}
+    assert judged(tmp_path, burst, roofline(12)) == {"roofline": "invalid"}, "100 ms of nine tokens are 11 each"
+    quick = counted(0, [(100 + index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, quick, roofline(5)) == {"roofline": "invalid"}
+
+
 def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:
     whole = counted(0, [(30, " a b c", 3)], max_tokens=3)
     assert judged(tmp_path, whole, roofline(11)) == {"roofline": "invalid"}
