@@ -317,7 +317,8 @@ class _Execution:
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...]) -> Job:
         inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        # Lines of a Python program are in its log as soon as they are said, and in their order.
+        environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
             id=run.id,
             stage=run.stage.name,

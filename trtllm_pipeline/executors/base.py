@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, Union
 
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.signatures import classify
+from trtllm_pipeline.signatures import classify, words
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
 SCHEMA: Final = 1
@@ -134,9 +134,11 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
     lines = tail(log, _TELLING_LINES)
     said = f"; its last line: {lines[-1]}" if lines else ""
     how = f"died of {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
-    known = classify("\n".join(lines))
+    text = "\n".join(lines)
+    known = classify(text)
     if known is not None:
-        return StageError(f"{job.stage}: {how}{said}", failure=known.failure, hint=known.hint, log=log)
+        message = f"{job.stage}: {how}; its log says: {words(known, text)}"
+        return StageError(message, failure=known.failure, hint=known.hint, log=log)
     if returncode == -signal.SIGKILL:
         return StageError(
             f"{job.stage}: was killed, most likely because memory ran out{said}",

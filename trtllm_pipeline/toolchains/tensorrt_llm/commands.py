@@ -315,7 +315,9 @@ def engine_check(
 
 
 def _mpi_flags(*, as_root: bool, oversubscribe: bool) -> list[str]:
-    return [*(["--allow-run-as-root"] if as_root else []), *(["--oversubscribe"] if oversubscribe else [])]
+    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
+    flags = ["--mca", "plm_rsh_agent", ""]
+    return [*(["--allow-run-as-root"] if as_root else []), *(["--oversubscribe"] if oversubscribe else []), *flags]
 
 
 # ------------------------------------------------------------------------------------------------------------ servers

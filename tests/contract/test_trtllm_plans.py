@@ -1,0 +1,317 @@
+"""Plans for machines with every release of TensorRT-LLM: whatever would be run, the release's programs take it.
+
+The command lines are those of `pipeline plan --assume ... --format json`; what reads them are the recorded options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from packaging.version import Version
+
+from tests.standins import releases
+from tests.standins.programs import arguments
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.domain import Scope
+from trtllm_pipeline.matrix.recipes import matrices_folder
+from trtllm_pipeline.stages import verbs
+from trtllm_pipeline.toolchains import base as toolchains
+
+RELEASES: Final = (
+    *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),
+    *("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc3"),
+)
+"""Those that make engines of Qwen2."""
+NO_ENGINES: Final = "1.3.0"
+"""After engines were given up."""
+ENGINES, PYTORCH = "tensorrt_llm", "tensorrt_llm_pytorch"
+SCRIPTS: Final = ("convert_checkpoint.py", "quantize.py", "run.py")
+FLOW: Final = {
+    ENGINES: ("download", "quantize", "convert", "build", "check", "repository", "launch", "smoke", "perf", "accuracy"),
+    PYTORCH: ("download", "quantize", "repository", "launch", "smoke", "perf", "accuracy"),
+}
+
+
+class Command(NamedTuple):
+    """One start of one of TensorRT-LLM's programs."""
+
+    tool: str
+    """As in the records: a converter's with its family."""
+    before: tuple[str, ...]
+    """What starts it: an interpreter, mpirun."""
+    path: str
+    arguments: list[str]
+
+
+class Planner:
+    """`pipeline plan` for a shipped matrix and a machine with a release, in this process; no hub is reached."""
+
+    def __init__(self, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.workspace, self.capsys = workspace, capsys
+
+    def plan(self, matrix: str, release: str) -> dict[str, Any]:
+        """What it prints as JSON."""
+        found: dict[str, Any] = json.loads(self._said(matrix, release, code=0)[0])
+        return found
+
+    def refusal(self, matrix: str, release: str) -> str:
+        """What it says where no cell can work."""
+        return self._said(matrix, release, code=3)[1]
+
+    def _said(self, matrix: str, release: str, *, code: int) -> tuple[str, str]:
+        file = matrices_folder() / f"{matrix}.yaml"
+        machine = f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80"
+        line = ["plan", "--matrix", str(file), "--workspace", str(self.workspace), "--assume", machine]
+        ended = main([*line, "--format", "json"])
+        out, err = self.capsys.readouterr()
+        assert ended == code, err
+        return out, err
+
+
+@pytest.fixture
+def planner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planner:
+    for variable in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    return Planner(tmp_path / "w", capsys)
+
+
+def feasible(planned: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cell for cell in planned["cells"] if cell["feasible"]]
+
+
+def command(argv: list[str]) -> Command | None:
+    """Which of TensorRT-LLM's programs a command line starts; None for a program of ours."""
+    for index, word in enumerate(argv):
+        path = Path(word)
+        if path.name in {"trtllm-build", "trtllm-serve", *SCRIPTS}:
+            tool = f"{path.name}:{path.parent.name}" if path.name == "convert_checkpoint.py" else path.name
+            return Command(tool, tuple(argv[:index]), word, argv[index + 1 :])
+    return None
+
+
+def commands(planned: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Command]]:
+    """Stage runs with the command lines of TensorRT-LLM's programs in them."""
+    for run in planned["stage_runs"]:
+        yield from ((run, found) for argv in run["argv"] if (found := command(argv)) is not None)
+
+
+def check_programs(planned: dict[str, Any], release: str) -> Counter[str]:
+    """How often each program is started, all in ways that the release takes. Fails with its words otherwise."""
+    counted: Counter[str] = Counter()
+    cells = {cell["id"]: cell["axes"] for cell in planned["cells"]}
+    for run, found in commands(planned):
+        table = releases.table(found.tool, release)
+        assert table is not None, f"{found.tool} is not in {release}"
+        options = table[found.tool]
+        spellings = {spelling for name, row in options.items() for spelling in (name, *row.get("aliases", ()))}
+        given = {word for word in found.arguments if word.startswith("--")}
+        # The programs themselves would also take the beginning of an option that has only one end.
+        assert given <= spellings, f"{release} {found.tool} has no {sorted(given - spellings)}"
+        assert not {name for name in given if options.get(name, {}).get("deprecated")}
+        with redirect_stderr(StringIO()) as said:
+            try:
+                values = arguments.parse(found.tool, options, found.arguments)
+            except SystemExit:
+                pytest.fail(f"{release}: {' '.join(found.arguments)}\n{said.getvalue()}")
+        check_values(found, values, cells[run["cells"][0]], release)
+        counted[found.tool] += 1
+    return counted
+
+
+def check_values(found: Command, values: dict[str, Any], axes: dict[str, Any], release: str) -> None:
+    """What is asked for is the cell's, in the places where it acts."""
+    world_size = axes["tp"] * axes["pp"]
+    if found.tool == "trtllm-build":
+        assert values["max_batch_size"] == axes["max_batch_size"]
+        assert values["max_input_len"] == axes["isl"]
+        if Version(release) < Version("0.11"):
+            assert values["max_output_len"] == axes["osl"]
+        else:
+            assert values["max_seq_len"] == axes["isl"] + axes["osl"]
+            assert "--max_output_len" not in found.arguments
+        assert int(values["workers"]) == world_size
+        assert not {"--tp_size", "--pp_size"} & set(found.arguments), "they do nothing here"
+        assert {"--tokens_per_block", "--gpt_attention_plugin"} <= set(found.arguments), "their defaults moved"
+    elif found.tool == "run.py":
+        mpirun = found.before[:1] == ("mpirun",)
+        assert mpirun is (world_size > 1)
+        assert not mpirun or "--oversubscribe" in found.before, "ranks wait for GPUs: there may be fewer cores"
+        assert not mpirun or found.before[found.before.index("-n") + 1] == str(world_size)
+    else:
+        assert (values.get("tp_size", 1), values.get("pp_size", 1)) == (axes["tp"], axes["pp"])
+        nested = "/models/core/" in found.path
+        wanted = Version(release) >= Version("0.20") and found.tool.startswith("convert")
+        assert nested is wanted, f"{release}: {found.path}"
+
+
+def check_verbs(planned: dict[str, Any]) -> None:
+    """Every command line of ours is one that its stage's verb takes."""
+    for run in planned["stage_runs"]:
+        stage = toolchains.load(run["toolchain"]).stage(run["stage"])
+        ours = [argv for argv in run["argv"] if argv[1:3] == ["-m", "trtllm_pipeline"]]
+        assert len(ours) == (stage.program is not None)
+        for argv in ours:
+            assert argv[3:6] == [run["stage"], "--toolchain", run["toolchain"]]
+            parser = argparse.ArgumentParser(allow_abbrev=False)
+            verbs.configure(parser, stage)
+            assert parser.parse_known_args(argv[6:])[1] == []
+
+
+def check_sharing(planned: dict[str, Any]) -> None:
+    """Each checkpoint is made once, each engine once, and each cell is served once."""
+    cells = feasible(planned)
+    engine_cells = [cell["axes"] for cell in cells if cell["axes"]["toolchain"] == ENGINES]
+    pytorch_cells = [cell["axes"] for cell in cells if cell["axes"]["toolchain"] == PYTORCH]
+    made = Counter((run["toolchain"], run["stage"]) for run in planned["stage_runs"])
+    checkpoints = {tuple(axes[name] for name in ("model", "precision", "tp", "pp")) for axes in engine_cells}
+    assert made[ENGINES, "quantize"] + made[ENGINES, "convert"] == len(checkpoints)
+    assert made[ENGINES, "build"] == made[ENGINES, "check"] == len(engine_cells)
+    quantized = {(axes["model"], axes["precision"]) for axes in pytorch_cells if axes["precision"] == "fp8"}
+    assert made[PYTORCH, "quantize"] == len(quantized)
+    served = Counter(run["stage"] for run in planned["stage_runs"])
+    assert served["launch"] == served["repository"] == len(cells)
+    assert served["download"] == len({cell["axes"]["model"] for cell in cells})
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planner, release: str) -> None:
+    planned = planner.plan("qwen2", release)
+    assert len(feasible(planned)) == len(planned["cells"]) == 18
+    # 7B as tp4pp2, 72B as that and as tp8: 3 checkpoints in each precision, each for two batch sizes.
+    started = check_programs(planned, release)
+    assert started == {"convert_checkpoint.py:qwen": 6, "quantize.py": 3, "trtllm-build": 18, "run.py": 18}
+    check_verbs(planned)
+    check_sharing(planned)
+    quantized = [found.arguments for _, found in commands(planned) if found.tool == "quantize.py"]
+    for argv in quantized:
+        assert argv[argv.index("--qformat") + 1] == argv[argv.index("--kv_cache_dtype") + 1] == "fp8"
+        assert argv[argv.index("--calib_size") + 1] == "512"
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("0.8.0", "family qwen2: TensorRT-LLM converts it since 0.9, this is 0.8.0"),
+        ("0.9.0", "TensorRT-LLM has it in releases >=0.10, this is 0.9.0"),
+    ],
+)
+def test_qwen2_is_refused_where_no_release_makes_it(planner: Planner, release: str, reason: str) -> None:
+    told = planner.refusal("qwen2", release)
+    assert "none of the 18 cells can work" in told
+    assert reason in told
+
+
+def test_without_engines_the_same_matrix_is_planned_for_pytorch(planner: Planner) -> None:
+    planned = planner.plan("qwen2", NO_ENGINES)
+    reasons = {cell["reason"] for cell in planned["cells"] if not cell["feasible"]}
+    assert {cell["axes"]["toolchain"] for cell in planned["cells"]} == {PYTORCH}
+    assert {cell["axes"]["precision"] for cell in feasible(planned)} == {"fp16", "fp8"}
+    assert all("int8_wo" in reason for reason in reasons)
+    assert len(feasible(planned)) == 12
+    assert [found.tool for _, found in commands(planned)] == []
+    check_verbs(planned)
+    check_sharing(planned)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "release", "cells", "started"),
+    [
+        ("llama2", "0.8.0", 1, {"convert_checkpoint.py:llama": 1, "trtllm-build": 1, "run.py": 1}),
+        ("llama2", "0.12.0", 1, {"convert_checkpoint.py:llama": 1, "trtllm-build": 1, "run.py": 1}),
+        ("llama2", "1.2.0", 1, {"convert_checkpoint.py:llama": 1, "trtllm-build": 1, "run.py": 1}),
+        ("llama2", NO_ENGINES, 1, {}),
+        ("phi3", "0.10.0", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
+        ("phi3", "0.16.0", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
+        ("phi3", "1.2.1", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
+        ("gpt2", "0.10.0", 1, {"convert_checkpoint.py:gpt": 1, "trtllm-build": 1, "run.py": 1}),
+        ("gpt2", "0.15.0", 1, {"convert_checkpoint.py:gpt": 1, "trtllm-build": 1, "run.py": 1}),
+        ("gpt2", "1.1.0", 1, {"convert_checkpoint.py:gpt": 1, "trtllm-build": 1, "run.py": 1}),
+        ("qwen2-tp4", "0.10.0", 1, {"convert_checkpoint.py:qwen": 1, "trtllm-build": 1, "run.py": 1}),
+        ("qwen2-tp4", "0.20.0", 1, {"convert_checkpoint.py:qwen": 1, "trtllm-build": 1, "run.py": 1}),
+        ("nightly", "0.12.0", 4, {"convert_checkpoint.py:llama": 2, "quantize.py": 2, "trtllm-build": 4, "run.py": 4}),
+        ("nightly", NO_ENGINES, 6, {}),
+    ],
+)
+def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: int, started: dict[str, int]) -> None:
+    planned = planner.plan(matrix, release)
+    assert len(feasible(planned)) == cells
+    assert check_programs(planned, release) == started
+    check_verbs(planned)
+    check_sharing(planned)
+
+
+@pytest.mark.parametrize("matrix", ["gpt2", "phi3"])
+def test_models_of_later_releases_are_refused_before(planner: Planner, matrix: str) -> None:
+    told = planner.refusal(matrix, "0.8.0")
+    assert "TensorRT-LLM converts it since 0." in told
+
+
+@pytest.mark.parametrize("release", ["1.0.0", "1.2.0"])
+def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
+    planned = planner.plan("lanes", release)
+    assert len(feasible(planned)) == 8
+    scripts = {"convert_checkpoint.py:llama": 1, "convert_checkpoint.py:qwen": 1, "quantize.py": 2}
+    assert check_programs(planned, release) == {**scripts, "trtllm-build": 4, "run.py": 4}
+    check_verbs(planned)
+    check_sharing(planned)
+    check_pytorch(planned)
+    runs = {run["id"]: run for run in planned["stage_runs"]}
+    for cell in planned["cells"]:
+        stages = [runs[name]["stage"] for name in cell["stage_runs"]]
+        missing = {"convert"} if cell["axes"]["precision"] == "fp8" else {"quantize"}
+        assert stages == [stage for stage in FLOW[cell["axes"]["toolchain"]] if stage not in missing]
+
+
+def test_after_the_engines_one_lane_of_both_is_left(planner: Planner) -> None:
+    planned = planner.plan("lanes", NO_ENGINES)
+    for cell in planned["cells"]:
+        engines = cell["axes"]["toolchain"] == ENGINES
+        assert cell["feasible"] is not engines
+        assert not engines or "no trtllm-build" in cell["reason"]
+    assert len(feasible(planned)) == 4
+    check_verbs(planned)
+    check_sharing(planned)
+    check_pytorch(planned)
+
+
+def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
+    planned = planner.plan("lanes", "0.16.0")
+    assert {cell["axes"]["toolchain"] for cell in feasible(planned)} == {ENGINES}
+    assert {cell["reason"] for cell in planned["cells"] if not cell["feasible"]} == {
+        "TensorRT-LLM 0.16.0: its PyTorch backend is for use since 1.0; use the toolchain tensorrt_llm"
+    }
+    check_programs(planned, "0.16.0")
+
+
+def check_pytorch(planned: dict[str, Any]) -> None:
+    """The PyTorch lane: weights are served as they are, or from a Hugging Face checkpoint; the layout is the server's."""
+    runs = {run["id"]: run for run in planned["stage_runs"]}
+    lane = [run for run in runs.values() if run["toolchain"] == PYTORCH and run["scope"] != Scope.INSIDE.value]
+    assert {run["stage"] for run in lane} >= {"quantize", "repository", "launch"}
+    for run in lane:
+        *others, argv = run["argv"]
+        assert len(others) == (run["stage"] == "quantize"), "Model Optimizer runs in TensorRT-LLM's own Python"
+        option = dict(zip(argv[4::2], argv[5::2], strict=True))
+        axes = next(cell["axes"] for cell in planned["cells"] if cell["id"] == run["cells"][0])
+        if run["stage"] == "quantize":
+            assert option["--checkpoint-format"] == "hugging_face"
+            assert (option["--precision"], option["--kv-cache-precision"]) == ("fp8", '"fp8"')
+            assert not {"--tp", "--pp"} & set(option)
+        elif run["stage"] == "repository":
+            source = runs[run["inputs"]["model"]]["stage"]
+            assert source == ("quantize" if axes["precision"] == "fp8" else "download")
+            assert f"/store/{source}/" in option["--model"]
+            assert option["--max-seq-len"] == str(axes["isl"] + axes["osl"])
+            assert option["--max-batch-size"] == str(axes["max_batch_size"])
+            assert option["--tensor-parallel-size"] == str(axes["tp"])
+        elif run["stage"] == "launch":
+            assert f"/store/repository/{runs[run['inputs']['repository']]['fingerprint']}/" in option["--repository"]
+            assert run["resources"]["gpus"] == axes["tp"] * axes["pp"]

@@ -1,0 +1,288 @@
+"""The engine lane of TensorRT-LLM from a model to an answering server, release by release, through stand-ins.
+
+Their programs take what the release took and nothing else. The servers are real Tritons with a stand-in for the engine
+model, and several ranks of one are real processes under a real mpirun. No TensorRT-LLM runs here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from lanes import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
+from packaging.version import Version
+
+from tests.standins.faults import Fault
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
+]
+RELEASES = ("0.8.0", "0.11.0", "0.12.0", "0.16.0", "1.0.0", "1.2.0")
+SERVED = ("--until", "smoke")
+BUILT = ("--until", "build")
+Done = Callable[[str], Lane]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """The lane of a release on which all cells have been served."""
+
+    @cache
+    def of(release: str) -> Lane:
+        # Up to 0.9 quantize.py measures on a data set of the Hub, and on that alone.
+        lane = Lane(tmp_path_factory.mktemp("done") / "lane", release, hub_datasets=["cnn_dailymail"])
+        lane.run(*SERVED)
+        return lane
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Lane:
+    """A lane on which things go wrong, one after another: each test has engines of its own."""
+    return Lane(tmp_path_factory.mktemp("machine") / "lane", "0.16.0")
+
+
+# --------------------------------------------------------------------------------------------------------- all is well
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, release: str) -> None:
+    lane = done(release)
+    report = cells(lane.pipeline("report", "--workspace", str(lane.workspace), "--format", "json"))
+    assert {cell["status"] for cell in report.values()} == {"done"}
+    assert len(report) == 3
+    for cell in report.values():
+        assert cell["engine_size_bytes"] > 0
+        assert cell["smoke"] is not None
+    assert lane.starts() == ALL_STARTS
+    assert all(start.exit == 0 and start.release == release for start in lane.installed.invocations())
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    stages = {"download": 1, "convert": 1, "quantize": 1, "build": 3, "check": 3, "repository": 3, "smoke": 3}
+    assert {stage: made.count(stage) for stage in stages} == stages
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_engines_are_what_the_cells_asked_for(done: Done, release: str) -> None:
+    engines = [json.loads((folder / "config.json").read_text()) for folder in done(release).outputs("build")]
+    assert {engine["version"] for engine in engines} == {release}
+    found = set()
+    for engine in engines:
+        build, model = engine["build_config"], engine["pretrained_config"]
+        length = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
+        assert (build["max_input_len"], length) == (256, 288)
+        algorithms = (model["quantization"]["quant_algo"], model["quantization"]["kv_cache_quant_algo"])
+        found.add((model["mapping"]["tp_size"], build["max_batch_size"], *algorithms))
+    assert found == {(1, 2, None, None), (2, 2, "FP8", "FP8"), (2, 4, "FP8", "FP8")}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
+    lane = done(release)
+    before = lane.artifacts(), lane.starts()
+    begin = time.monotonic()
+    report = lane.run(*SERVED)
+    assert time.monotonic() - begin < 10
+    assert {cell["status"] for cell in report.values()} == {"up_to_date"}
+    assert (lane.artifacts(), lane.starts()) == before
+
+
+@pytest.mark.parametrize(("release", "backend"), [("0.16.0", None), ("1.0.0", "trt"), ("1.2.0", "tensorrt")])
+def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, backend: str | None) -> None:
+    lane = done(release)
+    before = lane.starts()
+    asked = ("--set", "settings.serve.frontend=trtllm_serve", "--until", "repository")
+    assert {cell["status"] for cell in lane.run(*asked).values()} == {"done"}
+    assert lane.starts() == before, "the engines are the same"
+    serve = [folder for folder in lane.outputs("repository") if (folder / "serve.json").exists()]
+    assert len(serve) == 3
+    two_ranks = next(folder for folder in lane.outputs("build") if (folder / "rank1.engine").exists())
+    repository = next(folder for folder in serve if str(two_ranks) in (folder / "serve.json").read_text())
+    launch = ("launch", "--toolchain", "tensorrt_llm", "--frontend", "trtllm_serve", "--format", "json")
+    process = lane.start(*launch, "--repository", str(repository), "--engine", str(two_ranks))
+    try:
+        assert process.stdout is not None
+        said = json.loads("".join(takewhile("}\n".__ne__, process.stdout)) + "}")
+        assert said["kind"] == "openai"
+        assert said["server"]["version"] == release
+        assert httpx.get(f"{said['url']}/health").is_success
+        body = {"model": said["model"], "prompt": "abc", "max_tokens": 3}
+        answer = httpx.post(f"{said['url']}/v1/completions", json=body).json()
+        assert answer["choices"][0]["text"] == "def"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert lane.left() == []
+    (start,) = lane.installed.invocations("trtllm-serve")
+    assert start.argv[0] == ("serve" if Version(release) >= Version("0.19") else str(two_ranks))
+    assert ("--backend" in start.argv) is (backend is not None)
+    assert backend is None or start.argv[start.argv.index("--backend") + 1] == backend
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_after_a_kill_nothing_that_was_finished_is_made_again(tmp_path: Path) -> None:
+    slow = Fault("slow", times=None, seconds=300)
+    lane = Lane(tmp_path / "lane", "0.12.0", fail={"trtllm-build": [slow]})
+    process = lane.start(*lane.words(*BUILT))
+    # FP8's engines take two GPUs each, FP16's one: of four, not all three at a time.
+    building = lambda: lane.starts()["trtllm-build"] == 2 and len(lane.artifacts()) == 3  # noqa: E731
+    assert eventually(building), (lane.starts(), process.poll())
+    finished = lane.artifacts()
+    assert sorted(name.partition("/")[0] for name in finished) == ["convert", "download", "quantize"]
+    lane.kill(process)
+    assert all(start.ended is None for start in lane.installed.invocations("trtllm-build"))
+    lane.installed.heal()
+    assert {cell["status"] for cell in lane.resume().values()} == {"done"}
+    assert lane.artifacts().items() >= finished.items()
+    assert lane.starts() == {"convert_checkpoint.py:llama": 1, "quantize.py": 1, "trtllm-build": 2 + 3}
+    assert len(lane.outputs("build")) == 3
+
+
+def test_killed_while_it_serves_nothing_is_left_and_the_rest_is_made(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.12.0")
+    one = ("--cells", LARGER)
+    process = lane.start(*lane.words(*SERVED, *one), variables={"TRTLLM_STANDIN_TOKEN_S": "2"})
+    assert eventually(lambda: bool(list(lane.workspace.glob("work/*/service.json")))), process.poll()
+    finished = lane.artifacts()
+    assert any("mpirun" in words for words in lane.left())
+    lane.kill(process)
+    assert lane.artifacts() == finished
+    assert lane.resume()[LARGER]["status"] == "done"
+    assert lane.artifacts().items() > finished.items()
+    assert lane.starts() == {"quantize.py": 1, "trtllm-build": 1, "run.py": 2}
+
+
+def test_what_was_half_written_never_counts(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.12.0", fail={"quantize.py": [Fault("half")], "trtllm-build": [Fault("killed")]})
+    one = ("--cells", LARGER)
+    cell = lane.run(*BUILT, *one, code=1)[LARGER]
+    assert (cell["failed_stage"], cell["failure"]) == ("quantize", "user")
+    assert "No space left on device" in cell["reason"]
+    assert "free some space" in cell["hint"]
+    assert lane.outputs("quantize") == []
+    cell = lane.run(*BUILT, *one, code=1)[LARGER]
+    assert (cell["failed_stage"], cell["failure"]) == ("build", "out_of_memory")
+    assert lane.outputs("build") == []
+    assert lane.resume()[LARGER]["status"] == "done"
+    (checkpoint,), (engine,) = lane.outputs("quantize"), lane.outputs("build")
+    assert {path.name for path in checkpoint.glob("rank*")} == {"rank0.safetensors", "rank1.safetensors"}
+    assert {path.name for path in engine.glob("rank*")} == {"rank0.engine", "rank1.engine"}
+    assert lane.starts() == {"quantize.py": 2, "trtllm-build": 2}
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+
+
+def alone(batch_size: int) -> tuple[str, ...]:
+    """Words for one cell that no other test has: FP16 on one GPU, with a batch size of its own."""
+    return "--set", f"axes.max_batch_size=[{batch_size}]", "--cells", "tiny/fp16/*"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "tool", "kind", "stage", "failure", "reason", "hint"),
+    [
+        (11, "trtllm-build", "build_oom", "build", "out_of_memory", "could not be allocated", "max_num_tokens"),
+        (12, "trtllm-build", "killed", "build", "out_of_memory", "was killed, most likely because memory ran out", ""),
+        (
+            13,
+            "run.py",
+            "version_mismatch",
+            "check",
+            "infeasible",
+            "expecting library version",
+            "build the engine again",
+        ),
+        (14, "run.py", "deserialize", "check", "infeasible", "Failed to deserialize cuda engine", "incomplete"),
+        (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),
+    ],
+)
+def test_failures_are_told_apart_by_the_programs_own_words(
+    machine: Lane, batch_size: int, tool: str, kind: str, stage: str, failure: str, reason: str, hint: str
+) -> None:
+    machine.installed.fail(tool, Fault(kind))
+    (cell,) = machine.run("--until", "check", *alone(batch_size), code=1).values()
+    assert (cell["failed_stage"], cell["failure"]) == (stage, failure)
+    assert reason in cell["reason"]
+    assert hint in (cell["hint"] or "")
+    assert (machine.workspace / cell["log"]).is_file()
+    # What can never work is not tried again; what may is.
+    starts = machine.starts(tool)[tool]
+    (again,) = machine.run("--until", "check", *alone(batch_size), code=1 if failure == "infeasible" else 0).values()
+    assert machine.starts(tool)[tool] == starts + (failure != "infeasible")
+    assert again["status"] == ("failed" if failure == "infeasible" else "done")
+
+
+def test_programs_older_than_their_metadata_are_found_out(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.10.0", packages={"tensorrt_llm": "0.16.0"})
+    (cell,) = lane.run(*BUILT, "--cells", PLAIN, code=1).values()
+    assert (cell["failed_stage"], cell["failure"]) == ("build", "infeasible")
+    assert "unrecognized arguments: --max_seq_len 288" in cell["reason"]
+    assert "the installed release has no such option" in cell["hint"]
+
+
+def test_without_its_data_set_an_old_release_cannot_calibrate(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.8.0")
+    (cell,) = lane.run(*BUILT, "--cells", LARGER, code=1).values()
+    assert (cell["failed_stage"], cell["failure"]) == ("quantize", "user")
+    assert "Couldn't reach 'cnn_dailymail'" in cell["reason"]
+    assert "calibration" in cell["hint"]
+
+
+def test_an_engine_of_another_release_is_refused_before_anything_is_started(machine: Lane) -> None:
+    words = alone(21)
+    machine.run("--until", "repository", *words)
+    engine = next(
+        folder
+        for folder in machine.outputs("build")
+        if json.loads((folder / "config.json").read_text())["build_config"]["max_batch_size"] == 21
+    )
+    config = engine / "config.json"
+    config.chmod(0o644)
+    config.write_text(config.read_text().replace('"version": "0.16.0"', '"version": "0.15.0"'))
+    (cell,) = machine.run(*SERVED, *words, code=1).values()
+    assert (cell["failed_stage"], cell["failure"]) == ("launch", "infeasible")
+    assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in cell["reason"]
+    assert not list(machine.workspace.glob("work/*/server.log"))
+
+
+def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
+    lane = done("0.16.0")
+    other = ("--set", "settings.smoke.prompt=Once upon a time", "--cells", LARGER)
+    process = lane.start(*lane.words(*SERVED, *other), variables={"TRTLLM_STANDIN_TOKEN_S": "1"})
+    said: dict[str, Any] = {}
+
+    def serving() -> bool:
+        for path in lane.workspace.glob("work/*/service.json"):
+            said.update(json.loads(path.read_text()))
+        return bool(said)
+
+    assert eventually(serving), process.poll()
+    pid = said["ranks"][1]
+    assert b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    (cell,) = cells(out).values()
+    assert cell["failed_stage"] == "launch"
+    assert cell["reason"].startswith("rank 1 of 2 ")
+    attempt = lane.workspace.joinpath(*Path(cell["log"]).parts[:2])
+    (log,) = attempt.glob("ranks/*/rank.1/stdout")
+    text = log.read_text()
+    quoted = [line.strip() for line in cell["reason"].splitlines()[1:]]
+    assert quoted
+    assert all(line in text for line in quoted)
+    assert lane.left() == []
