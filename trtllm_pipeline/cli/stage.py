@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
@@ -23,6 +23,10 @@ from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, Usag
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE, Stage, Work, write_json
 from trtllm_pipeline.toolchains import base as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.plan import Plan
+    from trtllm_pipeline.store.store import Store
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -101,15 +105,14 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
     plan, outcome = runner.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
         return outcome.exit_code
+    if service:
+        return _serve_cell(args, plan, store)
     folders = {
         cell.id: str(store.folder(until, found.fingerprint) / "out")
         for cell in plan.feasible
         for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
         if found.stage.name == until
     }
-    if service:
-        args.in_repository = next(iter(folders.values()))
-        return _by_hand(_with_settings(args, plan.feasible[0].settings["serve"], stage), stage)
     if args.format == "json":
         emit_json({"schema": 1, "stage": stage.name, "cells": folders})
     else:
@@ -118,14 +121,22 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
     return 0
 
 
-def _with_settings(args: argparse.Namespace, settings: object, stage: Stage) -> argparse.Namespace:
-    """The matrix's settings as if they had been typed, where nothing was typed."""
-    assert isinstance(settings, dict)
+def _serve_cell(args: argparse.Namespace, plan: Plan, store: Store) -> int:
+    """Serve the plan's one cell by hand: what its stages left and the matrix's settings are as if they had been typed."""
+    (cell,) = plan.feasible
+    # The cell's own toolchain may be another than the one that the command line was read for.
+    stage = toolchains.load(cell.toolchain).stage(args.command)
+    made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
+    for name in stage.inputs:
+        found = next(made[upstream] for upstream in stage.upstream(name) if upstream in made)
+        setattr(args, f"in_{name}", str(store.folder(found.stage.name, found.fingerprint) / "out"))
+    settings = cell.settings["serve"]
     for option in stage.options:
-        if getattr(args, f"opt_{option.name}") is None and settings.get(option.name) is not None:
-            value = settings[option.name]
-            setattr(args, f"opt_{option.name}", json.dumps(value) if option.type == "json" else str(value))
-    return args
+        typed, value = getattr(args, f"opt_{option.name}", None), settings.get(option.name)
+        if typed is None and value is not None:
+            typed = json.dumps(value) if option.type == "json" else str(value)
+        setattr(args, f"opt_{option.name}", typed)
+    return _by_hand(args, stage)
 
 
 def _program(stage: Stage, work: Work) -> None:

@@ -18,6 +18,7 @@ from trtllm_pipeline.serving.client import (
     Event,
     Generation,
     Model,
+    Option,
     ServerSentEvents,
     Service,
     deltas,
@@ -107,6 +108,34 @@ def test_options_the_model_lacks_are_named() -> None:
     assert "stream" not in MODEL.tensors(Generation("x", 1), stream=True)
 
 
+# The three sets of names: the five models', theirs since 0.20, and the llmapi model's.
+NAMES = ("max_tokens", "temperature", "top_k", "top_p", "random_seed", "stop_words", "stream")
+SINCE_0_20 = ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop_words", "stream")
+LLMAPI = (
+    *(f"sampling_param_{name}" for name in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop")),
+    "streaming",
+)
+
+
+@pytest.mark.parametrize("names", [NAMES, SINCE_0_20, LLMAPI])
+def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None:
+    types = ("TYPE_INT32", "TYPE_FP32", "TYPE_INT32", "TYPE_FP32", "TYPE_UINT64", "TYPE_STRING", "TYPE_BOOL")
+    inputs = {"text_input": "TYPE_STRING", **dict(zip(names, types, strict=True))}
+    model = dataclasses.replace(MODEL, inputs=inputs)
+    asked: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
+    values = (8, 0.5, 2, 0.9, 7, ("x",))
+    unary = {"text_input": "hi", **dict(zip(names, values, strict=False))}
+    assert model.tensors(Generation("hi", 8, asked), stream=False) == unary
+    assert model.tensors(Generation("hi", 8, asked), stream=True) == {**unary, names[-1]: True}
+    request = infer_request(model, model.tensors(Generation("hi", 8, asked), stream=True), request_id="1")
+    assert {tensor.name for tensor in request.inputs} == inputs.keys()
+
+
+def test_a_name_of_another_release_is_refused_under_the_name_that_was_asked_for() -> None:
+    with pytest.raises(ServerError, match="has no input random_seed;"):
+        MODEL.tensors(Generation("x", 1, {"random_seed": 3}), stream=False)
+
+
 def test_text_output_is_found_by_name_raw_or_typed() -> None:
     response = service_pb2.ModelInferResponse()
     assert text_output(response) == ""
@@ -140,6 +169,9 @@ def test_service_file(tmp_path: Path) -> None:
     path = tmp_path / "service.json"
     path.write_text(json.dumps({"http": "h", "grpc": "g", "pid": 1, "model": "m", "later": 1}))
     assert Service.read(path) == Service("h", "g", None, 1, "m", None)
+    assert Service.read(path).kind == "triton"
+    path.write_text(json.dumps({"kind": "openai", "url": "http://h", "http": "h", "grpc": "", "model": "m"}))
+    assert Service.read(path) == Service("http://h", "", None, None, "m", None, kind="openai")
     for text in ("[]", "{}", "{"):
         path.write_text(text)
         with pytest.raises(ServerError, match="does not describe a running server"):

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from trtllm_pipeline.serving.readback import compare
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.serving.readback import Check, compare, read_back
 
 
 def written() -> Any:
@@ -75,3 +78,52 @@ def test_what_is_different_is_told(change: Callable[[Any], Any], path: str, aske
     served = filled_in(written())
     change(served)
     assert differing(written(), served) == [(path, asked, got)]
+
+
+class Served:
+    """A server with TensorRT-LLM's `llmapi` model, as its code completes it: without a batch dimension, decoupled."""
+
+    model = ModelConfig(name="tensorrt_llm")
+
+    async def config(self, name: str) -> Any:
+        served = ModelConfig(name=name, backend="python", max_batch_size=0)
+        served.model_transaction_policy.decoupled = True
+        return served
+
+
+def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[Check]:
+    """What is read back of a repository whose model.yaml holds `text`."""
+    version = folder / "tensorrt_llm" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text('name: "tensorrt_llm" backend: "python"')
+    if text is not None:
+        (version / "model.yaml").write_text(text)
+    found = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
+    return [check for check in found if check.asked_by == "the matrix"]
+
+
+def test_what_llmapi_was_told_is_read_back_under_the_names_of_engines(tmp_path: Path) -> None:
+    text = "max_batch_size: 8\nmax_seq_len: 192\nkv_cache_config: {enable_block_reuse: true}\n"
+    declared: dict[str, Json] = {"max_batch_size": 4, "max_seq_len": 192, "max_input_len": 128, "tp": 1}
+    found = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
+    assert found == [
+        Check("max_batch_size", 4, "the matrix", 8, "model.yaml"),
+        Check("max_seq_len", 192, "the matrix", 192, "model.yaml"),
+        Check("enable_kv_cache_reuse", False, "the matrix", True, "model.yaml"),
+        Check("tensorrt_llm: decoupled", True, "the matrix", True, "the server"),
+    ], "the LLM API batches by itself: Triton's 0 is no difference"
+
+
+@pytest.mark.parametrize("text", [None, "model: x\n", "kv_cache_config:\n"])
+def test_what_llmapi_was_not_told_is_not_made_up(tmp_path: Path, text: str | None) -> None:
+    assert of_llmapi(tmp_path, text, max_batch_size=4, enable_kv_cache_reuse=False) == []
+
+
+def test_a_server_that_is_no_triton_tells_nothing(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    declared: dict[str, Json] = {"max_seq_len": 192}
+    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == [], "a folder of weights"
+    (engine / "config.json").write_text('{"build_config": {"max_seq_len": 128}}')
+    expected = [Check("max_seq_len", 192, "the matrix", 128, "the engine's config.json")]
+    assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == expected

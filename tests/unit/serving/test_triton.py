@@ -221,3 +221,21 @@ def test_the_toolchain_asks_for_any_server_not_for_the_wheel(monkeypatch: pytest
     assert embedded._missing(Machine(cpus=1, cpu="test")) is None
     monkeypatch.setattr(installation, "find", nothing)
     assert embedded._missing(Machine(cpus=1, cpu="test")) == "the package nvidia-pytriton is not installed"
+
+
+def test_a_model_is_dead_when_its_own_process_has_ended() -> None:
+    def stub(code: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+
+    lives, ends, zombie = stub("input()"), stub("pass"), stub("pass")
+    try:
+        ends.wait(10)
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        stubs = {lives.pid: "preprocessing", ends.pid: "postprocessing", zombie.pid: "tensorrt_llm_bls"}
+        expected = {ends.pid: "postprocessing", zombie.pid: "tensorrt_llm_bls"}
+        assert triton.dead_stubs(stubs, os.getpid()) == expected
+        reused = {lives.pid: "preprocessing"}
+        assert triton.dead_stubs(reused, os.getppid()) == reused, "a process of another parent has taken the id"
+    finally:
+        for process in (lives, zombie):
+            process.communicate(b"\n", timeout=10)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.embedded.calibration import Selection
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, worker
+from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.stages.base import FAILURE_FILE, Stage, Work
+from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, read_rows
+from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, job, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
+from trtllm_pipeline.toolchains.tensorrt_llm import engines, pytorch
+from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
 
 QWEN2_7B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -42,7 +47,7 @@ def test_rows_come_in_every_form(tmp_path: Path) -> None:
         {"messages": conversation},
         {"input_ids": [1, 2]},
     )
-    rows = calibration.read_rows(path)
+    rows = read_rows(path)
     assert [row.text for row in rows] == ["a", "b", "c", None, None]
     assert rows[3].messages == conversation
     assert rows[4].tokens == [1, 2]
@@ -51,28 +56,26 @@ def test_rows_come_in_every_form(tmp_path: Path) -> None:
 def test_every_malformed_row_is_reported(tmp_path: Path) -> None:
     path = _file(tmp_path, {"text": "a"}, "{", {"text": ""}, ["a"], {"input_ids": [1, -1]}, {"input_ids": [True]})
     with pytest.raises(MatrixError) as caught:
-        calibration.read_rows(path)
+        read_rows(path)
     assert [fault.line for fault in caught.value.faults] == [2, 3, 4, 5, 6]
 
 
 def test_an_empty_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match="no rows"):
-        calibration.read_rows(_file(tmp_path))
+        read_rows(_file(tmp_path))
 
 
 def test_rows_are_drawn_by_seed_and_keep_their_order() -> None:
-    rows = [calibration.Row(tokens=[index]) for index in range(50)]
-    first, again, other = (
-        [row.tokens for row in calibration.choose(rows, Selection(samples=10, seed=seed))] for seed in (1, 1, 2)
-    )
+    rows = [Row(tokens=[index]) for index in range(50)]
+    first, again, other = ([row.tokens for row in choose(rows, Selection(samples=10, seed=seed))] for seed in (1, 1, 2))
     assert first == again != other
     assert len(first) == 10
     assert first == sorted(first, key=lambda tokens: (tokens or [0])[0])
-    assert calibration.choose(rows, Selection(samples=50)) == rows
+    assert choose(rows, Selection(samples=50)) == rows
 
 
 def test_tokenized_rows_need_no_tokenizer(tmp_path: Path) -> None:
-    rows = [calibration.Row(tokens=[1, 2, 3]), calibration.Row(tokens=[4])]
+    rows = [Row(tokens=[1, 2, 3]), Row(tokens=[4])]
     found = calibration.tokenize(tmp_path, rows, Selection(max_length=2), trust_remote_code=False)
     assert found == [[1, 2], [4]]
 
@@ -141,3 +144,49 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pyt
         worker.run(work)
     assert caught.value.failure is FailureClass.USER
     assert caught.value.hint == "pip install 'trtllm-pipeline[quantize]'"
+
+
+def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
+    """As a program it must come that far with the standard library alone."""
+    work = Work(params={"precision": "fp8"}, inputs={"model": tmp_path}, files={}, out=tmp_path, attempt=tmp_path)
+    python, *words = job.command(work, sys.executable)
+    done = subprocess.run([python, "-IS", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"error: quantizing needs the package torch, which {sys.executable} does not have\n"
+    told = json.loads((tmp_path / FAILURE_FILE).read_text(encoding="utf-8"))
+    assert told["failure"] == FailureClass.USER.value
+    assert "torch" in told["message"]
+    assert told["hint"]
+
+
+@pytest.mark.parametrize("stage", [engines.QUANTIZE, engines.CONVERT, pytorch.QUANTIZE])
+def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_path: Path, stage: Stage) -> None:
+    machine = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM("1.1.0", python="/opt/trt/bin/python3"))
+    work = Work({"precision": "fp8", "family": "llama"}, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
+    assert stage.commands is not None
+    (command,) = stage.commands(work, machine)
+    assert command == job.command(work, "/opt/trt/bin/python3")
+    assert json.loads(command[-1])["inputs"] == {"model": str(tmp_path / "m")}
+
+
+def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:
+    work = Work({"precision": "fp8"}, {}, {}, tmp_path, tmp_path)
+    header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(4)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    for content, config, said in (
+        (whole, {"model_type": "llama"}, "quantization_config is missing"),
+        (whole[:-1], {"quantization_config": {"quant_algo": "FP8"}}, "its tensors end at byte"),
+        (whole, None, "config.json is not usable: it is missing"),
+    ):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        (tmp_path / "config.json").unlink(missing_ok=True)
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        with pytest.raises(StageError, match=said):
+            run_hugging_face(work)
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_algo": "FP8"}}', encoding="utf-8")
+    run_hugging_face(work)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(StageError, match="no tokenizer"):
+        run_hugging_face(work)

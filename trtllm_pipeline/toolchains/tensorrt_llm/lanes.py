@@ -13,7 +13,7 @@ from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Option
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
@@ -41,21 +41,7 @@ CHECKPOINT_OPTIONS: Final = (
 TRITON: Final = "triton"
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction",)
 """Repository settings that `trtllm-serve` has for an engine."""
-_EVERYWHERE: Final = frozenset(
-    (
-        "decoupled",
-        "accumulate_tokens",
-        "exclude_input_in_output",
-        "preprocessing_instances",
-        "postprocessing_instances",
-        "bls_instances",
-        "max_queue_delay_microseconds",
-        "enable_kv_cache_reuse",
-        "timeout_s",
-        "retries",
-    )
-)
-"""Repository settings with a default for every toolchain: where they have no effect, the default says nothing."""
+_OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 FRONTENDS: Final = (TRITON, "trtllm_serve")
 FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
 SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
@@ -195,7 +181,9 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
     """
     found, frontend = installed(machine), cell.settings["serve"]["frontend"]
     for name, value in cell.settings["repository"].items():
-        if name not in read and name not in _EVERYWHERE and value not in (None, {}):
+        # A default says nothing, here or where it has an effect.
+        default = templates.BY_NAME[name].default if name in templates.BY_NAME else None
+        if name not in read and name not in _OF_EVERY_STAGE and value not in (None, {}, default):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if frontend != TRITON:
         if found.serve is None:

@@ -1,0 +1,83 @@
+"""Why an attempt failed: from what it said itself, the words in its log, the signal that ended it, in this order."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.executors.base import Job, failure_of
+from trtllm_pipeline.stages.base import FAILURE_FILE
+
+OUT_OF_GPU_MEMORY = "[TensorRT-LLM][ERROR] CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def failed(attempt: Path, code: int, *log: str, told: object = None, timed_out: bool = False) -> StageError:
+    job = Job(
+        id=StageRunId("build-1"),
+        stage="build",
+        toolchain="tensorrt_llm",
+        fingerprint="f",
+        scope=Scope.ARTIFACT,
+        commands=(),
+        environment={},
+        inputs={},
+        attempt=str(attempt),
+        timeout_s=90.0,
+        section="build",
+    )
+    (attempt / "log").write_text("".join(f"{line}\n" for line in log))
+    if told is not None:
+        (attempt / FAILURE_FILE).write_text(told if isinstance(told, str) else json.dumps(told))
+    error = failure_of(job, code, timed_out=timed_out)
+    assert error.log == attempt / "log"
+    assert error.message.startswith("build: ") or told is not None
+    return error
+
+
+def test_what_the_stage_said_itself_comes_first(tmp_path: Path) -> None:
+    told = {"failure": "infeasible", "message": "the engine's max_seq_len is 8", "hint": "build it again"}
+    error = failed(tmp_path, 1, OUT_OF_GPU_MEMORY, told=told)
+    assert (error.failure, error.message, error.hint) == (FailureClass.INFEASIBLE, told["message"], told["hint"])
+
+
+@pytest.mark.parametrize("told", ["{", "{}", {"failure": "unheard of", "message": "x", "hint": None}])
+def test_what_was_said_badly_counts_as_nothing(tmp_path: Path, told: object) -> None:
+    assert failed(tmp_path, 1, OUT_OF_GPU_MEMORY, told=told).failure is FailureClass.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("code", [1, 134, -signal.SIGABRT])
+def test_other_programs_words_give_the_class_and_a_hint(tmp_path: Path, code: int) -> None:
+    error = failed(tmp_path, code, "loading", OUT_OF_GPU_MEMORY, "Traceback of something", "terminating")
+    assert error.failure is FailureClass.OUT_OF_MEMORY
+    assert error.hint
+    assert ("SIGABRT" if code < 0 else f"exit code {code}") in error.message
+
+
+def test_only_the_end_of_a_log_is_believed(tmp_path: Path) -> None:
+    early = failed(tmp_path, 1, OUT_OF_GPU_MEMORY, *(f"line {number}" for number in range(300)))
+    assert early.failure is FailureClass.BUG
+    assert "line 299" in early.message
+
+
+def test_a_kill_is_for_memory_unless_the_log_knows_better(tmp_path: Path) -> None:
+    error = failed(tmp_path, -signal.SIGKILL, "loading weights")
+    assert error.failure is FailureClass.OUT_OF_MEMORY
+    assert "most likely because memory ran out" in error.message
+    assert "loading weights" in error.message
+    known = failed(tmp_path, -signal.SIGKILL, "OSError: [Errno 28] No space left on device")
+    assert known.failure is FailureClass.USER
+
+
+def test_the_limit_is_named_with_the_setting_that_raises_it(tmp_path: Path) -> None:
+    error = failed(tmp_path, -signal.SIGKILL, OUT_OF_GPU_MEMORY, timed_out=True)
+    assert (error.failure, error.message) == (FailureClass.TIMEOUT, "build: took longer than its limit of 90 s")
+    assert error.hint == "raise it with --set settings.build.timeout_s=SECONDS"
+
+
+def test_without_a_log_there_is_still_the_exit_code(tmp_path: Path) -> None:
+    assert failed(tmp_path, 7).message == "build: ended with exit code 7"

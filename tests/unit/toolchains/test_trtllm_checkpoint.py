@@ -1,0 +1,308 @@
+"""What other programs leave is looked at: checkpoints, engines, and the rows that a script calibrates on."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline import probe
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, StageError
+from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.serving import contract
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains import files
+from trtllm_pipeline.toolchains.calibration_rows import Selection
+from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
+
+CONFIG = {
+    "architecture": "LlamaForCausalLM",
+    "dtype": "float16",
+    "vocab_size": 32,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "hidden_act": "silu",
+    "mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2},
+    "quantization": {"quant_algo": "FP8"},
+}
+
+
+def safetensors(path: Path, tensors: int = 1) -> None:
+    """A file with tensors of 4 bytes each."""
+    header = {
+        f"t{index}": {"dtype": "F16", "shape": [2], "data_offsets": [4 * index, 4 * index + 4]}
+        for index in range(tensors)
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * tensors))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Path:
+    """A checkpoint of tp2pp2."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for rank in range(4):
+        safetensors(folder / f"rank{rank}.safetensors")
+    return folder
+
+
+def work_in(folder: Path, out: Path, **params: Any) -> Work:
+    return Work(params, {"model": folder / "model", "engine": out}, {}, out, folder)
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_whole_checkpoint_is_described(ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2))
+    assert capsys.readouterr().out == "checkpoint of LlamaForCausalLM: FP8, tp2pp2, 0.00 GB\n"
+
+
+def test_a_checkpoint_without_a_mapping_is_of_one_rank(ranks: Path) -> None:
+    config = {name: value for name, value in CONFIG.items() if name not in {"mapping", "quantization"}}
+    (ranks / "config.json").write_text(json.dumps(config))
+    assert checkpoint.check(ranks, tp=1, pp=1)["dtype"] == "float16"
+    with pytest.raises(StageError, match=r"mapping\.world_size is 1, expected 2 for tp2pp1"):
+        checkpoint.check(ranks, tp=2, pp=1)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def without(key: str) -> Callable[[Path], object]:
+    config = json.dumps({name: value for name, value in CONFIG.items() if name != key})
+    return lambda folder: (folder / "config.json").write_text(config)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json: a checkpoint has one, and it is JSON"),
+        (
+            lambda folder: (folder / "config.json").write_text("{"),
+            r"config\.json: a checkpoint has one, and it is JSON",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("[]"),
+            r"config\.json: a checkpoint has one, and it is JSON",
+        ),
+        (without("hidden_act"), r"config\.json: hidden_act is missing"),
+        (lambda folder: (folder / "rank3.safetensors").unlink(), r"rank3\.safetensors is missing: tp2pp2 has 4 ranks"),
+        (lambda folder: cut(folder / "rank1.safetensors"), r"rank1\.safetensors is damaged"),
+        (lambda folder: (folder / "rank0.safetensors").write_bytes(b""), r"rank0\.safetensors is damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_ends_in_words(ranks: Path, damage: Callable[[Path], object], words: str) -> None:
+    damage(ranks)
+    with pytest.raises(StageError, match=words):
+        checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2))
+
+
+def test_a_layout_that_the_script_did_not_take_is_found(ranks: Path) -> None:
+    with pytest.raises(StageError, match=r"mapping\.tp_size is 2, expected 4 for tp4pp1"):
+        checkpoint.check(ranks, tp=4, pp=1)
+    contexts = {**CONFIG, "mapping": {"world_size": 4, "tp_size": 2, "cp_size": 2}}
+    (ranks / "config.json").write_text(json.dumps(contexts))
+    with pytest.raises(StageError, match=r"mapping\.pp_size is 1, expected 2 for tp2pp2"):
+        checkpoint.check(ranks, tp=2, pp=2)
+
+
+# ------------------------------------------------------------------------------------------------------------- engines
+
+H100 = Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 << 30, 90)
+ASKED = {"max_batch_size": 4, "max_input_len": 128, "max_seq_len": 192, "max_num_tokens": 512}
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What trtllm-build leaves for `ASKED`, on a machine with an H100, and the model it came from."""
+    found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0"))
+    monkeypatch.setattr(probe, "machine", lambda: found)
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    config = {"version": "1.0.0", "pretrained_config": {"mapping": {"world_size": 1}}, "build_config": ASKED}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "rank0.engine").write_bytes(b"plan")
+    (tmp_path / "model").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text(name)
+    return folder
+
+
+def change(built: Path, **limits: int | None) -> None:
+    config = json.loads((built / "config.json").read_text())
+    config["build_config"] = {name: value for name, value in {**ASKED, **limits}.items() if value is not None}
+    (built / "config.json").write_text(json.dumps(config))
+
+
+def test_an_engine_gets_its_tokenizer_and_its_contract(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine.run(work_in(built.parent, built, **ASKED))
+    assert (built / "tokenizer.json").samefile(built.parent / "model" / "tokenizer.json")
+    assert not (built / "model.safetensors").exists()
+    assert contract.read(built).gpu == H100.name
+    assert capsys.readouterr().out == f"engine for {H100.name}: 1 ranks, 0.00 GB\n"
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_option_that_the_builder_passed_over_is_found(built: Path, name: str) -> None:
+    change(built, **{name: ASKED[name] - 1})
+    with pytest.raises(StageError, match=f"the engine's {name} is {ASKED[name] - 1}, asked for was {ASKED[name]}"):
+        engine.run(work_in(built.parent, built, **ASKED))
+    assert not (built / contract.FILE).exists()
+
+
+def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> None:
+    change(built, max_seq_len=None, max_output_len=64, max_num_tokens=None)
+    engine.check_limits(built, ASKED)
+    change(built, max_seq_len=None, max_output_len=65)
+    with pytest.raises(StageError, match="the engine's max_seq_len is 193, asked for was 192"):
+        engine.check_limits(built, ASKED)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_builder_that_left_no_engine_ends_in_words(built: Path, text: str | None) -> None:
+    (built / "config.json").unlink()
+    if text is not None:
+        (built / "config.json").write_text(text)
+    with pytest.raises(StageError, match=r"is not an engine folder: config\.json"):
+        engine.run(work_in(built.parent, built, **ASKED))
+
+
+@pytest.mark.parametrize(("examples", "how"), [("/app/examples", "run.py"), (None, "files")])
+def test_a_check_says_how_it_was_made(
+    built: Path, monkeypatch: pytest.MonkeyPatch, examples: str | None, how: str
+) -> None:
+    contract.write(built, H100)
+    found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0", examples=examples))
+    monkeypatch.setattr(probe, "machine", lambda: found)
+    out = built.parent / "check"
+    out.mkdir()
+    engine.run_check(Work({}, {"engine": built}, {}, out, built.parent))
+    assert json.loads((out / "check.json").read_text()) == {"schema": 1, "how": how, "world_size": 1}
+
+
+def test_an_engine_for_another_machine_fails_its_check(built: Path) -> None:
+    contract.write(built, Gpu(0, "GPU-1", "NVIDIA A100", 80 << 30, 80))
+    with pytest.raises(ServerError, match="compute capability 80"):
+        engine.run_check(work_in(built.parent, built))
+
+
+# ------------------------------------------------------------------------------------------------------ tokenizer files
+
+
+def test_a_tokenizer_is_linked_past_links_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs, source, target = (tmp_path / name for name in ("blobs", "source", "target"))
+    for folder in (blobs, source, target):
+        folder.mkdir()
+    (blobs / "abc").write_text("{}")
+    (source / "tokenizer.json").symlink_to(blobs / "abc")
+    (source / "config.json").write_text("{}")
+    files.link_tokenizer(source, target)
+    assert [path.name for path in target.iterdir()] == ["tokenizer.json"]
+    assert not (target / "tokenizer.json").is_symlink()
+    assert (target / "tokenizer.json").samefile(blobs / "abc")
+
+    def other_file_system(_source: Path, _target: Path) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", other_file_system)
+    files.link(source / "tokenizer.json", target / "copy")
+    assert (target / "copy").read_text() == "{}"
+    assert not (target / "copy").samefile(blobs / "abc")
+
+
+# ------------------------------------------------------------------------------------------------------ calibration set
+
+TEMPLATE = {"chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}
+ASK = {"role": "user", "content": "Why?"}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., Path]:
+    def write(*lines: object) -> Path:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return path
+
+    (tmp_path / "model").mkdir()
+    return write
+
+
+def written(folder: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (folder / "train.jsonl").read_text().splitlines()]
+
+
+def test_rows_become_texts_in_their_order(rows: Callable[..., Path], tmp_path: Path) -> None:
+    data = rows(*({"text": f"row {number} ü"} for number in range(9)))
+    out = tmp_path / "calibration"
+    assert dataset.write(data, tmp_path / "model", Selection(samples=4, seed=3), out) == 4
+    texts = written(out)
+    assert len(set(texts)) == 4
+    assert texts == sorted(texts)
+    assert dataset.write(data, tmp_path / "model", Selection(samples=100), out) == 9
+
+
+def test_conversations_are_rendered_with_the_model_s_template(rows: Callable[..., Path], tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "calibration"
+    (model / "tokenizer_config.json").write_text(json.dumps(TEMPLATE))
+    data = rows({"messages": [ASK, {"role": "assistant", "content": "So."}]}, {"text": "plain"})
+    dataset.write(data, model, Selection(), out)
+    assert written(out) == ["<user>Why?<assistant>So.", "plain"]
+    dataset.write(data, model, Selection(chat_template=True), out)
+    assert written(out) == ["<user>Why?<assistant>So.", "<user>plain"]
+
+
+@pytest.mark.parametrize(
+    ("row", "selection", "failure", "words"),
+    [
+        ({"messages": [ASK]}, {}, FailureClass.INFEASIBLE, "has no chat template"),
+        ({"text": "x"}, {"chat_template": True}, FailureClass.INFEASIBLE, "has no chat template"),
+        ({"input_ids": [1, 2]}, {}, FailureClass.USER, "rows of token ids cannot be given to quantize.py"),
+        ({"wrong": 1}, {}, FailureClass.USER, "expected an object with"),
+    ],
+)
+def test_rows_that_a_script_cannot_have_fail_the_stage_in_words(
+    rows: Callable[..., Path],
+    tmp_path: Path,
+    row: object,
+    selection: dict[str, Any],
+    failure: FailureClass,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--data", str(rows(row)), "--model", str(tmp_path / "model")]
+    arguments += ["--calibration", json.dumps(selection), "--output-dir", str(tmp_path / "calibration")]
+    assert dataset.main(arguments) == 1
+    assert words in capsys.readouterr().err
+    told = json.loads((tmp_path / "failure.json").read_text())
+    assert told["failure"] == failure.value
+    assert words in told["message"]
+    with pytest.raises((StageError, MatrixError)):
+        dataset.write(tmp_path / "rows.jsonl", tmp_path / "model", Selection(**selection), tmp_path / "calibration")
+
+
+def test_the_command_line_of_a_stage_writes_the_set(
+    rows: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calibration: dict[str, Json] = {"samples": 1, "max_length": 16, "seed": 0, "chat_template": False}
+    work = Work(
+        {"calibration": calibration},
+        {"model": tmp_path / "model"},
+        {"calibration_data": rows({"text": "a"}, {"text": "b"})},
+        tmp_path / "out",
+        tmp_path,
+    )
+    command = dataset.command(work)
+    assert dataset.main(command[command.index("--data") :]) == 0
+    assert capsys.readouterr().out == "1 rows to calibrate on\n"
+    assert len(written(dataset.folder(work))) == 1

@@ -1,0 +1,166 @@
+"""What servers of both lanes are started from, for each frontend, and which program then starts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.broken_repositories import write_engine, write_model
+from tests.standins import templates as standin
+from trtllm_pipeline import probe
+from trtllm_pipeline.errors import FailureClass, PlanError, StageError
+from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.serving import launch, model_config
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
+
+LIMITS = {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512}
+LAYOUT = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}
+Make = Callable[..., Work]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """The Work of a repository or launch stage on a machine with a release."""
+    engine, model = write_engine(tmp_path / "engine", "1.2.0"), write_model(tmp_path / "model")
+
+    def make(release: str = "1.2.0", **params: Any) -> Work:
+        found = TensorRTLLM(
+            release, serve="/opt/bin/trtllm-serve", templates=str(standin.install(tmp_path / release, "1.2.0"))
+        )
+        monkeypatch.setattr(probe, "machine", lambda: Machine(cpus=1, cpu="test", tensorrt_llm=found))
+        out = tmp_path / release / "out"
+        out.mkdir(parents=True)
+        return Work(params, {"engine": engine, "model": model, "repository": out}, {}, out, out.parent)
+
+    return make
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# ------------------------------------------------------------------------------------------------------- repositories
+
+
+def test_an_engine_in_triton_is_the_five_models(make: Make) -> None:
+    work = make(frontend="triton", max_batch_size=4, enable_kv_cache_reuse=True, options={}, parameters={})
+    frontends.run_engine(work)
+    assert names(work.out) == set(templates.MODELS)
+    engine = model_config.string_parameters(model_config.read(work.out / "tensorrt_llm" / "config.pbtxt"))
+    assert engine["gpt_model_path"] == str(work.inputs["engine"])
+    assert engine["enable_kv_cache_reuse"] == "true"
+
+
+def test_an_engine_in_trtllm_serve_is_a_command_line(make: Make) -> None:
+    work = make(
+        frontend="trtllm_serve",
+        max_batch_size=4,
+        kv_cache_free_gpu_mem_fraction=0.5,
+        options={"num_postprocess_workers": 2},
+    )
+    frontends.run_engine(work)
+    assert names(work.out) == {frontends.SERVE_FILE}
+    assert frontends.serve_command(work.out) == [
+        *("/opt/bin/trtllm-serve", "serve", str(work.inputs["engine"]), "--tokenizer", str(work.inputs["model"])),
+        *("--backend", "tensorrt", "--kv_cache_free_gpu_memory_fraction", "0.5", "--num_postprocess_workers", "2"),
+    ]
+
+
+def test_an_engine_where_no_release_serves_it_is_refused(make: Make) -> None:
+    with pytest.raises(PlanError, match=r"TensorRT-LLM 0\.12\.0 has no trtllm-serve"):
+        frontends.run_engine(make("0.12.0", frontend="trtllm_serve", max_batch_size=4, options={}))
+
+
+def test_pytorch_in_triton_is_the_llmapi_model(make: Make) -> None:
+    work = make(
+        frontend="triton", **LIMITS, **LAYOUT, decoupled=True, llm_args={"enable_attention_dp": True}, options={}
+    )
+    frontends.run_pytorch(work)
+    assert names(work.out) == {"tensorrt_llm"}
+    said = yaml.safe_load((work.out / "tensorrt_llm" / "1" / "model.yaml").read_text())
+    assert (said["model"], said["tensor_parallel_size"]) == (str(work.inputs["model"]), 2)
+    assert {name: said[name] for name in LIMITS} == LIMITS
+    assert said["enable_attention_dp"] is True
+
+
+def test_pytorch_in_trtllm_serve_is_a_command_line_and_the_settings_beside_it(make: Make, tmp_path: Path) -> None:
+    work = make(
+        frontend="trtllm_serve",
+        **LIMITS,
+        **LAYOUT,
+        decoupled=True,
+        enable_kv_cache_reuse=False,
+        kv_cache_free_gpu_mem_fraction=0.5,
+        enable_chunked_context=True,
+        llm_args={"print_iter_log": True},
+        options={},
+    )
+    frontends.run_pytorch(work)
+    said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
+    assert said == {
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {"enable_block_reuse": False},
+        "print_iter_log": True,
+    }, "nothing of it is an option as well"
+    moved = work.out.rename(tmp_path / "artifact")
+    assert frontends.serve_command(moved) == [
+        *("/opt/bin/trtllm-serve", "serve", str(work.inputs["model"])),
+        *("--tp_size", "2", "--pp_size", "1", "--max_batch_size", "4", "--max_seq_len", "128"),
+        *("--max_num_tokens", "512", "--extra_llm_api_options", str(moved / frontends.SETTINGS_FILE)),
+        *("--kv_cache_free_gpu_memory_fraction", "0.5"),
+    ]
+
+
+def test_where_there_are_no_settings_there_is_no_file_of_them(make: Make) -> None:
+    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, options={})
+    frontends.run_pytorch(work)
+    assert names(work.out) == {frontends.SERVE_FILE}
+    assert "--extra_llm_api_options" not in frontends.serve_command(work.out)
+
+
+def test_settings_of_the_llm_api_that_are_no_mapping_are_refused(make: Make) -> None:
+    with pytest.raises(StageError, match=r"llm_args is 'x'; expected \{NAME: VALUE\}"):
+        frontends.run_pytorch(make(frontend="trtllm_serve", **LIMITS, **LAYOUT, llm_args="x", options={}))
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"schema": 1}'])
+def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / frontends.SERVE_FILE).write_text(text)
+    with pytest.raises(StageError, match=r"was not made for trtllm-serve: serve\.json") as caught:
+        frontends.serve_command(tmp_path)
+    assert caught.value.failure is FailureClass.USER
+
+
+# ------------------------------------------------------------------------------------------------------------- launch
+
+
+@pytest.mark.parametrize(
+    ("program", "frontend", "expected"),
+    [
+        (frontends.launch_engine, "triton", "run_ranks"),
+        (frontends.launch_engine, "trtllm_serve", "run_openai"),
+        (frontends.launch_pytorch, "triton", "run_llmapi"),
+        (frontends.launch_pytorch, "trtllm_serve", "run_openai"),
+    ],
+)
+def test_each_lane_and_frontend_has_its_own_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch, program: Callable[[Work], None], frontend: str, expected: str
+) -> None:
+    work = make(frontend=frontend)
+    (work.out / frontends.SERVE_FILE).write_text(json.dumps({"schema": 1, "command": ["trtllm-serve", "x"]}))
+    started: list[tuple[str, tuple[Any, ...]]] = []
+    for name in ("run", "run_ranks", "run_llmapi", "run_openai"):
+        monkeypatch.setattr(launch, name, lambda *given, name=name: started.append((name, given)))
+    program(work)
+    ((name, given),) = started
+    assert name == expected
+    assert given[0] is work
+    if expected == "run_openai":
+        assert given[1] == ["trtllm-serve", "x"]
