@@ -5,6 +5,8 @@
 A folder with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
 stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:hf]. `--by-hand` names runs that are also
 done as a plain script does them: one row at a time through the whole model with its head, Model Optimizer's own export.
+`--process` names runs that are done first, each in a process of its own as the pipeline starts it: kernels not loaded,
+`process s` from start to end, imports included.
 
 The floor of calibration is 2 x parameters x tokens / matrix rate, for each forward pass that the precision needs (AWQ: one
 for its statistics, one and eleven candidates for its search); the rate is measured here, on random bf16 matrices. Stage
@@ -20,16 +22,18 @@ import os
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.model_optimizer import memory, worker
+from trtllm_pipeline.toolchains.model_optimizer import job, memory, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 
@@ -107,6 +111,7 @@ class Row:
     gpu_peak_gb: float | None
     host_peak_gb: float | None
     written_gb: float
+    process_s: float | None
 
 
 def main() -> None:
@@ -116,6 +121,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="fewer than the shape has: for shapes that do not fit")
     parser.add_argument("--runs", default="fp8,int8_sq,int4_awq/32", help="as above; comma between them")
     parser.add_argument("--by-hand", default="", help="runs also done by hand")
+    parser.add_argument("--process", default="", help="runs also done in processes of their own, before all others")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--limit-s", type=float, default=500.0, help="no further run is begun after this time")
@@ -151,7 +157,7 @@ def main() -> None:
                 continue
             data = folder / "rows.jsonl"
             _write_rows(data, run.samples, options.length, int(shape["vocab_size"]))
-            measured = _ours(folder, run) if by == "ours" else _by_hand(folder, run)
+            measured = _WAYS[by](folder, run)
             floor = 2 * parameters * run.samples * options.length * _FORWARDS.get(run.precision, 1) / rate
             rows.append(_row(run, by, measured, run.samples * options.length, floor))
             say(json.dumps(asdict(rows[-1])))
@@ -241,6 +247,7 @@ def _synchronize() -> None:
 
 def _runs(options: argparse.Namespace) -> Iterator[tuple[Run, str]]:
     for text, by in [
+        *((t, "process") for t in options.process.split(",")),
         *((t, "ours") for t in options.runs.split(",")),
         *((t, "hand") for t in options.by_hand.split(",")),
     ]:
@@ -282,6 +289,25 @@ def _write_rows(path: Path, samples: int, length: int, vocabulary: int) -> None:
 
 def _ours(folder: Path, run: Run) -> Mapping[str, Any]:
     """The stage's program itself, and what it says of itself."""
+    memory.release()
+    _reset_peak()
+    with _attempt(folder, run) as work:
+        worker.run(work)
+        return _facts(work)
+
+
+def _process(folder: Path, run: Run) -> Mapping[str, Any]:
+    """The same as the pipeline starts it."""
+    memory.release()
+    with _attempt(folder, run) as work:
+        started = time.monotonic()
+        subprocess.run(job.command(work, sys.executable), check=True, stdout=sys.stderr)
+        return {**_facts(work), "process_s": round(time.monotonic() - started, 2)}
+
+
+@contextmanager
+def _attempt(folder: Path, run: Run) -> Iterator[Work]:
+    """The stage's work, in a folder that is gone afterwards."""
     out = folder / "attempt" / "out"
     out.mkdir(parents=True)
     params: dict[str, Any] = {
@@ -291,24 +317,22 @@ def _ours(folder: Path, run: Run) -> Mapping[str, Any]:
         "batch_size": run.batch,
         "calibration": {"samples": run.samples, "max_length": 8192},
     }
-    memory.release()
-    _reset_peak()
     try:
-        worker.run(
-            Work(
-                params=params,
-                inputs={"model": folder / "model"},
-                files={"calibration_data": folder / "rows.jsonl"},
-                out=out,
-                attempt=out.parent,
-            )
+        yield Work(
+            params=params,
+            inputs={"model": folder / "model"},
+            files={"calibration_data": folder / "rows.jsonl"},
+            out=out,
+            attempt=out.parent,
         )
-        facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
-        times, peak = facts["times_s"], facts["peak_memory"]
-        batch = (facts["calibration"] or {}).get("batch_size")
-        return {"times": times, "peak": peak, "batch": batch, "bytes": _size(out)}
     finally:
         shutil.rmtree(out.parent)
+
+
+def _facts(work: Work) -> Mapping[str, Any]:
+    facts = json.loads((work.out / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    batch = (facts["calibration"] or {}).get("batch_size")
+    return {"times": facts["times_s"], "peak": facts["peak_memory"], "batch": batch, "bytes": _size(work.out)}
 
 
 def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
@@ -318,7 +342,8 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
     from transformers import AutoModelForCausalLM
 
-    from trtllm_pipeline.toolchains.model_optimizer import calibration, formats
+    from trtllm_pipeline.toolchains.calibration_rows import read_rows
+    from trtllm_pipeline.toolchains.model_optimizer import formats
 
     memory.release()
     _reset_peak()
@@ -326,7 +351,7 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with clock.phase("load"):
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, device_map=device).eval()
-    rows = calibration.read_rows(folder / "rows.jsonl")
+    rows = read_rows(folder / "rows.jsonl")
 
     def loop(model: Any) -> None:
         with torch.no_grad():
@@ -346,6 +371,9 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
         return {"times": times, "peak": memory.peak(), "batch": 1, "bytes": _size(out)}
     finally:
         shutil.rmtree(out, ignore_errors=True)
+
+
+_WAYS: Final = {"process": _process, "ours": _ours, "hand": _by_hand}
 
 
 def _reset_peak() -> None:
@@ -380,6 +408,7 @@ def _row(run: Run, by: str, measured: Mapping[str, Any], tokens: int, floor: flo
         # The peak of a process never falls: only the first run's is its own.
         host_peak_gb=round(peak["host_bytes"] / 1e9, 1),
         written_gb=round(measured["bytes"] / 1e9, 2),
+        process_s=measured.get("process_s"),
     )
 
 
@@ -398,13 +427,13 @@ def _ratios(rows: Sequence[Row]) -> Mapping[str, Mapping[str, float]]:
 
 def _print(rows: Sequence[Row]) -> None:
     print(
-        "| run | by | rows | batch | load s | calibrate s | export s | write s | stage s | floor s | x floor | GPU GB | out GB |"
+        "| run | by | rows | batch | load s | calibrate s | export s | write s | stage s | process s | floor s | x floor | GPU GB | out GB |"
     )
-    print("|" + "---|" * 13)
+    print("|" + "---|" * 14)
     for row in rows:
         cells = (
             row.run, row.by, row.rows, row.batch, row.load_s, row.calibrate_s, row.export_s, row.write_s, row.stage_s,
-            row.floor_s, row.over_floor, row.gpu_peak_gb, row.written_gb,
+            row.process_s, row.floor_s, row.over_floor, row.gpu_peak_gb, row.written_gb,
         )  # fmt: skip
         print("| " + " | ".join(map(str, cells)) + " |")
     for run, ratio in _ratios(rows).items():

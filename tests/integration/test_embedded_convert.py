@@ -18,9 +18,10 @@ pytest.importorskip("xllamacpp")
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.calibration_rows import default_set
 from trtllm_pipeline.toolchains.embedded import build, convert, fidelity, safetensors, tiny
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
+from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling

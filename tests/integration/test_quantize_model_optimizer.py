@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,17 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.needed import quantize_package
+from tests.standins.installation import install
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Work
 
-torch = pytest.importorskip("torch", reason="part of the extra [quantize]")
-pytest.importorskip("modelopt.torch.quantization", reason="part of the extra [quantize]")
-transformers = pytest.importorskip("transformers", reason="part of the extra [quantize]")
+torch = quantize_package("torch")
+quantize_package("modelopt.torch.quantization")
+transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.toolchains.model_optimizer import calibration, formats, forward, memory, worker  # noqa: E402
+from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, read_rows  # noqa: E402
+from trtllm_pipeline.toolchains.model_optimizer import calibration, formats, forward, job, memory, warm, worker  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -75,6 +82,28 @@ def write_model(folder: Path, kind: str, **changes: Any) -> None:
             else:
                 value.normal_(std=0.2 if name.endswith("bias") else value.shape[-1] ** -0.5)
     made.to(torch.bfloat16).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of them, for what no family does its own way."""
+    folder = tmp_path_factory.mktemp("one")
+    write_model(folder, "llama")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def strict_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our modules import nothing that TensorRT-LLM's environment may lack: the worker runs there."""
+    allowed = {*sys.stdlib_module_names, "trtllm_pipeline", "numpy", "torch", "transformers", "modelopt", "jinja2"}
+    real = builtins.__import__
+
+    def checked(name: str, globals: Mapping[str, Any] | None = None, *rest: Any) -> Any:  # noqa: A002
+        by = str((globals or {}).get("__name__"))
+        assert not by.startswith("trtllm_pipeline.") or name.partition(".")[0] in allowed, f"{by} imports {name}"
+        return real(name, globals, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", checked)
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +289,8 @@ def test_config_says_what_the_checkpoint_is(model: Path, rows: Path, tmp_path: P
         assert len(scales) == LAYERS
 
 
-def test_facts_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
-    out = quantize(model, rows, tmp_path, precision="fp8")
+def test_facts_of_the_run(llama: Path, rows: Path, tmp_path: Path) -> None:
+    out = quantize(llama, rows, tmp_path, precision="fp8")
     facts = json.loads((out / worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["calibration"]["rows"] == len(LENGTHS)
     assert facts["calibration"]["tokens"] == sum(LENGTHS)
@@ -269,7 +298,7 @@ def test_facts_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
     assert {"load", "calibrate", "export", "write"} <= facts["times_s"].keys()
     assert facts["peak_memory"]["host_bytes"] > 0
     assert json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))["done"] > 0
-    again = quantize(model, rows, tmp_path / "again", precision="fp8", calibration={"samples": 4})
+    again = quantize(llama, rows, tmp_path / "again", precision="fp8", calibration={"samples": 4})
     other = json.loads((again / worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert other["calibration"]["rows"] == 4
     assert other["calibration"]["digest"] != facts["calibration"]["digest"]
@@ -295,7 +324,7 @@ def test_a_batch_leaves_the_statistics_of_its_rows_one_by_one(
 
 def test_padding_is_not_measured(model: Path, rows: Path) -> None:
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
+    tokens = [list(row.tokens or ()) for row in read_rows(rows)]
     padded = [row + [0] * (max(LENGTHS) - len(row)) for row in tokens]
     single, batched, unblanked = (_maxima(loaded, *case) for case in ((tokens, 1), (tokens, 8), (padded, 8)))
     assert len(single) == LAYERS * 9
@@ -327,7 +356,7 @@ def test_maxima_are_those_of_model_optimizers_own_calibrator(model: Path, rows: 
     import modelopt.torch.quantization as mtq
 
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    tokens = [list(row.tokens or ()) for row in calibration.read_rows(rows)]
+    tokens = [list(row.tokens or ()) for row in read_rows(rows)]
     theirs = copy.deepcopy(loaded)
 
     def loop(found: Any) -> None:
@@ -358,13 +387,13 @@ class _Scarce:
 
 @pytest.mark.parametrize("precision", ["fp8", "int4_awq"])
 def test_batches_are_halved_until_they_fit(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
+    llama: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str
 ) -> None:
     scarce = _Scarce(2)
-    plain = quantize(model, rows, tmp_path / "plain", precision=precision, batch_size=2)
+    plain = quantize(llama, rows, tmp_path / "plain", precision=precision, batch_size=2)
     handle = torch.nn.modules.module.register_module_forward_pre_hook(scarce)
     try:
-        out = quantize(model, rows, tmp_path / "scarce", precision=precision, batch_size=8)
+        out = quantize(llama, rows, tmp_path / "scarce", precision=precision, batch_size=8)
     finally:
         handle.remove()
     assert scarce.failed == 2
@@ -378,11 +407,11 @@ def test_batches_are_halved_until_they_fit(
         assert torch.equal(_bytes(tensor), _bytes(expected[name])), name
 
 
-def test_a_row_that_does_not_fit_is_an_error(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_is_an_error(llama: Path, rows: Path, tmp_path: Path) -> None:
     handle = torch.nn.modules.module.register_module_forward_pre_hook(_Scarce(0))
     try:
         with pytest.raises(StageError, match="single row of 40 tokens") as caught:
-            quantize(model, rows, tmp_path, precision="fp8")
+            quantize(llama, rows, tmp_path, precision="fp8")
     finally:
         handle.remove()
     assert caught.value.failure is FailureClass.OUT_OF_MEMORY
@@ -413,7 +442,7 @@ def test_hugging_face_checkpoint(model: Path, rows: Path, tmp_path: Path, precis
         assert not torch.equal(found, original)
 
 
-def test_what_cannot_be_cut_is_refused(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_cut_is_refused(llama: Path, rows: Path, tmp_path: Path) -> None:
     for params, said in (
         ({"precision": "fp8", "tp": 3}, "4 attention heads are not divisible by 3"),
         ({"precision": "fp8", "pp": 3}, "4 layers are not divisible by 3"),
@@ -421,7 +450,7 @@ def test_what_cannot_be_cut_is_refused(model: Path, rows: Path, tmp_path: Path) 
         ({"precision": "int3"}, "'int3' is not known"),
     ):
         with pytest.raises(StageError, match=said) as caught:
-            quantize(model, rows, tmp_path / said[:12], **params)
+            quantize(llama, rows, tmp_path / said[:12], **params)
         assert caught.value.failure is FailureClass.INFEASIBLE
         assert caught.value.hint
 
@@ -470,3 +499,125 @@ def test_memory_that_ran_out_is_told_from_other_errors() -> None:
     with pytest.raises(RuntimeError) as other:
         torch.empty(2) @ torch.empty(3)
     assert not memory.is_out_of_memory(other.value)
+
+
+def test_kernels_loaded_ahead_change_nothing(
+    llama: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed: list[tuple[int, str]] = []
+    attempt = warm._attempt
+
+    def spy(rehearse: Any, layer: Any) -> None:
+        rehearsed.append((layer.config.num_hidden_layers, str(layer.dtype)))
+        attempt(rehearse, layer)
+
+    for precision in ("fp8", "int4_awq"):
+        plain = quantize(llama, rows, tmp_path / "plain" / precision, precision=precision)
+        with monkeypatch.context() as patch:
+            patch.setattr(warm, "_device", lambda _folder: torch.device("cpu"))
+            patch.setattr(warm, "_attempt", spy)
+            out = quantize(llama, rows, tmp_path / "ahead" / precision, precision=precision)
+        assert (out / "rank0.safetensors").read_bytes() == (plain / "rank0.safetensors").read_bytes()
+    assert rehearsed == [(1, "torch.bfloat16")] * 2, "without a GPU it should not happen by itself"
+
+
+@pytest.mark.parametrize("part", ["_layer", "rehearsal"])
+def test_what_goes_wrong_while_loading_kernels_is_only_told(
+    llama: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    part: str,
+) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("CUDA error: broken\nmore")
+
+    monkeypatch.setattr(warm, "_device", lambda _folder: torch.device("cpu"))
+    monkeypatch.setattr(warm, part, broken if part == "_layer" else lambda *_: broken)
+    out = quantize(llama, rows, tmp_path, precision="fp8")
+    assert (out / "rank0.safetensors").exists()
+    assert "not loaded ahead, so the first batch will be slower: CUDA error: broken\n" in capsys.readouterr().out
+
+
+def test_texts_and_conversations_become_tokens(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    rows = [Row(text="a b c"), Row(messages=[{"role": "user", "content": "d"}]), Row(tokens=[7])]
+    plain, chats = (
+        calibration.tokenize(tmp_path, rows, Selection(max_length=2, chat_template=chat), trust_remote_code=False)
+        for chat in (False, True)
+    )
+    assert plain == [[1, 2], [5, 4], [7]]
+    assert chats == [[5, 1], [5, 4], [7]]
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StageError, match="tokenizer"):
+        calibration.tokenize(tmp_path, rows, Selection(), trust_remote_code=False)
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate("?abcd>")}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "?",
+        "chat_template": "{% for message in messages %}> {{ message['content'] }} {% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+LANE = """\
+name: lane
+axes:
+  model: [tiny]
+  precision: [fp8]
+  parallel: [tp2]
+  max_batch_size: [2]
+  lengths: ["256,32"]
+  toolchain: [{toolchain}]
+settings:
+  quantize: {{ calibration: {{ samples: 4 }} }}
+  serve: {{ frontend: trtllm_serve }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("release", "toolchain", "until"),
+    [("1.1.0", "tensorrt_llm", "build"), ("1.3.0", "tensorrt_llm_pytorch", "repository")],
+)
+def test_the_lanes_go_on_with_what_the_worker_left(tmp_path: Path, release: str, toolchain: str, until: str) -> None:
+    installed = install(tmp_path / "trt", release, gpus=2, examples=False)
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(LANE.format(toolchain=toolchain), encoding="utf-8")
+    words = ("run", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--until", until, "--format", "json")
+    environment = {**os.environ, **installed.environment, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (tmp_path / "w" / "store" / "quantize").iterdir()
+    config = json.loads((made / "out" / "config.json").read_text(encoding="utf-8"))
+    facts = json.loads((made / "out" / worker.FACTS_FILE).read_text(encoding="utf-8"))
+    assert facts["precision"] == "fp8"
+    recorded = json.loads((made / "job.json").read_text(encoding="utf-8"))["commands"]
+    assert recorded[0][:2] == [sys.executable, str(Path(job.__file__).with_name("__main__.py"))]
+    if toolchain == "tensorrt_llm":
+        assert config["mapping"]["tp_size"] == 2
+        (engine,) = (tmp_path / "w" / "store" / "build").iterdir()
+        built = json.loads((engine / "out" / "config.json").read_text(encoding="utf-8"))
+        assert built["pretrained_config"]["quantization"] == config["quantization"]
+    else:
+        assert config["quantization_config"]["quant_algo"] == "FP8"
+        assert (made / "out" / "tokenizer.json").is_file()
+
+
+def test_a_model_optimizer_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import modelopt.torch.quantization as mtq
+
+    monkeypatch.setattr(mtq, "FP8_DEFAULT_CFG", {"quant_cfg": {"*weight_quantizer": {"num_bits": (4, 3)}}})
+    with pytest.raises(StageError, match="Model Optimizer 0.* is too old") as caught:
+        formats.configuration(formats.precision("fp8"), None, "tensorrt_llm")
+    assert caught.value.failure is FailureClass.USER

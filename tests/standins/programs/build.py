@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tests.standins.faults import WORDS
 from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs.checkpoint import is_whole
 from tests.standins.programs.engine import engine_bytes
 
 _FP8: Final = frozenset(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ"))
@@ -103,9 +104,7 @@ def _read_checkpoint(folder: Path) -> dict[str, Any]:
         file = folder / f"rank{rank}.safetensors"
         if not file.is_file():
             raise ProgramError(f'FileNotFoundError: No such file or directory: "{file}"')
-        content = file.read_bytes()
-        size = int.from_bytes(content[:8], "little")
-        if len(content) < 16 or len(content) != 8 + size + 8:
+        if not is_whole(file):
             raise ProgramError(
                 "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer"
             )

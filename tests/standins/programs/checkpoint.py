@@ -113,3 +113,18 @@ def safetensors(rank: int) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + bytes(8)
+
+
+def is_whole(file: Path) -> bool:
+    """Whether a safetensors file is as long as its header says."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\0"))
+        try:
+            header = json.loads(opened.read(length)) if 2 <= length <= size - 8 else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return size == 8 + length + max(ends, default=0)

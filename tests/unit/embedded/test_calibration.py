@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("gguf")
 
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
+from trtllm_pipeline.toolchains.calibration_rows import Selection, default_set
 from trtllm_pipeline.toolchains.embedded import calibration, tiny
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.calibration import Selection
 from trtllm_pipeline.toolchains.embedded.reference import Reference, layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -51,7 +51,7 @@ def test_importance_is_the_mean_square_of_inputs_whatever_the_lengths(folder: Pa
 
 
 def test_shipped_set_is_read_and_varied() -> None:
-    texts = calibration.read_texts(calibration.default_set())
+    texts = calibration.read_texts(default_set())
     assert len(texts) == 64
     assert len(set(texts)) == 64
     assert all(len(text) > 100 for text in texts)

@@ -62,14 +62,24 @@ def test_an_engine_in_trtllm_serve_is_a_command_line(make: Make) -> None:
         frontend="trtllm_serve",
         max_batch_size=4,
         kv_cache_free_gpu_mem_fraction=0.5,
+        enable_kv_cache_reuse=False,
         options={"num_postprocess_workers": 2},
     )
     frontends.run_engine(work)
-    assert names(work.out) == {frontends.SERVE_FILE}
+    said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
+    assert said == {"kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.5}}
     assert frontends.serve_command(work.out) == [
         *("/opt/bin/trtllm-serve", "serve", str(work.inputs["engine"]), "--tokenizer", str(work.inputs["model"])),
-        *("--backend", "tensorrt", "--kv_cache_free_gpu_memory_fraction", "0.5", "--num_postprocess_workers", "2"),
+        *("--backend", "tensorrt", "--extra_llm_api_options", str(work.out / frontends.SETTINGS_FILE)),
+        *("--num_postprocess_workers", "2"),
     ]
+
+
+def test_before_there_was_a_file_of_settings_an_option_says_it(make: Make) -> None:
+    work = make("0.16.0", frontend="trtllm_serve", max_batch_size=4, kv_cache_free_gpu_mem_fraction=0.5, options={})
+    frontends.run_engine(work)
+    assert names(work.out) == {frontends.SERVE_FILE}
+    assert frontends.serve_command(work.out)[-2:] == ["--kv_cache_free_gpu_memory_fraction", "0.5"]
 
 
 def test_an_engine_where_no_release_serves_it_is_refused(make: Make) -> None:
@@ -105,7 +115,7 @@ def test_pytorch_in_trtllm_serve_is_a_command_line_and_the_settings_beside_it(ma
     said = yaml.safe_load((work.out / frontends.SETTINGS_FILE).read_text())
     assert said == {
         "enable_chunked_prefill": True,
-        "kv_cache_config": {"enable_block_reuse": False},
+        "kv_cache_config": {"enable_block_reuse": False, "free_gpu_memory_fraction": 0.5},
         "print_iter_log": True,
     }, "nothing of it is an option as well"
     moved = work.out.rename(tmp_path / "artifact")
@@ -113,7 +123,6 @@ def test_pytorch_in_trtllm_serve_is_a_command_line_and_the_settings_beside_it(ma
         *("/opt/bin/trtllm-serve", "serve", str(work.inputs["model"])),
         *("--tp_size", "2", "--pp_size", "1", "--max_batch_size", "4", "--max_seq_len", "128"),
         *("--max_num_tokens", "512", "--extra_llm_api_options", str(moved / frontends.SETTINGS_FILE)),
-        *("--kv_cache_free_gpu_memory_fraction", "0.5"),
     ]
 
 

@@ -400,9 +400,9 @@ SERVE = {"serve.frontend": "trtllm_serve"}
             "settings.repository.llm_args: nothing of tensorrt_llm reads it with the frontend triton",
         ),
         (
-            cell(settings={**SERVE, "repository.enable_kv_cache_reuse": True}),
+            cell(settings={**SERVE, "repository.accumulate_tokens": True}),
             machine(),
-            "enable_kv_cache_reuse: nothing of tensorrt_llm reads it with the frontend trtllm_serve",
+            "accumulate_tokens: nothing of tensorrt_llm reads it with the frontend trtllm_serve",
         ),
         (
             cell(toolchain=PYTORCH, settings={"repository.accumulate_tokens": True}),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError, UsageError
+from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError
+from trtllm_pipeline.toolchains.calibration_rows import Selection
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -31,41 +30,6 @@ class Importance:
     """Weight name -> mean square of each of its input channels, (in_features,)."""
     samples: int
     tokens: int
-
-
-def default_set() -> Path:
-    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
-    return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which part of a calibration set is used, and how it is presented."""
-
-    samples: int = 128
-    """Rows taken: all of them in a smaller set."""
-    max_length: int = 512
-    """Tokens kept of a row."""
-    seed: int = 0
-    """Chooses the rows of a larger set."""
-    chat_template: bool = False
-    """Each row becomes a user's turn in the model's chat template."""
-
-    @classmethod
-    def parse(cls, value: Json) -> Selection:
-        """The selection a stage was given; null is the default one. Raises UsageError for other keys or types."""
-        given = {} if value is None else value
-        if not isinstance(given, dict) or (unknown := sorted(given.keys() - {field.name for field in fields(cls)})):
-            raise UsageError(
-                f"calibration {json.dumps(value)} is not understood"
-                + (f": {unknown[0]}" if isinstance(given, dict) else ""),
-                hint="its keys are " + ", ".join(field.name for field in fields(cls)),
-            )
-        for name in ("samples", "max_length", "seed"):
-            number = given.get(name, 1)
-            if type(number) is not int or number < (0 if name == "seed" else 1):
-                raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
-        return cls(**given)  # type: ignore[arg-type]
 
 
 def read_texts(path: Path) -> list[str]:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.toolchains.calibration_rows import Selection, default_set
 from trtllm_pipeline.toolchains.embedded import calibration
 from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, ModelConfig, read_config, refused
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
@@ -267,9 +268,9 @@ def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | 
 
 
 def _calibrate(work: Work, folder: Path, config: ModelConfig, weights: Weights) -> calibration.Importance:
-    selection = calibration.Selection.parse(work.params.get("calibration"))
+    selection = Selection.parse(work.params.get("calibration"))
     selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
-    texts = calibration.read_texts(work.files.get("calibration_data") or calibration.default_set())
+    texts = calibration.read_texts(work.files.get("calibration_data") or default_set())
     samples = calibration.tokenize(folder, texts, selection)
     return calibration.calibrate(config, weights, samples, lambda done, total: work.progress(done, total, "layers"))
 

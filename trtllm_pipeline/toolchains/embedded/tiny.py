@@ -114,7 +114,8 @@ def _write_tokenizer(out: Path) -> list[int]:
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from trtllm_pipeline.toolchains.embedded.calibration import default_set, read_texts
+    from trtllm_pipeline.toolchains.calibration_rows import default_set
+    from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,75 +1,15 @@
-"""The rows that activations are measured on: read, chosen, as tokens, in batches."""
+"""The rows that activations are measured on, as tokens and in batches."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError
-from trtllm_pipeline.toolchains.embedded.calibration import Selection
-
-Tokens = Sequence[int]
-Messages = list[dict[str, Any]]
-_TEXT_KEYS: Final = ("text", "input", "text_input")
-_EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a calibration set, in one of three forms."""
-
-    text: str | None = None
-    messages: Messages | None = None
-    """A conversation, for the model's chat template."""
-    tokens: Tokens | None = None
-    """Token ids, for sets that were tokenized before."""
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON Lines file. Raises MatrixError with every malformed row."""
-    rows, faults = [], []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(_parse(json.loads(line)))
-            except json.JSONDecodeError as error:
-                faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
-            except ValueError as error:
-                faults.append(Fault(str(path), number, "", str(error)))
-    if not rows and not faults:
-        faults.append(Fault(str(path), None, "", "it has no rows"))
-    if faults:
-        raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
-    return rows
-
-
-def _parse(value: Any) -> Row:
-    fields = value if isinstance(value, dict) else {}
-    for key in _TEXT_KEYS:
-        if isinstance(fields.get(key), str) and fields[key]:
-            return Row(text=fields[key])
-    messages, tokens = fields.get("messages"), fields.get("input_ids")
-    if isinstance(messages, list) and messages and all(isinstance(part, dict) for part in messages):
-        return Row(messages=messages)
-    if isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens):
-        return Row(tokens=tokens)
-    raise ValueError(_EXPECTED)
-
-
-def choose(rows: Sequence[Row], selection: Selection) -> list[Row]:
-    """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
-    if len(rows) <= selection.samples:
-        return list(rows)
-    chosen = np.random.default_rng(selection.seed).choice(len(rows), selection.samples, replace=False)
-    return [rows[index] for index in sorted(chosen)]
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.toolchains.calibration_rows import Messages, Row, Selection, Tokens
 
 
 def tokenize(folder: Path, rows: Sequence[Row], selection: Selection, *, trust_remote_code: bool) -> list[list[int]]:

@@ -6,8 +6,10 @@ Source of the names: TensorRT-LLM's checkpoint format, https://nvidia.github.io/
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -69,7 +71,10 @@ def kv_cache_algorithm(name: str | None) -> str | None:
 
 
 def configuration(chosen: Precision, kv_cache: str | None, checkpoint: CheckpointFormat) -> dict[str, Any] | None:
-    """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer."""
+    """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer.
+
+    Raises StageError where that is too old.
+    """
     import modelopt.torch.quantization as mtq
 
     from trtllm_pipeline.toolchains.model_optimizer import maximum
@@ -82,6 +87,12 @@ def configuration(chosen: Precision, kv_cache: str | None, checkpoint: Checkpoin
         found = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
         found = copy.deepcopy(getattr(mtq, str(chosen.config)))
+    if not isinstance(found["quant_cfg"], list):
+        raise StageError(
+            f"Model Optimizer {version('nvidia-modelopt')} of {sys.executable} is too old: its configurations have another form",
+            failure=FailureClass.USER,
+            hint="the extra [quantize] of trtllm-pipeline says which release is known to work",
+        )
     if kv_cache == "INT8":
         # Model Optimizer has no preset for it; the two quantizers are the ones of its FP8 and NVFP4 presets.
         found["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})

@@ -6,9 +6,10 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.embedded.calibration import Selection, default_set
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, memory
+from trtllm_pipeline.toolchains.calibration_rows import Selection, Tokens, choose, default_set, read_rows
+from trtllm_pipeline.toolchains.files import TOKENIZER_FILES
+from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, memory, warm
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 
 if TYPE_CHECKING:
@@ -27,17 +29,6 @@ FACTS_FILE: Final = "quantize.json"
 SCHEMA: Final = 1
 _DTYPES: Final = ("auto", "float16", "bfloat16")
 _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
-_TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +156,15 @@ def run(work: Work) -> None:
 
 
 def _quantized(
-    work: Work, request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[calibration.Tokens]
+    work: Work, request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[Tokens]
 ) -> tuple[Any, int | None]:
     """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
     batch_size = request.batch_size
+    rehearse = None if quantizer is None else warm.rehearsal(quantizer, rows, request.precision, batch_size)
     while True:
         with clock.phase("load"):
-            model = load(work.inputs["model"], request)
+            model = load(work.inputs["model"], request, rehearse)
+        rehearse = None
         if quantizer is None:
             return model, None
         if rows and batch_size is None:
@@ -189,7 +182,7 @@ def _quantized(
 def calibrate(
     model: Any,
     quantizer: dict[str, Any],
-    rows: Sequence[calibration.Tokens],
+    rows: Sequence[Tokens],
     precision: formats.Precision,
     batch_size: int,
     work: Work,
@@ -216,8 +209,11 @@ def calibrate(
     return loop.batch_size
 
 
-def load(folder: Path, request: Request) -> Any:
-    """The model in `folder`, on the GPUs where there are any. Raises StageError where it does not load or fit."""
+def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None = None) -> Any:
+    """The model in `folder`, on the GPUs where there are any. Meanwhile `rehearse` is called as `warm.beside` says.
+
+    Raises StageError where it does not load or fit.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -225,14 +221,16 @@ def load(folder: Path, request: Request) -> Any:
     placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=request.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=_dtype(config, request.dtype),
-            device_map=placement,
-            trust_remote_code=request.trust_remote_code,
-            local_files_only=True,
-        )
+        dtype = _dtype(config, request.dtype)
+        with nullcontext() if rehearse is None else warm.beside(folder, config, dtype, rehearse):
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                device_map=placement,
+                trust_remote_code=request.trust_remote_code,
+                local_files_only=True,
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         needs_code = "trust_remote_code" in str(error)
         raise StageError(
@@ -279,7 +277,7 @@ def _export(work: Work, request: Request, config: dict[str, Any], model: Any, cl
                 from modelopt.torch.export import export_hf_checkpoint
 
                 export_hf_checkpoint(model, export_dir=work.out)
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         source = work.inputs["model"] / name
         if source.is_file() and not (work.out / name).exists():
             shutil.copyfile(source, work.out / name)
@@ -301,10 +299,10 @@ def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[lis
         request.selection.max_length, int(config.get("max_position_embeddings") or request.selection.max_length)
     )
     selection = replace(request.selection, max_length=longest)
-    rows = calibration.read_rows(work.files.get("calibration_data") or default_set())
+    rows = read_rows(work.files.get("calibration_data") or default_set())
     found = calibration.tokenize(
         work.inputs["model"],
-        calibration.choose(rows, selection),
+        choose(rows, selection),
         selection,
         trust_remote_code=request.trust_remote_code,
     )
@@ -341,7 +339,7 @@ def _require_packages() -> None:
     for package, module in (("torch", "torch"), ("transformers", "transformers"), ("nvidia-modelopt", "modelopt")):
         if importlib.util.find_spec(module) is None:
             raise StageError(
-                f"quantizing needs the package {package}, which is not installed",
+                f"quantizing needs the package {package}, which {sys.executable} does not have",
                 failure=FailureClass.USER,
                 hint="pip install 'trtllm-pipeline[quantize]'",
             )

@@ -26,6 +26,8 @@ _BUILD: Final = "trtllm-build"
 _QUANTIZE: Final = "quantize.py"
 _RUN: Final = "run.py"
 _SERVE: Final = "trtllm-serve"
+_CONFIG: Final = "--extra_llm_api_options"
+"""The one spelling of it that every release has which has it at all."""
 _FP8_KV: Final = frozenset({"fp8", "nvfp4"})
 _FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 _TOKENS_PER_BLOCK: Final = 64
@@ -323,19 +325,25 @@ def _mpi_flags(*, as_root: bool, oversubscribe: bool) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ servers
 
 
+def takes_config(release: str) -> bool:
+    """Whether this release's trtllm-serve reads settings of the LLM API from a file."""
+    return options.exists(_SERVE, release, _CONFIG)
+
+
 def serve_engine(
     release: str,
     *,
     engine: str,
     tokenizer: str,
     kv_fraction: float | None = None,
+    config: str | None = None,
     extra: Mapping[str, Json] | None = None,
     program: str = _SERVE,
 ) -> list[str]:
     """`trtllm-serve` on an engine folder, which says its limits and ranks itself. Where it listens is added at launch.
 
-    `kv_fraction` is the share of the GPU memory still free after loading that the KV cache gets. Raises PlanError for
-    releases without trtllm-serve or without engines.
+    `kv_fraction` is the share of the GPU memory still free after loading that the KV cache gets, `config` a YAML file of
+    further settings where the release `takes_config`. Raises PlanError for releases without trtllm-serve or engines.
     """
     arguments = _serve(release, program, engine)
     arguments.add("--tokenizer", tokenizer)
@@ -350,6 +358,8 @@ def serve_engine(
                 hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
             )
         arguments.add("--backend", backend)
+    if config is not None:
+        arguments.add(_CONFIG, config)
     return _finish(arguments, kv_fraction, extra)
 
 
@@ -379,7 +389,7 @@ def serve_pytorch(
     arguments.add("--max_seq_len", max_seq_len)
     arguments.add("--max_num_tokens", num_tokens)
     if config is not None:
-        arguments.add("--extra_llm_api_options", config)
+        arguments.add(_CONFIG, config)
     if arguments.has("--telemetry"):
         arguments.argv.append("--no-telemetry")
     return _finish(arguments, kv_fraction, extra)

@@ -31,11 +31,14 @@ def run_engine(work: Work) -> None:
     if _triton(params):
         repository.run(replace(work, params=_without(params, "frontend", "options")))
         return
+    # A file's cache settings replace those of options, so the share of memory stands where the rest does.
+    config = _write_settings(work.out, cache_settings(params)) if commands.takes_config(release) else None
     command = commands.serve_engine(
         release,
         engine=str(work.inputs["engine"]),
         tokenizer=str(work.inputs["model"]),
-        kv_fraction=_fraction(params),
+        kv_fraction=_fraction(params) if config is None else None,
+        config=config,
         extra=mapping(params, "options"),
         program=_program(),
     )
@@ -48,9 +51,6 @@ def run_pytorch(work: Work) -> None:
     if _triton(params):
         repository.run_llmapi(replace(work, params=_without(params, "frontend", "options")))
         return
-    settings = serve_settings(params)
-    if settings:
-        (work.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     command = commands.serve_pytorch(
         release,
         model=str(work.inputs["model"]),
@@ -59,8 +59,7 @@ def run_pytorch(work: Work) -> None:
         max_batch_size=number(params, "max_batch_size"),
         max_seq_len=number(params, "max_seq_len"),
         num_tokens=number(params, "max_num_tokens"),
-        kv_fraction=_fraction(params),
-        config=SETTINGS_FILE if settings else None,
+        config=_write_settings(work.out, serve_settings(params)),
         extra=mapping(params, "options"),
         program=_program(),
     )
@@ -69,8 +68,21 @@ def run_pytorch(work: Work) -> None:
 
 def serve_settings(params: Mapping[str, Json]) -> dict[str, Any]:
     """What of the settings trtllm-serve reads from a file: none of it is an option, since releases differ in which wins."""
-    found = llmapi.arguments(_without(params, *llmapi.LIMITS, *_TRITON_ONLY, "kv_cache_free_gpu_mem_fraction"))
-    return {name: value for name, value in found.items() if value != {}}
+    return llmapi.arguments(_without(params, *llmapi.LIMITS, *_TRITON_ONLY))
+
+
+def cache_settings(params: Mapping[str, Json]) -> dict[str, Any]:
+    """What of the settings trtllm-serve reads from a file for an engine, which says everything else itself."""
+    return llmapi.arguments({name: params.get(name) for name in lanes.SERVE_SETTINGS})
+
+
+def _write_settings(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Name of the settings file, None where there is nothing to write into it."""
+    settings = {name: value for name, value in settings.items() if value != {}}
+    if not settings:
+        return None
+    (folder / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
+    return SETTINGS_FILE
 
 
 def launch_engine(work: Work) -> None:

@@ -39,7 +39,9 @@ CHECKPOINT_OPTIONS: Final = (
     ),
 )
 TRITON: Final = "triton"
-SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction",)
+BACKEND: Final = "tensorrtllm"
+"""Triton's backend for engines."""
+SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 FRONTENDS: Final = (TRITON, "trtllm_serve")
@@ -199,9 +201,15 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
         return f"{world_size(cell)} ranks are started by mpirun, which is not on PATH"
     if machine.triton is None:
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
+    if cell.toolchain == ENGINES and BACKEND not in machine.triton.backends and _runs_in_backend(cell):
+        return f"Triton here has no backend {BACKEND}; an image of NVIDIA with TensorRT-LLM has it"
     if found.templates is None:
         return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
     return None
+
+
+def _runs_in_backend(cell: Cell) -> bool:
+    return cell.settings["repository"]["triton_backend"] in (None, BACKEND)
 
 
 def is_root() -> bool:

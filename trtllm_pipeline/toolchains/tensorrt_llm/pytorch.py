@@ -5,7 +5,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -99,8 +99,14 @@ def _missing(machine: Machine) -> str | None:
     return None
 
 
+def _read_settings(cell: Cell) -> Collection[str]:
+    """The repository settings that something reads, with the frontend of a cell."""
+    read = {*llmapi.SETTINGS, "llm_args"}
+    return read if cell.settings["serve"]["frontend"] == lanes.TRITON else read - {"decoupled"}
+
+
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine, (*llmapi.SETTINGS, "llm_args"))
+    reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine, _read_settings(cell))
     if reason is None and _quantized(cell) and machine.model_optimizer is None:
         return f"precision {cell.precision} is made with Model Optimizer: pip install 'trtllm-pipeline[quantize]'"
     return reason
