@@ -60,7 +60,7 @@ def test_what_is_not_there(hub: FakeHub, name: str, message: str, failure: Failu
 def test_a_hub_that_is_not_reached_is_worth_another_try(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _seconds: None)
-    with pytest.raises(DownloadError, match="127.0.0.1:9") as raised:
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9") as raised:
         dataset_file.fetch(NAME)
     assert raised.value.failure is FailureClass.TRANSIENT
 

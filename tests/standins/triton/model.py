@@ -148,7 +148,7 @@ def _words(request, name):
         return []
     ids, ends = tensor.as_numpy().reshape(2, -1).tolist()
     ends = [end for end in ends if end > 0]
-    return [ids[begin:end] for begin, end in zip([0, *ends], ends)]
+    return [ids[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _load(engine, settings):

@@ -15,7 +15,7 @@ def tensor(request, name):
 def flat_words(words):
     """TensorRT-LLM's form of a list of words: all their tokens, and below the ends of each; -1 fills up."""
     tokens = [list(word) for word in ([] if words is None else words.reshape(-1)) if word]
-    ids = sum(tokens, [])
+    ids = [each for word in tokens for each in word]
     ends = [sum(map(len, tokens[: number + 1])) for number in range(len(tokens))]
     return [ids or [0], ends + [-1] * (max(1, len(ids)) - len(ends))]
 

@@ -38,7 +38,7 @@ class TritonPythonModel:
         path = Path(args["model_repository"]) / args["model_version"] / "model.yaml"
         self.settings = yaml.safe_load(path.read_text(encoding="utf-8"))
         if unknown := self.settings.keys() - _KNOWN:
-            raise pb.TritonModelException(f"LLM.__init__() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+            raise pb.TritonModelException(f"LLM.__init__() got an unexpected keyword argument {min(unknown)!r}")
         if not (Path(self.settings["model"]) / "config.json").is_file():
             raise pb.TritonModelException(f"{self.settings['model']} does not appear to have a file named config.json")
 
