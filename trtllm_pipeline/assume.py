@@ -161,6 +161,8 @@ def _gpus(read: _Reader) -> tuple[Gpu, ...]:
     sm = read.whole("sm", 50, 199, 90)
     gib = _memory_gib(read, sm)
     name = read.values.get("gpu", f"sm{sm}")
+    if name.isdecimal():
+        read.fault("gpu", "a name is expected; gpus is how many there are")
     return tuple(Gpu(index, f"GPU-assumed-{index}", name, round(gib * 10) * 2**30 // 10, sm) for index in range(count))
 
 

@@ -307,7 +307,10 @@ def _triton(machine: Machine) -> Iterator[Check]:
 
 def _no_model_optimizer() -> Check:
     detail = "no NVIDIA Model Optimizer: no quantizing without example scripts"
-    return Check("quantize.model_optimizer", Status.MISSING, None, detail, "python3 -m pip install nvidia-modelopt")
+    hint = (
+        f"install 'trtllm-pipeline[quantize]' into an environment and name its python with {probe.QUANTIZING_VARIABLE}"
+    )
+    return Check("quantize.model_optimizer", Status.MISSING, None, detail, hint)
 
 
 def _quantize(machine: Machine) -> Iterator[Check]:

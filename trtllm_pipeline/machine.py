@@ -70,6 +70,8 @@ class Machine:
     tensorrt_llm: TensorRTLLM | None = None
     model_optimizer: str | None = None
     """Version of NVIDIA Model Optimizer."""
+    model_optimizer_python: str | None = None
+    """Interpreter of an environment of its own that has it; None for that of TensorRT-LLM."""
     torch: str | None = None
     triton: TritonServer | None = None
     mpirun: str | None = None

@@ -25,6 +25,8 @@ from trtllm_pipeline.serving import installation
 
 EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
 TEMPLATES_VARIABLE: Final = "TENSORRT_LLM_TEMPLATES"
+QUANTIZING_VARIABLE: Final = "MODEL_OPTIMIZER_PYTHON"
+"""Names the interpreter of another environment: TensorRT-LLM pins an older Model Optimizer than our worker needs."""
 TREES: Final = (
     "/app/tensorrt_llm",
     "/app",
@@ -68,14 +70,19 @@ def survey() -> Survey:
     """This machine, with what is broken on it. Raises nothing."""
     graphics = gpus.look()
     problems: dict[str, str] = {}
+    tensorrt_llm = _tensorrt_llm(problems)
+    quantizing = os.environ.get(QUANTIZING_VARIABLE) or None
     found = Machine(
         cpus=cpu_count(),
         cpu=cpu_name(),
         gpus=tuple(device.gpu for device in graphics.devices),
         driver=graphics.driver,
         cuda=graphics.cuda,
-        tensorrt_llm=_tensorrt_llm(problems),
-        model_optimizer=version_of("nvidia-modelopt"),
+        tensorrt_llm=tensorrt_llm,
+        model_optimizer=version_of(
+            "nvidia-modelopt", _others(quantizing or (tensorrt_llm.python if tensorrt_llm else None))
+        ),
+        model_optimizer_python=quantizing,
         torch=version_of("torch"),
         triton=_triton(),
         mpirun=shutil.which("mpirun") or next(filter(os.path.exists, _MPIRUNS), None),
@@ -114,6 +121,20 @@ def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution |
         return next(iter(Distribution.discover(name=package, path=path))) if path else Distribution.from_name(package)
     except (PackageNotFoundError, StopIteration):
         return None
+
+
+def _others(python: str | None) -> list[str]:
+    """Where another interpreter's packages are; nothing for this one, and for none."""
+    if python is None or python == sys.executable:
+        return []
+    return _packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
+
+
+def _packages_of(python: str) -> list[str]:
+    """Folders of the packages that an interpreter's environment has."""
+    prefix = Path(python).parent.parent
+    libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
+    return [str(folder) for lib in libraries for folder in lib.glob("python3*/*-packages")]
 
 
 def torch_cuda() -> str | None:
@@ -181,10 +202,7 @@ def _of_script(script: str | None) -> tuple[str, str] | None:
     if not words or not Path(words[0]).is_absolute():
         return None
     python = words[0]
-    prefix = Path(python).parent.parent
-    libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
-    folders = [str(folder) for lib in libraries for folder in lib.glob("python3*/*-packages")]
-    release = version_of("tensorrt_llm", folders)
+    release = version_of("tensorrt_llm", _packages_of(python))
     return (release, python) if release else None
 
 

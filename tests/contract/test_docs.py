@@ -42,6 +42,7 @@ SCRIPTS = (
     "benchmarks/converter.py",
     "benchmarks/kill_resume.py",
     "benchmarks/orchestration.py",
+    "benchmarks/quantize.py",
     "benchmarks/scheduler.py",
     "docs/generate.py",
     "docs/record.py",

@@ -115,6 +115,25 @@ def test_programs_of_another_environment_say_their_own_release(root: Path, libra
     assert tensorrt_llm() == TensorRTLLM("1.1.0", str(build), python=str(python))
 
 
+def test_model_optimizer_is_looked_for_where_the_worker_will_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata(root / "site", "tensorrt_llm", "1.1.0")
+    metadata(root / "site", "nvidia-modelopt", "0.47.0")
+    assert survey().machine.model_optimizer == "0.47.0", "one environment for all"
+    metadata(root / "other/lib/python3.12/site-packages", "tensorrt_llm", "1.1.0")
+    metadata(root / "other/lib/python3.12/site-packages", "nvidia-modelopt", "0.37.0")
+    program(root / "bin/trtllm-build", f"#!{root / 'other/bin/python3'}")
+    survey.cache_clear()
+    assert survey().machine.model_optimizer == "0.37.0", "that of TensorRT-LLM's own environment"
+    metadata(root / "third/lib/python3.11/site-packages", "nvidia-modelopt", "0.47.1")
+    monkeypatch.setenv(probe.QUANTIZING_VARIABLE, str(root / "third/bin/python"))
+    survey.cache_clear()
+    found = survey().machine
+    assert (found.model_optimizer, found.model_optimizer_python) == ("0.47.1", str(root / "third/bin/python"))
+    monkeypatch.setenv(probe.QUANTIZING_VARIABLE, "/nowhere/bin/python")
+    survey.cache_clear()
+    assert survey().machine.model_optimizer is None
+
+
 @pytest.mark.parametrize("first", ["#!/usr/bin/env python3", "#!", "\x7fELF", "#!python3"])
 def test_a_program_that_does_not_say_where_it_belongs_belongs_here(root: Path, first: str) -> None:
     metadata(root / "site", "tensorrt_llm", "0.12.0")

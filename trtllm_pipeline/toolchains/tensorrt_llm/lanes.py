@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import probe
+from trtllm_pipeline.assume import ASSUMED
+from trtllm_pipeline.digest import digest_file
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
@@ -18,6 +22,9 @@ from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
+LEAST_MODEL_OPTIMIZER: Final = "0.47"
+"""Older ones take other configurations."""
+_NESTED: Final = "models/core/"
 _ROOM: Final = 1.25
 """GPU memory that quantizing takes, in sizes of the 16-bit weights."""
 CHECKPOINT_OPTIONS: Final = (
@@ -125,9 +132,26 @@ def identity(machine: Machine) -> dict[str, Json]:
     return {
         **probe.identity(machine),
         "cpu": f"{machine.cpu} x {machine.cpus}",
-        # The release's own scripts, or Model Optimizer: what makes checkpoints.
-        "checkpoints": "scripts" if machine.tensorrt_llm and machine.tensorrt_llm.examples else "model_optimizer",
+        # What makes checkpoints.
+        "checkpoints": "scripts"
+        if machine.tensorrt_llm and machine.tensorrt_llm.examples
+        else f"model_optimizer {machine.model_optimizer}",
+        "templates": _templates(machine),
     }
+
+
+def _templates(machine: Machine) -> str | None:
+    """What the installed Triton templates hold: people edit them. None without any."""
+    folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
+    if folder is None or machine.assumed:
+        return None if folder is None else ASSUMED
+    return _folder_digest(folder)
+
+
+@lru_cache(maxsize=4)
+def _folder_digest(folder: str) -> str:
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return fingerprint(canonical({str(path.relative_to(folder)): digest_file(path) for path in files}))
 
 
 def text(params: Mapping[str, Json], name: str) -> str:
@@ -150,9 +174,16 @@ def mapping(params: Mapping[str, Json], name: str) -> dict[str, Any]:
 
 
 def script(machine: Machine, inside: str) -> str | None:
-    """Path of an example script of the installed release, None where there are none."""
+    """Path of an example script of the installed release, None where there are none.
+
+    Scripts of families moved into `models/core` with 0.20, or a little earlier: where the files are decides.
+    """
     examples = installed(machine).examples
-    return None if examples is None else str(Path(examples) / inside)
+    if examples is None:
+        return None
+    path = Path(examples) / inside
+    other = Path(examples) / (inside.removeprefix(_NESTED) if inside.startswith(_NESTED) else f"{_NESTED}{inside}")
+    return str(other if not machine.assumed and not path.exists() and other.exists() else path)
 
 
 def frontend_params(cell: Cell) -> dict[str, Json]:
@@ -167,6 +198,24 @@ def repository_params(cell: Cell, names: Collection[str]) -> dict[str, Json]:
     """Those of a cell's repository settings that are in `names` and have a value."""
     settings = cell.settings["repository"]
     return {name: value for name, value in settings.items() if name in names and value is not None}
+
+
+def quantizing_python(machine: Machine) -> str:
+    """The interpreter that our quantization worker runs under."""
+    return machine.model_optimizer_python or installed(machine).python
+
+
+def quantizing_lacks(machine: Machine) -> str | None:
+    """What our quantization worker lacks on a machine, or None."""
+    found = machine.model_optimizer
+    if found is None:
+        return f"Model Optimizer is not installed: {probe.QUANTIZING_VARIABLE} names a Python that has trtllm-pipeline[quantize]"
+    if found != ASSUMED and not at_least(found, LEAST_MODEL_OPTIMIZER):
+        return (
+            f"Model Optimizer {found} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
+            "that has trtllm-pipeline[quantize]"
+        )
+    return None
 
 
 def serving_takes(cell: Cell, machine: Machine) -> Resources:
@@ -197,8 +246,9 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
-    if cell.toolchain == ENGINES and world_size(cell) > 1 and machine.mpirun is None:
-        return f"{world_size(cell)} ranks are started by mpirun, which is not on PATH"
+    if cell.toolchain == ENGINES and machine.mpirun is None and _needs_mpirun(cell, found.release):
+        ranks = "1 rank is" if world_size(cell) == 1 else f"{world_size(cell)} ranks are"
+        return f"{ranks} started by mpirun, which is not on PATH"
     if machine.triton is None:
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
     if cell.toolchain == ENGINES and BACKEND not in machine.triton.backends and _runs_in_backend(cell):
@@ -206,6 +256,12 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
     if found.templates is None:
         return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
     return None
+
+
+def _needs_mpirun(cell: Cell, release: str) -> bool:
+    from trtllm_pipeline.serving.ranks import needs_mpirun  # only where there is no mpirun: it imports HTTP and TLS
+
+    return needs_mpirun(world_size(cell), release)
 
 
 def _runs_in_backend(cell: Cell) -> bool:
