@@ -84,6 +84,8 @@ class _Running:
     run: StageRun
     attempt: Attempt
     claims: list[Claim]
+    gpus: tuple[str, ...]
+    """Those it has: where another invocation holds what the scheduler named, others."""
     started_s: float
     stop_asked: bool = False
 
@@ -263,8 +265,9 @@ class _Execution:
         """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
-            self._errors[run.id] = StageError(known, failure=FailureClass.INFEASIBLE)
-            return [_ended_event(run, scheduling.Failure(FailureClass.INFEASIBLE, known))]
+            error = _remembered(known)
+            self._errors[run.id] = error
+            return [_ended_event(run, scheduling.Failure(error.failure, error.message))]
         claim = self._store.claim(run.fingerprint)
         if claim is None:
             return self._busy(run, "another invocation works on it")
@@ -273,16 +276,24 @@ class _Execution:
         if done:
             _release(held)
             return done
-        if run.stage.scope is not Scope.INSIDE:
-            leases = lease_machine(gpus, exclusive=run.stage.resources(run.first_cell, self._plan.machine).exclusive)
-            if leases is None:
+        if run.stage.scope is Scope.INSIDE:
+            gpus = self._running[StageRunId(run.inputs["service"])].gpus
+        else:
+            machine = self._plan.machine
+            leased = lease_machine(
+                gpus,
+                exclusive=run.stage.resources(run.first_cell, machine).exclusive,
+                others=[gpu.uuid for gpu in machine.gpus],
+            )
+            if leased is None:
                 _release(held)
                 return self._busy(run, "another invocation measures on, or uses, this machine")
-            held += leases
+            claims, gpus = leased
+            held += claims
         attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
         job = self._job(run, attempt, gpus)
         job.write(attempt.folder / JOB)
-        self._running[run.id] = _Running(run, attempt, held, time.monotonic())
+        self._running[run.id] = _Running(run, attempt, held, gpus, time.monotonic())
         self._executor.submit(job, [claim.fd for claim in held])
         return []
 
@@ -576,6 +587,15 @@ def _ended_event(run: StageRun, failure: scheduling.Failure | None) -> schedulin
     if run.stage.scope is Scope.SERVICE:
         return scheduling.ServiceEnded(run.id, failure)
     return scheduling.Finished(run.id, failure)
+
+
+def _remembered(reason: str) -> StageError:
+    """Why a stage run is not even tried."""
+    return StageError(
+        f"{reason} (remembered from an earlier try)",
+        failure=FailureClass.INFEASIBLE,
+        hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
+    )
 
 
 def _disk_error(held: _Running, error: OSError) -> StageError:

@@ -212,7 +212,8 @@ def originals(folder: Path) -> Iterator[tuple[str, Any]]:
 def test_every_parallelism_holds_the_same_model(model: Path, rows: Path, tmp_path: Path, precision: str) -> None:
     whole = quantize(model, rows, tmp_path / "tp1pp1", precision=precision)
     expected = joined(whole, 1, 1)
-    for tp, pp in ((2, 1), (1, 2), (2, 2)):
+    # W4A8 searches for long, and is cut as INT4 is.
+    for tp, pp in ((2, 2),) if precision == "w4a8_awq" else ((2, 1), (1, 2), (2, 2)):
         out = quantize(model, rows, tmp_path / f"tp{tp}pp{pp}", precision=precision, tp=tp, pp=pp)
         found = joined(out, tp, pp)
         assert found.keys() == expected.keys()
@@ -256,7 +257,15 @@ def test_dequantized_weights_are_the_original_ones(model: Path, rows: Path, tmp_
 def test_config_says_what_the_checkpoint_is(model: Path, rows: Path, tmp_path: Path) -> None:
     source = json.loads((model / "config.json").read_text(encoding="utf-8"))
     for precision, algorithm in ALGORITHMS.items():
-        out = quantize(model, rows, tmp_path / precision, precision=precision, pp=2, kv_cache_precision="fp8")
+        out = quantize(
+            model,
+            rows,
+            tmp_path / precision,
+            precision=precision,
+            pp=2,
+            kv_cache_precision="fp8",
+            calibration={"samples": 1},
+        )
         config = json.loads((out / "config.json").read_text(encoding="utf-8"))
         expected = {
             "architecture": source["architectures"][0],
@@ -618,6 +627,6 @@ def test_a_model_optimizer_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPat
     import modelopt.torch.quantization as mtq
 
     monkeypatch.setattr(mtq, "FP8_DEFAULT_CFG", {"quant_cfg": {"*weight_quantizer": {"num_bits": (4, 3)}}})
-    with pytest.raises(StageError, match="Model Optimizer 0.* is too old") as caught:
+    with pytest.raises(StageError, match=r"Model Optimizer 0\..* is too old") as caught:
         formats.configuration(formats.precision("fp8"), None, "tensorrt_llm")
     assert caught.value.failure is FailureClass.USER

@@ -156,7 +156,11 @@ def test_infeasible_is_remembered(store: Store) -> None:
     again = PretendExecutor()
     outcome = run(plan_of(), store, again)
     assert again.stages() == [], "not even what it reads is fetched again"
-    assert [error.message for error in outcome.errors.values()] == ["never"]
+    [error] = outcome.errors.values()
+    assert error.message == "never (remembered from an earlier try)"
+    assert "--retry-infeasible" in str(error.hint)
+    run(plan_of(), store, again)
+    assert list(store.index.infeasible().values()) == ["never"], "what is remembered does not grow"
     store.index.forget_infeasible()
     assert run(plan_of(), store, PretendExecutor()).exit_code == 0
 
@@ -221,7 +225,7 @@ def test_the_machine_is_waited_for_while_another_invocation_measures(store: Stor
         nonlocal polls
         polls += 1
         if polls == 3:
-            lease[0].release()
+            lease[0][0].release()
         assert polls > 2 or not executor.jobs
         return wait(_timeout)
 
@@ -328,9 +332,32 @@ def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
         nonlocal polls
         polls += 1
         if polls == 20:
-            lease[0].release()
+            lease[0][0].release()
         return wait(_timeout)
 
     executor.wait = let_go  # type: ignore[method-assign]
     assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
     assert len(observer.waits) == 1
+
+
+def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Store) -> None:
+    gpus = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "serve" else stage
+        for stage in toolchain.stages
+    )
+    plan = make_plan(
+        [make_cell()],
+        {"toy": replace(toolchain, stages=stages)},
+        replace(MACHINE, gpus=gpus),
+        digest=lambda name, _cell: (name, "d"),
+    )
+    taken = claims.lease_machine(("GPU-a",), exclusive=False)
+    executor = PretendExecutor()
+    machine = Machine(cpus=2, gpus=("GPU-a", "GPU-b"))
+    outcome = execute(plan, store, executor, Silent(), run_id="r", machine=machine, present={})
+    assert taken is not None
+    assert outcome.exit_code == 0
+    seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
+    assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"

@@ -313,3 +313,7 @@ def test_leases_are_shared_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claims.lease_machine(("GPU-b", "GPU-a"), exclusive=False) is None
     assert claims.lease_machine(("GPU-b",), exclusive=False) is not None, "a refused lease holds nothing"
     assert claims.lease_machine((), exclusive=True) is None
+    three = claims.lease_machine(("GPU-a",), others=("GPU-a", "GPU-c", "GPU-d"), exclusive=False)
+    assert three is not None
+    assert three[1] == ("GPU-c",), "another one that is free will do"
+    assert claims.lease_machine(("GPU-a", "GPU-c"), others=("GPU-d",), exclusive=False) is None

@@ -21,7 +21,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
 from trtllm_pipeline.stages import verbs
-from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE, Stage, Work, write_json
+from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work, write_failure
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
@@ -179,11 +179,7 @@ def _in_attempt(work: Work, stage: Stage) -> int:
     try:
         _program(stage, work)
     except PipelineError as error:
-        # Anything else that is said on purpose is about the user's files: prompts, calibration rows.
-        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
-        write_json(
-            work.attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint}
-        )
+        write_failure(work.attempt, error)
         raise
     return 0
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.machine import Machine
 
 PROGRESS_FILE: Final = "progress.json"
@@ -71,6 +72,15 @@ _last_progress: dict[Path, float] = {}
 def write_json(path: Path, value: object) -> None:
     """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
     write_lines(path, (json.dumps(value, indent=1, ensure_ascii=False),))
+
+
+def write_failure(attempt: Path, error: PipelineError) -> None:
+    """Leave word of why an attempt failed for the run that it belongs to.
+
+    Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
+    """
+    failure = error.failure if isinstance(error, StageError) else FailureClass.USER
+    write_json(attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint})
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

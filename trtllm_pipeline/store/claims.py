@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from trtllm_pipeline.errors import StateError
@@ -79,21 +80,28 @@ def machine_leases() -> Path:
     return folder
 
 
-def lease_machine(gpus: tuple[str, ...], *, exclusive: bool) -> list[Claim] | None:
-    """Claims on the machine (shared, or alone when `exclusive`) and on each of `gpus`; None when one is taken.
+def lease_machine(
+    gpus: tuple[str, ...], *, exclusive: bool, others: Sequence[str] = ()
+) -> tuple[list[Claim], tuple[str, ...]] | None:
+    """Claims on the machine (shared, or alone when `exclusive`) and on as many GPUs as `gpus` are, with their names.
 
-    Two invocations, also on different workspaces, so never share a GPU, and nothing runs beside a measurement.
+    Those of `gpus` that another invocation has are replaced by `others`; None when too few are left. Two invocations,
+    also on different workspaces, so never share a GPU, and nothing runs beside a measurement.
     """
     folder = machine_leases()
     machine = take(folder / "machine", shared=not exclusive, remove=False)
     if machine is None:
         return None
-    held = [machine]
-    for gpu in gpus:
+    held, names = [machine], list[str]()
+    for gpu in dict.fromkeys((*gpus, *others)):
+        if len(names) == len(gpus):
+            break
         claim = take(folder / f"gpu-{gpu}", remove=False)
-        if claim is None:
-            for other in held:
-                other.release()
-            return None
-        held.append(claim)
-    return held
+        if claim is not None:
+            held.append(claim)
+            names.append(gpu)
+    if len(names) < len(gpus):
+        for other in held:
+            other.release()
+        return None
+    return held, tuple(names)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.stages.base import FAILURE_FILE, Work, write_json
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.stages.base import Work, write_failure
 
 _PROGRAM: Final = Path(__file__).resolve().with_name("__main__.py")
 
@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         worker.run(work)
     except PipelineError as error:
-        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
-        told = {"failure": failure.value, "message": error.message, "hint": error.hint}
-        write_json(work.attempt / FAILURE_FILE, told)
+        write_failure(work.attempt, error)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     return 0

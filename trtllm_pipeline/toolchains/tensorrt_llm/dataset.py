@@ -14,7 +14,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.perf.prompts import chat_renderer
-from trtllm_pipeline.stages.base import FAILURE_FILE, Work, write_json
+from trtllm_pipeline.stages.base import Work, write_failure
 from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, read_rows
 
 BATCH_SIZE: Final = 16
@@ -87,9 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         count = write(args.data, args.model, Selection.parse(json.loads(args.calibration)), args.output_dir)
     except PipelineError as error:
-        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
-        told = {"failure": failure.value, "message": error.message, "hint": error.hint}
-        write_json(args.output_dir.parent / FAILURE_FILE, told)
+        write_failure(args.output_dir.parent, error)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
