@@ -279,7 +279,10 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
                 Status.WARNING if part in problems else Status.MISSING,
             )
     if machine.mpirun is None:
-        detail, hint = "no mpirun: engines over several GPUs cannot be served by Triton", "apt-get install openmpi-bin"
+        detail, hint = (
+            "no mpirun: Triton cannot serve engines over several GPUs, up to TensorRT-LLM 0.18 none",
+            "apt-get install openmpi-bin",
+        )
         yield Check("tensorrt_llm.mpirun", Status.MISSING, None, detail, hint)
     else:
         told = "" if machine.assumed else _first_line(machine.mpirun, "--version")

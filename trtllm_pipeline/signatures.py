@@ -57,9 +57,9 @@ SIGNATURES: Final = (
     ),
     Signature(
         r"maxTokensInPagedKvCache[^\n]*must be large enough",
-        FailureClass.INFEASIBLE,
+        FailureClass.OUT_OF_MEMORY,
         "the KV cache does not hold one sequence: build with a smaller max_seq_len, or give the cache more "
-        "(kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache)",
+        "(kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache), or free GPU memory that others use",
     ),
     Signature(
         r"ro(?:tary|pe)_scaling[\s\S]{0,400}KeyError: 'type'|`rope_scaling` must be a dictionary with two fields",
@@ -143,7 +143,7 @@ SIGNATURES: Final = (
     ),
     Signature(
         r"[Ff]ailed to deserialize cuda engine",
-        FailureClass.INFEASIBLE,
+        FailureClass.USER,
         f"a rank's file is incomplete or of another release: {_REBUILD}",
     ),
     Signature(

@@ -379,10 +379,29 @@ def test_an_engine_has_the_documented_shape(tmp_path: Path) -> None:
         20,
         30,
         4,
-        8192,
+        120,
     )
     assert build["plugin_config"]["tokens_per_block"] == 64
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
+
+
+@pytest.mark.parametrize(
+    ("release", "asked", "got"),
+    [
+        ("0.12.0", 8192, 120),
+        ("0.12.0", 120, 120),
+        ("0.12.0", 100, 100),
+        ("0.12.0", 10, 64),
+        ("0.10.0", 8192, 80),  # of prompts alone
+    ],
+)
+def test_tokens_of_a_pass_are_kept_within_a_full_batch_and_a_block(
+    tmp_path: Path, release: str, asked: int, got: int
+) -> None:
+    lengths = ["--max_output_len", 10] if release == "0.10.0" else ["--max_seq_len", 30]
+    arguments = ["--max_input_len", 20, *lengths, "--max_batch_size", 4, "--max_num_tokens", asked]
+    folder = engine(install(tmp_path / "i", release), tmp_path / "e", *arguments)
+    assert read(folder)["build_config"]["max_num_tokens"] == got
 
 
 def test_lengths_follow_the_release(tmp_path: Path) -> None:

@@ -502,7 +502,9 @@ def test_run() -> None:
             got = _parse(argv[argv.index("S") + 1 :], recorded)
             assert got["--engine_dir"] == ["E"], name
             assert got["--max_output_len"] == ["8"], name
-            assert (argv[:6] == ["mpirun", "--mca", "plm_rsh_agent", "", "-n", "4"]) is (world_size == 4), name
+            assert (argv[:7] == ["mpirun", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]) is (
+                world_size == 4
+            ), name
 
 
 def test_serving_an_engine() -> None:

@@ -303,7 +303,7 @@ def check_pytorch(planned: dict[str, Any]) -> None:
         axes = next(cell["axes"] for cell in planned["cells"] if cell["id"] == run["cells"][0])
         if run["stage"] == "quantize":
             assert option["--checkpoint-format"] == "hugging_face"
-            assert (option["--precision"], option["--kv-cache-precision"]) == ("fp8", '"fp8"')
+            assert (option["--precision"], option["--kv-cache-precision"]) == ("fp8", "fp8")
             assert not {"--tp", "--pp"} & set(option)
         elif run["stage"] == "repository":
             source = runs[run["inputs"]["model"]]["stage"]

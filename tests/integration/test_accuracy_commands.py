@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from trtllm_pipeline.accuracy import drift
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.perf.scripted_server import Script, config, running
 
@@ -27,6 +28,9 @@ ROWS = """{"id": "fr", "input": "The capital of France is", "output": "Paris"}
 
 
 def answer_to(text: str) -> str:
+    """Raises ValueError when it is to refuse."""
+    if "Atlantis" in text:
+        raise ValueError("there is no such place")
     return " Paris" if "France" in text else " Rome"
 
 
@@ -41,7 +45,11 @@ class OpenAi(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.asked.append({"path": self.path, "key": self.headers["authorization"], **body})
-        text = answer_to(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
+        try:
+            text = answer_to(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
+        except ValueError as error:
+            self._say({"error": {"message": str(error)}})
+            return
         said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
         self._say({"choices": [{"index": 0, **said, "finish_reason": "stop"}]})
 
@@ -133,7 +141,44 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
     assert "rows.jsonl: 2 rows cannot be scored; the first: row 'fr': pattern" in said(
         "-m", "m", "--endpoint-type", "chat", "--metrics", "regex"
     )
+    openai[1].clear()
+    assert "is not a tokenizer" in said("-m", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    assert not openai[1], "nothing was asked before"
+    for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, "-m", "m", option, value])
     assert "is not an empty folder" in said("-m", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("more", "metrics", "words", "kept"),
+    [
+        ("", "own_metric:broken", "own_metric:broken, row 'fr': ZeroDivisionError", ["fr", "it"]),
+        ('{"id": "lost", "input": "Atlantis", "output": "x"}', "exact", "1 of 3 requests failed", ["fr", "it"]),
+    ],
+)
+def test_answers_outlive_what_fails_after_them(
+    openai: Any,
+    more: str,
+    metrics: str,
+    words: str,
+    kept: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own_metric.py").write_text("def broken(answer, row):\n    return 1 / 0\n")
+    rows = ('{"id": "fr", "input": "France", "output": "Paris"}', '{"id": "it", "input": "Italy", "output": "Rome"}')
+    Path("rows.jsonl").write_text("\n".join((*rows, more)))
+    argv = ["accuracy", "-u", openai[0], "-i", "openai", "-m", "m", "--input-data", "rows.jsonl", "--metrics", metrics]
+    assert main([*argv, "--output-dir", "out"]) in {1, 2}
+    assert words in capsys.readouterr().err
+    answers = drift.read(Path("out"))
+    assert [(row["id"], row["answer"], row["scores"]) for row in answers] == [
+        (id_, {"fr": " Paris", "it": " Rome"}[id_], {}) for id_ in kept
+    ]
+    assert not Path("out", "accuracy.json").exists()
 
 
 def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

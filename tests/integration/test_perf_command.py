@@ -183,7 +183,10 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
     [
         (("-u", "127.0.0.1:9", "-m", "x"), 1, "UNAVAILABLE"),
         (("-u", "127.0.0.1:9", "-i", "http", "-m", "x"), 1, "Connect call failed"),
-        (("-u", "HTTP", "-i", "http", "-m", "nope"), 1, "'nope' is not found"),
+        (("-u", "HTTP", "-i", "http", "-m", "nope"), 2, "'nope' is not found\n  try: -m names the model"),
+        (("-u", "GRPC", "-m", "nope"), 2, "'nope' is not found\n  try: -m names the model"),
+        (("-u", "GRPC", "-m", "ensemble", "--extra-inputs", "top_k:abc"), 2, "ensemble is INT32, not 'abc'"),
+        (("-u", "GRPC", "-m", "ensemble", "--extra-inputs", "top_k:1.5"), 2, "ensemble is INT32, not 1.5"),
         (("-u", "HTTP", "-i", "openai", "-m", "nope"), 2, "has no model 'nope'; it has ensemble, plain"),
         (("-u", "GRPC", "-m", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
         (("-u", "GRPC", "-m", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
@@ -192,20 +195,35 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number, got '0'"),
         (("-u", "GRPC", "-m", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
         (("-u", "GRPC", "-m", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
+        (("-u", "GRPC/v2", "-m", "ensemble"), 2, "/v2: a Triton server has no path"),
+        (("-u", "127.0.0.1:99999", "-m", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
+        (("-u", "http://h:0/v1", "-i", "openai", "-m", "m"), 2, "http://h:0/v1: expected HOST, HOST:PORT or"),
+        (("-m", "ensemble"), 2, "try: to load a server give -u URL"),
+        (("-u", "GRPC", "-m", "ensemble", "--temperature", "nan"), 2, "expected a number from 0 on, got 'nan'"),
+        (("-u", "GRPC", "-m", "ensemble", "--temperature=-1"), 2, "expected a number from 0 on, got '-1'"),
         (("-u", "https://GRPC", "-m", "ensemble"), 2, "grpc over https is not there"),
         (("-u", "GRPC", "-m", "ensemble", "--slo", "ttft<3"), 2, "is not like ttft=300ms"),
+        (("-u", "GRPC", "-m", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "tells no time per token"),
+        (("-u", "GRPC", "-m", "ensemble", "--metrics-url", "HTTP"), 2, "Triton's counters are not there"),
+        (("-u", "GRPC", "-m", "ensemble", "--metrics-url", "http://:x"), 2, "Triton's counters are not there"),
         (("-u", "GRPC", "-m", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
         (("-u", "GRPC", "-m", "ensemble", "--profile-export-file", "bad.jsonl"), 2, "is there already"),
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),
+        (("analyze", "bytes.jsonl"), 1, "is not an event file of a load run"),
+        (("analyze", "bare.jsonl"), 1, "is not an event file of schema 1, but of None"),
+        (("analyze", "cut.jsonl"), 1, "its header lacks protocol, model, settings"),
     ],
 )
 def test_mistakes_are_told_in_words(
     home: dict[str, str], service: Service, tmp_path: Path, words: tuple[str, ...], code: int, message: str
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff")
+    (tmp_path / "bare.jsonl").write_text('{"type": "header"}\n')
+    (tmp_path / "cut.jsonl").write_text('{"type": "header", "schema": 1}\n')
     (tmp_path / "bad.jsonl").write_text('{"input": "x"}\n{"input": \n')
-    places = {"GRPC": service.grpc, "HTTP": service.http}
+    places = {"GRPC": service.grpc, "HTTP": service.http, "GRPC/v2": f"{service.grpc}/v2"}
     done = perf(home, tmp_path, *(places.get(word, word) for word in words))
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr

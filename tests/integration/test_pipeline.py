@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,25 @@ def test_every_cell_ends_with_numbers(done: Path) -> None:
         assert [level["concurrency"] for level in cell["perf"]] == [1, 2]
         assert all(level["ttft_ms"]["p50"] > 0 and level["output_tokens_per_s"] > 0 for level in cell["perf"])
         assert cell["accuracy"].keys() >= {"exact", "contains"}
+
+
+def test_a_moved_workspace_says_what_to_do_and_keeps_all_but_its_repositories(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    pipeline("run", "--matrix", TINY, "--cells", "tiny/fp16", "--until", "repository", cwd=old)
+    before = artifacts(old / ".pipeline")
+    old.rename(new)
+    out = pipeline("resume", "--until", "smoke", cwd=new, code=1)
+    assert "the workspace was moved" in " ".join(out.split())
+    repositories = new / ".pipeline" / "store" / "repository"
+    assert f"rm -r {repositories}" in " ".join(out.split())
+    shutil.rmtree(repositories)
+    pipeline("resume", "--until", "smoke", cwd=new)
+    after = artifacts(new / ".pipeline")
+    assert {name for name, digests in before.items() if after[name] != digests} == {
+        name for name in before if name.startswith("repository/")
+    }
+    wait_until_gone(new)
 
 
 def test_the_second_time_nothing_runs(done: Path) -> None:

@@ -178,6 +178,17 @@ def test_mpirun_needs_no_ssh(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> N
         assert world.ready()
 
 
+def test_an_mpirun_of_any_name_and_place_will_do(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = shutil.which("mpirun")
+    assert found
+    launcher = stage.folder / "launcher"
+    launcher.symlink_to(found)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == str(launcher) else None)
+    with stage.world(2, mpirun=str(launcher)) as world:
+        assert world.process.mpirun
+        assert world.service()["ranks"] == [stage.report(rank)["pid"] for rank in range(2)]
+
+
 def test_a_program_that_mpirun_cannot_start(stage: Stage) -> None:
     (stage.folder / "bin" / "tritonserver").chmod(0o644)
     world = stage.start(2)
@@ -341,7 +352,7 @@ def test_a_world_is_started_again_on_its_ports(stage: Stage, launched: Callable[
 def test_the_contract_is_looked_at_first(stage: Stage, launched: Callable[..., Launched]) -> None:
     service = launched(rank_files=1)
     assert service.process.wait(20) == 1
-    assert "FailureClass.INFEASIBLE" in service.log()
+    assert "FailureClass.USER" in service.log()
     assert "rank files: the engine needs one for each of 2 ranks, here is rank0.engine" in service.log()
     assert not list(stage.orders.iterdir()), "a rank was started"
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration.browser import Browser, find_chromium
 from tests.unit.report.fabricated_run import HOSTILE, run
+from trtllm_pipeline.report.drift import references
 from trtllm_pipeline.report.measured import Figures, Measured, Side
 from trtllm_pipeline.report.names import shared_parts, without
 from trtllm_pipeline.report.page import to_html
@@ -280,10 +281,24 @@ def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path)
 
 def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) -> None:
     made, record = run(150)
-    rows = [dataclasses.replace(row, accuracy={}, accuracy_intervals={}, accuracy_drift=None) for row in made]
-    cells = tuple(Measured(row.id, row.axes, levels=tuple(map(Figures, row.levels))) for row in rows)
+    scored = {row.id for row in made if row.accuracy}
+    reference = references({row.id: row.axes for row in made})
+    rows = [row for row in made if reference.get(row.id, row.id) in scored]
+    cells = tuple(
+        Measured(
+            row.id,
+            row.axes,
+            levels=tuple(map(Figures, row.levels)),
+            accuracy=row.accuracy,
+            accuracy_intervals=row.accuracy_intervals,
+            accuracy_drift=row.accuracy_drift,
+        )
+        for row in rows
+    )
     best: dict[Workload, Candidate] = {}
-    for each in recommend(Side("r", cells), (), None, "throughput"):
+    found = recommend(Side("r", cells), (), None, "throughput")
+    assert any(each.reason and "clearly (95 %) below" in each.reason for each in found)
+    for each in found:
         best.setdefault(each.workload, each)
     assert len(best) > 3
     (tmp_path / "page.html").write_text(to_html(rows, record), encoding="utf-8")

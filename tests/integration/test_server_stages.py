@@ -294,6 +294,15 @@ def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:
     assert not (work.out / "events.jsonl").exists()
 
 
+def test_perf_asks_only_what_a_server_of_weights_was_told_to_take(start: Start) -> None:
+    long = json.dumps({"id": "long", "input": "word " * 40}) + "\n"
+    work = start(files={"input_data": PROMPTS + long}, **PERF, declared={"max_seq_len": 40})
+    (work.inputs["engine"] / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(StageError, match=r"1 prompts do not fit the engine; the longest, 'long', has .* is 40"):
+        perf.run(work)
+    assert not (work.out / "events.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -376,6 +385,18 @@ def test_accuracy_fails_in_words(
     work = start(respond, files={"input_data": rows}, **{**ACCURACY, **params})
     with pytest.raises(StageError, match=message):
         accuracy.run(work)
+
+
+def test_answers_outlive_a_request_that_failed(start: Start) -> None:
+    def respond(model: str, values: Mapping[str, Any]) -> Script:
+        return Script((), error="boom") if values["text_input"] == "count c" else behave(model, values)
+
+    work = start(respond, files={"input_data": ROWS}, **ACCURACY)
+    with pytest.raises(StageError, match=r"1 of 5 requests failed.*'c', with: boom"):
+        accuracy.run(work)
+    rows = [json.loads(line) for line in (work.out / "answers.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["scores"]) for row in rows] == [("a", {}), ("b", {}), ("d", {}), ("e", {})]
+    assert rows[2]["answer"] == " one"
 
 
 def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:

@@ -206,7 +206,7 @@ def alone(batch_size: int) -> tuple[str, ...]:
             "expecting library version",
             "build the engine again",
         ),
-        (14, "run.py", "deserialize", "check", "infeasible", "Failed to deserialize cuda engine", "incomplete"),
+        (14, "run.py", "deserialize", "check", "user", "Failed to deserialize cuda engine", "incomplete"),
         (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),
     ],
 )
@@ -257,6 +257,22 @@ def test_an_engine_of_another_release_is_refused_before_anything_is_started(mach
     assert (cell["failed_stage"], cell["failure"]) == ("launch", "infeasible")
     assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in cell["reason"]
     assert not list(machine.workspace.glob("work/*/server.log"))
+
+
+def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> None:
+    words = alone(22)
+    before = set(machine.outputs("build"))
+    machine.run("--until", "repository", *words)
+    (engine,) = set(machine.outputs("build")) - before
+    rank = engine / "rank0.engine"
+    rank.chmod(0o644)
+    rank.write_bytes(rank.read_bytes()[::-1])
+    (cell,) = machine.run(*SERVED, *words, code=1).values()
+    assert (cell["failed_stage"], cell["failure"]) == ("launch", "user")
+    assert "rank0.engine does not fit: digest" in cell["reason"]
+    machine.pipeline("store", "verify", "--workspace", str(machine.workspace), code=1)
+    (cell,) = machine.run(*SERVED, *words).values()
+    assert cell["status"] == "done"
 
 
 def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:

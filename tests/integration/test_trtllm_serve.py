@@ -31,7 +31,7 @@ from trtllm_pipeline.serving.launch import run_openai
 from trtllm_pipeline.stages.base import Work
 attempt = Path(sys.argv[1])
 try:
-    run_openai(Work(json.loads(sys.argv[2]), {}, {}, attempt, attempt), json.loads(sys.argv[3]))
+    run_openai(Work(json.loads(sys.argv[2]), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)

@@ -157,13 +157,22 @@ def _digest(samples: Iterable[Sample]) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
+def keep(folder: Path, samples: Sequence[Sample]) -> None:
+    """Write answers.jsonl without scores: scoring may fail, and the answers took their time."""
+    _write_answers(folder, Scored(tuple(samples), tuple({} for _ in samples)))
+
+
 def write(folder: Path, scored: Scored, metrics: Mapping[str, Metric], **more: Any) -> dict[str, Any]:
     """Write both files into `folder`, with `more` in accuracy.json; returns what is in that."""
-    with (folder / ANSWERS).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in scored.rows())
+    _write_answers(folder, scored)
     result = {**summary(scored, metrics), **more}
     write_json(folder / RESULT, result)
     return result
+
+
+def _write_answers(folder: Path, scored: Scored) -> None:
+    with (folder / ANSWERS).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in scored.rows())
 
 
 def line(result: Mapping[str, Any]) -> str:

@@ -69,7 +69,10 @@ def read(events: Path, questions: Mapping[str, Question], tokens: Callable[[str]
 
 def _records(events: Path) -> Iterator[dict[str, Any]]:
     """Its records. A last line cut off by a crash is left out."""
-    lines = events.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = events.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise StageError(f"{events} is not an event file of a load run: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line) if line else {}

@@ -11,15 +11,19 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.stages.asking import Encode
 
 _URL_FLAGS: Final = ("-u", "--url")
 _FORMATS: Final = ("table", "json", "csv")
@@ -85,14 +89,14 @@ def _configure_url(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=_positive, metavar="N", default=32, help="length of answers (default 32)")
     parser.add_argument("--concurrency", type=_positive, metavar="N", default=4, help="requests in flight (default 4)")
-    parser.add_argument("--min-score", type=float, metavar="X", help="exit code 1 when the first metric is below it")
+    parser.add_argument("--min-score", type=_score, metavar="X", help="exit code 1 when the first metric is below it")
     parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="DIR",
         help="folder with tokenizer.json and chat template: for rows with `messages`, and tokens in answers.jsonl",
     )
-    parser.add_argument("--request-timeout-s", type=float, metavar="S", default=300.0, help="default 300")
+    parser.add_argument("--request-timeout-s", type=_seconds, metavar="S", default=300.0, help="default 300")
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help="leave answers.jsonl and accuracy.json there")
     options.add_format(parser, *_FORMATS)
     parser.set_defaults(form=_score_url)
@@ -111,6 +115,25 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (value := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
+
+
+def _score(text: str) -> float:
+    if not 0 <= (value := _number(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"expected a score from 0 to 1, got {text!r}")
+    return value
+
+
 def _score_url(args: argparse.Namespace) -> int:
     import asyncio
 
@@ -119,15 +142,18 @@ def _score_url(args: argparse.Namespace) -> int:
     from trtllm_pipeline.perf.prompts import chat_renderer, unrendered
     from trtllm_pipeline.perf.target import Target, service_at
     from trtllm_pipeline.runner import data_file
-    from trtllm_pipeline.stages.accuracy import ask, samples
-    from trtllm_pipeline.stages.asking import encoder
+    from trtllm_pipeline.stages.accuracy import answered, ask, check_all
 
     names = [name.strip() for name in args.metrics.split(",") if name.strip()]
     metrics = result.metrics_of(list(names))
     path = data_file(args.input_data, Path())
     # Nobody times these answers: unary is what every OpenAI-compatible server has.
     protocol = f"openai_{args.endpoint_type}_unary" if args.interface == "openai" else args.interface
-    render = None if args.tokenizer is None else chat_renderer(args.tokenizer)
+    # Before anything is asked: a wrong folder must not cost the answers.
+    encode = render = None
+    if args.tokenizer is not None:
+        encode = _encoder(args.tokenizer)
+        render = chat_renderer(args.tokenizer if args.tokenizer.is_dir() else args.tokenizer.parent)
     if protocol.startswith("openai_chat"):
         render = unrendered  # the server has the template
     questions, faults = scorable(read(path, metrics, names, render), metrics)
@@ -143,17 +169,28 @@ def _score_url(args: argparse.Namespace) -> int:
         api_key=os.environ.get("OPENAI_API_KEY") if args.interface == "openai" else None,
     )
     answers = asyncio.run(ask(target, questions, concurrency=args.concurrency, progress=_nothing))
-    encode = None if args.tokenizer is None else encoder(args.tokenizer)
-    scored = result.score(samples(questions, answers, encode), metrics)
+    samples = answered(questions, answers, encode)
+    if args.output_dir is not None:
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        result.keep(args.output_dir, samples)
+    check_all(questions, answers)
+    scored = result.score(samples, metrics)
     about = {"source": "url", "settings": {"url": args.url, "model": args.model, "protocol": protocol}}
     if args.output_dir is None:
         found = {**result.summary(scored, metrics), **about}
     else:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
         found = result.write(args.output_dir, scored, metrics, **about)
     _show_scores(found, args.format)
     result.check_least(found, names[0], args.min_score)
     return 0
+
+
+def _encoder(path: Path) -> Encode:
+    """Text to tokens by the tokenizer at `path`, without special ones. Raises UsageError when there is none."""
+    from trtllm_pipeline.report.measured import tokenizer_at
+
+    tokenizer = tokenizer_at(path)
+    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _check_new(folder: Path | None) -> None:

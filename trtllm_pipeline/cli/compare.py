@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,16 +92,21 @@ def run(args: argparse.Namespace) -> int:
 
 def side(args: argparse.Namespace, text: str) -> Side:
     """What `text` names, with the cells that `--cells` lets through. Raises UsageError when none is left."""
-    from dataclasses import replace
-
-    from trtllm_pipeline.matrix.expand import select
     from trtllm_pipeline.report.measured import load
 
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
-    found = load(text, options.open_store(args), tokenizer=tokenizer)
-    if not args.cells or not any(cell.axes for cell in found.cells):
+    return selected(load(text, options.open_store(args), tokenizer=tokenizer), args.cells)
+
+
+def selected(found: Side, patterns: Sequence[str]) -> Side:
+    """`found` with the cells that `patterns` let through; what has no axes stays. Raises UsageError when none is left."""
+    from dataclasses import replace
+
+    from trtllm_pipeline.matrix.expand import select
+
+    if not patterns or not any(cell.axes for cell in found.cells):
         return found
-    return replace(found, cells=tuple(select(found.cells, args.cells)))
+    return replace(found, cells=tuple(select(found.cells, patterns)))
 
 
 def show(args: argparse.Namespace, result: Comparison, broken: tuple[Break, ...] | None) -> None:

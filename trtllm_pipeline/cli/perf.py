@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.evidence import Claim
@@ -44,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         _configure_load(parser)
     else:
         stage.configure(parser)
-        parser.set_defaults(form=stage.run)
+        parser.set_defaults(form=_stage)
         parser.epilog = (
             f"{parser.epilog}\n\nother forms, each with its own --help:\n"
             "  pipeline perf -u URL -m MODEL --concurrency 1,4 --input-data FILE    load any server\n"
@@ -57,6 +58,16 @@ def run(args: argparse.Namespace) -> int:
     """Do what the chosen form does."""
     code: int = args.form(args)
     return code
+
+
+def _stage(args: argparse.Namespace) -> int:
+    try:
+        return stage.run(args)
+    except PipelineError as error:
+        # Elsewhere -m names a model.
+        if args.matrix is not None and not Path(args.matrix).exists():
+            error.hint = error.hint or "to load a server give -u URL"
+        raise
 
 
 # One server, by its URL.
@@ -160,7 +171,7 @@ def _configure_load(parser: argparse.ArgumentParser) -> None:
         default=128,
         help="of an answer (default 128)",
     )
-    add("--temperature", type=float, metavar="X", default=0.0, help="0 is greedy (default)")
+    add("--temperature", type=_temperature, metavar="X", default=0.0, help="0 is greedy (default)")
     add(
         "--extra-inputs",
         action="append",
@@ -197,6 +208,8 @@ def _load(args: argparse.Namespace) -> int:
 
     if args.concurrency is not None and args.request_rate is not None:
         raise UsageError("--concurrency and --request-rate exclude each other", hint="two runs, one with each")
+    if not args.streaming and "tpot" in (args.slo or {}):
+        raise UsageError("--slo tpot: an answer in one piece tells no time per token", hint="leave out --no-streaming")
     path = args.profile_export_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl"))
     if path.exists():
         raise UsageError(f"--profile-export-file {path}: is there already", hint="name another; nothing is overwritten")
@@ -227,7 +240,13 @@ def _target(args: argparse.Namespace) -> Target:
     protocol = f"openai_{args.endpoint_type}" if args.interface == "openai" else args.interface
     return Target(
         protocol if args.streaming else f"{protocol}_unary",
-        service_at(args.url, args.interface, args.model, metrics=args.metrics_url),
+        service_at(
+            args.url,
+            args.interface,
+            args.model,
+            # With the path, as others write it, or without.
+            metrics=args.metrics_url and args.metrics_url.rstrip("/").removesuffix("/metrics"),
+        ),
         args.model,
         args.request_timeout_s,
         args.max_tokens,
@@ -305,12 +324,20 @@ def _plan(args: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Level]:
 
 
 def _check_server(target: Target) -> None:
-    """Raises ServerError when the server, or its model, is not there."""
+    """Raises ServerError when the server, or its model, is not there, UsageError for a metrics endpoint that is none."""
     import asyncio
+
+    from trtllm_pipeline.perf import counters
 
     async def look() -> None:
         async with target.client():
             pass
+        metrics = target.service.metrics
+        if metrics is not None and await counters.triton(metrics) is None:
+            raise UsageError(
+                f"--metrics-url {metrics}: Triton's counters are not there",
+                hint="its metrics port, HOST:8002 unless told otherwise",
+            )
 
     asyncio.run(look())
 
@@ -618,6 +645,16 @@ def _positive_number(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text!r}")
     return value
 
 

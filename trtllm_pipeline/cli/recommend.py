@@ -19,12 +19,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options of `recommend`."""
     parser.description = (
         "Say which of a run's configurations to take: the cheapest that meets every objective at some level, and for "
-        "each of the others the first reason why not. Cells of other models, lengths or prompts are not compared: each "
+        "each of the others the first reason why not. Without --min-accuracy, what is clearly (95 %) less accurate than "
+        "the unquantized cell falls out, as on the HTML page. Cells of other models, lengths or prompts are not compared: each "
         "workload has a recommendation of its own."
     )
     parser.epilog = (
         "examples:\n"
-        "  pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%%\n"
+        "  pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%\n"
         "  pipeline recommend 20261121 --slo e2e_p95=2s --objective size\n\n"
         "exit codes: 0, or 3 when no configuration meets the objectives"
     )
@@ -49,21 +50,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     # `-1%` is a value, not an option; argparse lets only plain negative numbers be.
     parser._negative_number_matcher = re.compile(r"-\d+(\.\d+)?%?$")  # noqa: SLF001
-    parser.set_defaults(tokenizer=None)
     options.add_workspace(parser)
     options.add_format(parser, "text", "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Recommend."""
-    from trtllm_pipeline.cli.compare import side
+    from trtllm_pipeline.cli.compare import selected
+    from trtllm_pipeline.report.measured import load
     from trtllm_pipeline.report.names import shared_parts
-    from trtllm_pipeline.report.recommend import OBJECTIVES, parse_least, parse_slo, recommend
+    from trtllm_pipeline.report.recommend import OBJECTIVES, devices, parse_least, parse_slo, recommend
 
     slos = parse_slo(args.slo) if args.slo else ()
     least = parse_least(args.min_accuracy) if args.min_accuracy else None
-    measured = side(args, args.run)
-    found = recommend(measured, slos, least, args.objective)
+    measured = load(args.run, options.open_store(args))
+    chosen = {cell.id for cell in selected(measured, args.cells).cells}
+    # Of the whole run: what a quantized cell's accuracy is held against need not be among those to choose from.
+    found = [each for each in recommend(measured, slos, least, args.objective) if each.cell in chosen]
     groups = [list(group) for _, group in groupby(found, key=lambda each: each.workload)]
     if args.format == "json":
         emit_json(
@@ -82,13 +85,15 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         parts = shared_parts([each.cell for each in found])
+        # Of one device each, or of none: then it is the whole's.
+        rate = "out tok/s/GPU" if any(devices(cell) > 1 for cell in measured.cells) else "out tok/s"
         for number, group in enumerate(groups):
-            text = rendered(_table(group, parts, slos, OBJECTIVES[args.objective]))
+            text = rendered(_table(group, parts, slos, OBJECTIVES[args.objective], rate))
             print("\n" * (number > 0) + text, end="")  # noqa: T201 - this command's data
     return 0 if any(each.reason is None for each in found) else 3
 
 
-def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo], objective: str) -> Any:
+def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo], objective: str, rate: str) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -108,7 +113,7 @@ def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo]
     else:
         said.append(Text("no configuration holds", "bold red"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("cell", "level", "out tok/s/GPU", "e2e p50 ms", "engine MB", "accuracy"):
+    for name in ("cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy"):
         table.add_column(name, justify="left" if name == "cell" else "right", no_wrap=True)
     table.add_column("", overflow="fold")
     for each in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -23,6 +24,8 @@ TRITON: Final = {
 }
 """Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
 SAMPLE_S: Final = 0.1
+TIMEOUT_S: Final = 10.0
+"""Of a look at the counters: an endpoint that hangs must not hold the run."""
 _LINE: Final = re.compile(r"^(\w+)\{([^}]*)\} ([0-9.eE+-]+)$")
 _MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
 
@@ -55,11 +58,15 @@ async def triton(address: str | None) -> Counters | None:
     if address is None:
         return None
     body = bytearray()
-    connection = Connection(address)
     try:
-        await connection.open()
-        await connection.request("GET", "/metrics", b"", lambda _now_ns, part: body.extend(part))
-    except (OSError, HttpError):
+        connection = Connection(address)
+    except ValueError:
+        return None
+    try:
+        await asyncio.wait_for(connection.open(), TIMEOUT_S)
+        asking = connection.request("GET", "/metrics", b"", lambda _now_ns, part: body.extend(part))
+        await asyncio.wait_for(asking, TIMEOUT_S)
+    except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
         return None
     finally:
         connection.close()
@@ -162,7 +169,7 @@ def triton_summary(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
     return {
         model: {
-            "requests": values["requests"],
+            "requests": round(values["requests"]),
             **{
                 name.replace("_us", "_ms"): round(value / values["requests"] / 1e3, 3)
                 for name, value in values.items()

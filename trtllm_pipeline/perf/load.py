@@ -26,8 +26,9 @@ what it measured; several processes append to it, each record in one write):
 
 Of `concurrency` and `request_rate` one is null: it was a closed or an open loop. An event with a fourth element, true,
 is reasoning, not answer. Tokens are the server's own count, null where it sends none; `output_tokens` is the whole
-answer's. `late_ns` is how long bytes lay in the kernel before the client read them, which is in no other time. Keys
-that are missing, as in files written before there were any, mean null.
+answer's. `late_ns` is how long bytes lay in the kernel before the client read them: not in their own time, which is that
+of their arrival, but events that came before one read have the time of the last. Keys that are missing, as in files
+written before there were any, mean null.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
 """How often the event loop is asked how late it is."""
-_SPIN_S: Final = 0.002
-"""An event loop's timers are this coarse: the rest of the way to a scheduled time is waited by looking at the clock."""
+_SPIN_S: Final = 0.0011
+"""An event loop's timers are this coarse, since epoll counts whole milliseconds and Python rounds up: the rest of the way
+to a scheduled time is waited by looking at the clock."""
 WARMUP_REQUESTS: Final = 4
 """Before an open loop, where their number is not given."""
 _WARM_LANES: Final = 128

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.perf import counters, other_tools, validity
+from trtllm_pipeline.perf.load import SCHEMA
 from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, Summary, summary
 
 DEFINITIONS: Final = {
@@ -231,7 +232,10 @@ def read(events: Path, tokenizer: Tokenizer | None) -> Run:
     Raises StageError when it is not an event file of ours.
     """
     records: dict[str, list[dict[str, Any]]] = {}
-    lines = events.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = events.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise StageError(f"{events} is not an event file of a load run: {error}") from error
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line) if line else {"type": ""}
@@ -242,6 +246,12 @@ def read(events: Path, tokenizer: Tokenizer | None) -> Run:
             raise StageError(f"{events}:{number}: not a record of a load run: {error!r}") from error
     if "header" not in records:
         raise StageError(f"{events} is not an event file of a load run: it has no header")
+    header = records["header"][0]
+    if header.get("schema") != SCHEMA:
+        raise StageError(f"{events} is not an event file of schema {SCHEMA}, but of {header.get('schema')!r}")
+    missing = [name for name in ("protocol", "model", "settings") if name not in header]
+    if missing:
+        raise StageError(f"{events} is not an event file of a load run: its header lacks {', '.join(missing)}")
     prompts = {record["id"]: record["text"] for record in records.get("prompt", [])}
     asked = records.get("request", [])
     answers = [record for record in asked if record["error"] is None]
@@ -267,7 +277,7 @@ def read(events: Path, tokenizer: Tokenizer | None) -> Run:
         input_count = input_tokens.get(id_, record.get("input_tokens"))
         requests.append(Request(record, prompts[id_], input_count, tokens, total, again))
     return Run(
-        records["header"][0],
+        header,
         tuple(requests),
         tuple(records.get("client", [])),
         {record["at"]: record for record in records.get("server", [])},

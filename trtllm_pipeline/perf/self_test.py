@@ -56,7 +56,8 @@ DEFINITIONS: Final = {
     "ttft_error_ms": "client's time of the first content - the server's time just before it sent it",
     "event_error_ms": "the same for every event",
     "gap_error_ms": "gap between two events by the client - by the server, without sign",
-    "read_late_ms": "longest that bytes of an answer waited to be read, one value an answer; not part of its times",
+    "read_late_ms": "longest that bytes of an answer waited to be read, one value an answer; in its times only "
+    "where events came together",
     "server_late_ms": "server's time of sending - the time scheduled: its own lateness, in no error",
     "cpu_us_per_event": "processor time of the client / events received",
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.perf.prompts import Prompt
@@ -29,14 +30,26 @@ INTERFACES: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000, "openai": 80
 def service_at(url: str, interface: str, model: str, *, metrics: str | None = None) -> Service:
     """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., of one of `INTERFACES`.
 
-    Raises ServerError for gRPC over TLS, which is not there.
+    Raises ServerError for what is none, and for gRPC over TLS, which is not there.
     """
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    try:
+        known = parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # above 65535, or no number
+        known = False
+    if not known:
+        raise ServerError(
+            f"{url}: expected HOST, HOST:PORT or http(s)://HOST:PORT, the port from 1 to 65535",
+            failure=FailureClass.USER,
+        )
     if interface == "openai" or (interface == "http" and url.startswith("https:")):
         return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
     scheme, _, address = url.rpartition("://")
     if scheme not in {"", "http", "grpc"}:
         raise ServerError(f"{url}: {interface} over {scheme} is not there", failure=FailureClass.USER)
-    address = address.rstrip("/")
+    address = address.rstrip("/").removesuffix(":")
+    if "/" in address:
+        raise ServerError(f"{url}: a Triton server has no path", failure=FailureClass.USER, hint="give HOST:PORT")
     address = address if re.search(r":\d+$", address) else f"{address}:{INTERFACES[interface]}"
     http, grpc = ("", address) if interface == "grpc" else (address, "")
     return Service(http, grpc, metrics, None, model, None)

@@ -389,7 +389,8 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
         return delta(metric, after, before)
     if cell.answers is not None and cell.answers == other.answers:
         return delta(metric, after, before, (0.0, 0.0), "same")
-    if (found := _paired_questions(score, cell.answers, other.answers)) is not None:
+    found = _paired_questions(score, cell.answers, other.answers) or _recorded(score, cell, other)
+    if found is not None:
         return delta(metric, after, before, (found[0] / before, found[1] / before), "paired_questions")
     ends = [side.accuracy_intervals.get(score) for side in (cell, other)]
     if ends[0] is None or ends[1] is None:
@@ -399,6 +400,13 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
     return delta(
         metric, after, before, ((after - before - half) / before, (after - before + half) / before), "questions"
     )
+
+
+def _recorded(score: str, cell: Measured, other: Measured) -> Interval | None:
+    """The same interval as the run itself noted it, where the answers are not here any more."""
+    drift = cell.accuracy_drift or {}
+    found = drift.get("scores", {}).get(score) if drift.get("reference") == other.id else None
+    return None if found is None or drift.get("unpaired") else (found["interval"][0], found["interval"][1])
 
 
 def _paired_questions(score: str, answers: Path | None, base: Path | None) -> Interval | None:

@@ -117,12 +117,13 @@ def _problems(comparison: Comparison) -> list[str]:
 def _paid_back(each: Payback, parts: Sequence[str]) -> str:
     place = f"{without(each.cell, parts)} @{each.level}"
     made = f"{each.preparation_s:.1f} s of quantizing, converting and building"
+    doubts = {Verdict.NOISE: "; the difference is within noise", Verdict.UNKNOWN: "; the difference has no interval"}
+    doubt = doubts.get(each.verdict, "")
     if each.tokens is None:
-        return f"{place}: {made} are never paid back, a token takes longer than with the base"
-    sure = {Verdict.NOISE: "; the saving is within noise", Verdict.UNKNOWN: "; the saving has no interval"}
+        return f"{place}: {made} are never paid back (a token takes no less time than with the base{doubt})"
     return (
         f"{place}: {made} are paid back after {each.tokens:,.0f} output tokens "
-        f"({each.saved_s_per_token * 1e3:.3g} ms saved a token{sure.get(each.verdict, '')})"
+        f"({each.saved_s_per_token * 1e3:.3g} ms saved a token{doubt})"
     )
 
 

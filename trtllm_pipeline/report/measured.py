@@ -123,6 +123,8 @@ class Measured:
     levels: tuple[Figures, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    accuracy_drift: Mapping[str, Any] | None = None
+    """As in report.json: what its answers were compared with then, and by how much the scores differed."""
     answers: Path | None = None
     """Folder with answers.jsonl."""
     preparation_s: float | None = None
@@ -177,7 +179,10 @@ def _run(text: str, store: Store) -> Path:
     back = int(match[1] or 0)
     runs = [run.id for run in store.index.runs() if (store.runs_dir / run.id / "plan.json").is_file()]
     if back >= len(runs):
-        raise UsageError(f"{text}: there are {len(runs)} runs in {store.workspace}")
+        raise UsageError(
+            f"{text}: there {'is 1 run' if len(runs) == 1 else f'are {len(runs)} runs'} in {store.workspace}",
+            hint="pipeline run --matrix FILE makes another; or give the report.json of one elsewhere",
+        )
     return store.runs_dir / runs[back]
 
 
@@ -210,6 +215,7 @@ def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> 
                 levels=tuple(Figures(level, source) for level in row.levels),
                 accuracy=row.accuracy,
                 accuracy_intervals=row.accuracy_intervals,
+                accuracy_drift=row.accuracy_drift,
                 answers=made.get("accuracy") or made.get("score"),
                 preparation_s=sum(preparation) if preparation else None,
                 build_s=row.build_s,

@@ -205,8 +205,8 @@ def _level(level: Level) -> dict[str, Json]:
 
 
 def _short(value: float | None) -> float | None:
-    """Four significant digits: one more than the page shows."""
-    return None if value is None else float(f"{value:.4g}")
+    """Six significant digits: rounded again to the page's three, the last one is still right."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Json]:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
-from trtllm_pipeline.report.drift import references
+from trtllm_pipeline.report.drift import UNQUANTIZED, references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
 from trtllm_pipeline.report.names import load_words
 from trtllm_pipeline.report.workloads import Workload, workloads
@@ -109,7 +109,7 @@ def recommend(
     side: Side, slos: Sequence[Slo], least: LeastAccuracy | None, objective: Objective
 ) -> tuple[Candidate, ...]:
     """Every cell, workload by workload: those that hold from the best down, then those that fell out in the order of the
-    run.
+    run. Without `least`, cells fall out whose accuracy is clearly below that of the unquantized one.
     """
     axes = {cell.id: cell.axes for cell in side.cells}
     by_id = {cell.id: cell for cell in side.cells}
@@ -126,6 +126,12 @@ def recommend(
         return place[each.workload], not held, _cost(each, objective) if held else 0.0
 
     return tuple(sorted(found, key=order))
+
+
+def devices(cell: Measured) -> int:
+    """How many GPUs a cell's engine spans; 1 also where it has none."""
+    tp, pp = (value if isinstance(value := cell.axes.get(name), int) else 1 for name in ("tp", "pp"))
+    return tp * pp
 
 
 def _cost(each: Candidate, objective: Objective) -> float:
@@ -164,15 +170,13 @@ def _candidate(
 
 
 def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, score: float | None) -> Candidate:
-    axes = cell.axes
-    tp, pp = (value if isinstance(value := axes.get(name), int) else 1 for name in ("tp", "pp"))
     tps = level.value("output_tps")
     return Candidate(
         cell.id,
         workload,
         level.key,
         reason,
-        None if tps is None else tps / (tp * pp),
+        None if tps is None else tps / devices(cell),
         level.value("e2e_p50"),
         cell.engine_bytes,
         score,
@@ -195,6 +199,8 @@ def _missed(slo: Slo, level: Figures) -> str | None:
 
 def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least: LeastAccuracy | None) -> str | None:
     if least is None:
+        return _clearly_worse(cell, base, metric)
+    if least.share is not None and least.share >= 1:
         return None
     score = None if metric is None else cell.accuracy.get(metric)
     if metric is None or score is None:
@@ -202,8 +208,10 @@ def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least
     if least.score is not None:
         return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
     assert least.share is not None
+    if base is None and cell.axes.get("precision") in UNQUANTIZED:
+        return None  # it is what the others are held against
     if base is None:
-        return None  # it is the unquantized one, or there is none to lose anything against
+        return f"{metric} cannot be held against an unquantized cell: there is none that is equal otherwise"
     reference = base.accuracy.get(metric)
     if reference is None:
         return f"{metric} cannot be held against {base.id}, where it was not measured"
@@ -213,4 +221,16 @@ def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least
     return (
         f"{metric} {score:.3f} is {1 - score / reference:.1%} below the {reference:.3f} of {base.axes.get('precision')}, "
         f"{least.share:.1%} allowed" + (" (within noise: more questions would tell)" if noise else "")
+    )
+
+
+def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None) -> str | None:
+    if base is None or metric is None:
+        return None
+    if accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is not Verdict.WORSE:
+        return None
+    score, reference = cell.accuracy[metric], base.accuracy[metric]
+    return (
+        f"{metric} {score:.3f} is clearly (95 %) below the {reference:.3f} of {base.axes.get('precision')}; "
+        "--min-accuracy -100% lets it pass"
     )

@@ -63,7 +63,8 @@ def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
             found[run.id] = Standing(StageStatus.SKIPPED, log=_log(attempt))
         elif run.fingerprint in infeasible:
             message = infeasible[run.fingerprint]
-            found[run.id] = Standing(StageStatus.FAILED, None, INFEASIBLE, message, log=_log(attempt))
+            hint = "pipeline resume --retry-infeasible tries it again"
+            found[run.id] = Standing(StageStatus.FAILED, None, INFEASIBLE, message, hint, log=_log(attempt))
         else:
             found[run.id] = _after(run, attempt, found)
     return found

@@ -65,9 +65,10 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded again, as it is after the death of its process."""
 _RELOADING: Final = "has no available versions"
-# A model that is not in the repository "is not found"; that does not pass.
+_UNKNOWN: Final = "is not found"
+"""Said of a model that is not in the repository; that does not pass."""
 _PASSING: Final = re.compile(
-    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*is not found)|{_RELOADING}|Stub process .*is not healthy|stopped accepting new",
+    rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new",
     re.DOTALL,
 )
 
@@ -168,7 +169,8 @@ class Answer:
     """Why the server stopped, where it says so: stop, length, ..."""
     end_ns: int = 0
     late_ns: int = 0
-    """Longest that bytes of this answer lay in the kernel before they were read: load of the client, in no other time."""
+    """Longest that bytes of this answer lay in the kernel before they were read: load of the client. An event that came
+    alone has the time of its arrival all the same; of several in one read, all have that of the last."""
     error: str | None = None
 
     @property
@@ -327,6 +329,8 @@ class Client:
             try:
                 return await self.config(self._name)
             except ServerError as error:
+                if _UNKNOWN in error.message:
+                    raise ServerError(error.message, failure=FailureClass.USER, hint="-m names the model") from error
                 if _RELOADING not in error.message or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.1)
@@ -703,7 +707,10 @@ def parse_config(path: Path) -> model_config_pb2.ModelConfig:
 
 
 def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: str) -> service_pb2.ModelInferRequest:
-    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents."""
+    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents.
+
+    Raises ServerError for a value of another type than its tensor.
+    """
     from tritonclient.grpc import service_pb2
 
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
@@ -713,11 +720,24 @@ def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: st
         shape = [1, len(values)] if model.batched else [len(values)]
         request.inputs.add(name=name, datatype=datatype, shape=shape)
         if code:
-            request.raw_input_contents.append(struct.pack(f"<{len(values)}{code}", *values))
+            request.raw_input_contents.append(_packed(model, name, datatype, code, values))
         else:
             encoded = [str(item).encode() for item in values]
             request.raw_input_contents.append(b"".join(struct.pack("<I", len(item)) + item for item in encoded))
     return request
+
+
+def _packed(model: Model, name: str, datatype: str, code: str, values: Sequence[object]) -> bytes:
+    try:
+        # Python packs any object as a bool, "false" as true.
+        if any(isinstance(value, str) for value in values):
+            raise TypeError
+        return struct.pack(f"<{len(values)}{code}", *values)
+    except (struct.error, OverflowError, TypeError) as error:
+        told = values[0] if len(values) == 1 else list(values)
+        raise ServerError(
+            f"input {name} of {model.name} is {datatype}, not {told!r}", failure=FailureClass.USER
+        ) from error
 
 
 def wire_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:

@@ -89,17 +89,20 @@ def read(engine: Path) -> Contract:
 def check(engine: Path, machine: Machine) -> Contract:
     """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
 
-    A rank's file whose size and time are as they were is not read again; one with another time, as a copy has, is.
+    Of these the release and the compute capability alone are INFEASIBLE: they tell one engine from another, while files
+    can be made again and GPUs added. A rank's file whose size and time are as they were is not read again; one with
+    another time, as a copy has, is.
     """
     contract = read(engine)
     installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
-    if contract.release is None or contract.release != installed:
+    if contract.release is None or installed is None or _public(contract.release) != _public(installed):
         raise _differs(
             engine,
             "version",
             f"TensorRT-LLM {contract.release or 'of an old builder, which names none'}",
             installed or "none",
             _REBUILD,
+            FailureClass.INFEASIBLE,
         )
     _check_ranks(engine, contract.world_size)
     if len(machine.gpus) < contract.world_size:
@@ -113,11 +116,21 @@ def check(engine: Path, machine: Machine) -> Contract:
     other = next((gpu for gpu in machine.gpus if contract.sm not in {None, gpu.sm}), None)
     if other is not None:
         raise _differs(
-            engine, "sm", f"compute capability {contract.sm} ({contract.gpu})", f"{other.sm} ({other.name})", _REBUILD
+            engine,
+            "sm",
+            f"compute capability {contract.sm} ({contract.gpu})",
+            f"{other.sm} ({other.name})",
+            _REBUILD,
+            FailureClass.INFEASIBLE,
         )
     for name, built in (contract.digests or {}).items():
         _check_file(engine / name, built)
     return contract
+
+
+def _public(release: str) -> str:
+    """A release without what a builder has added to it, such as +cu124."""
+    return release.partition("+")[0]
 
 
 def _from_config(engine: Path) -> Contract:
@@ -179,9 +192,11 @@ def _check_file(path: Path, built: FileDigest) -> None:
         raise _differs(path, "digest", built.blake3, digest, hint)
 
 
-def _differs(path: Path, field: str, engine: object, here: object, hint: str) -> ServerError:
+def _differs(
+    path: Path, field: str, engine: object, here: object, hint: str, failure: FailureClass = FailureClass.USER
+) -> ServerError:
     return ServerError(
         f"{path} does not fit: {field}: the engine needs {engine}, here is {here}",
-        failure=FailureClass.INFEASIBLE,
+        failure=failure,
         hint=hint,
     )

@@ -120,7 +120,10 @@ class Http2:
             if len(self._rest) < end:
                 break
             kind, flags, stream = struct.unpack_from(">BBI", self._rest, position + 3)
-            self._frame(now_ns, kind, flags, stream & 0x7FFF_FFFF, self._rest[position + 9 : end])
+            try:
+                self._frame(now_ns, kind, flags, stream & 0x7FFF_FFFF, self._rest[position + 9 : end])
+            except (struct.error, IndexError) as error:
+                raise Http2Error("a frame is malformed") from error
             position = end
         self._rest = self._rest[position:]
 
@@ -132,11 +135,11 @@ class Http2:
             if self._received >= _WINDOW // 2:
                 self._grant(stream)
             if flags & _PADDED:
-                payload = payload[1 : len(payload) - payload[0]]
+                payload = _unpadded(payload)
             self._on(now_ns, "data", stream, payload, bool(flags & _END_STREAM))
         elif kind == _HEADERS:
             if flags & _PADDED:
-                payload = payload[1 : len(payload) - payload[0]]
+                payload = _unpadded(payload)
             if flags & _PRIORITY:
                 payload = payload[5:]
             self._header_block(now_ns, flags, (stream, bool(flags & _END_STREAM), payload))
@@ -207,6 +210,12 @@ class Http2:
             self._write(frame(_DATA, _END_STREAM if last else 0, stream, part))
             if last:
                 outgoing.end = False
+
+
+def _unpadded(payload: bytes) -> bytes:
+    if payload[0] >= len(payload):
+        raise Http2Error("a frame is malformed")
+    return payload[1 : len(payload) - payload[0]]
 
 
 class Messages:

@@ -25,7 +25,7 @@ from typing import Any, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.serving import contract, installation, openai_server, ranks, triton
+from trtllm_pipeline.serving import contract, installation, moved, openai_server, ranks, triton
 from trtllm_pipeline.serving.server import Ports, Server
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
@@ -101,6 +101,7 @@ def run(work: Work) -> None:
     repository = work.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
+    moved.check(repository)
     installed = _triton(repository)
     _serve(work, partial(_one_triton, installed))
 
@@ -110,18 +111,24 @@ def run_ranks(work: Work, machine: Machine) -> None:
 
     Raises ServerError before anything is started when the engine was not built for `machine`.
     """
+    repository = work.inputs["repository"]
+    moved.check(repository)
     engine = contract.check(work.inputs["engine"], machine)
     assert engine.release is not None
-    _serve(work, partial(_world, _triton(work.inputs["repository"]), engine.world_size, engine.release))
+    mpirun = machine.mpirun or ranks.MPIRUN
+    _serve(work, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
 
 
 def run_llmapi(work: Work) -> None:
     """Serve `work.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
-    _serve(work, partial(_world, _triton(work.inputs["repository"]), 1, _LLMAPI_SINCE))
+    repository = work.inputs["repository"]
+    moved.check(repository)
+    _serve(work, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, ranks.MPIRUN))
 
 
 def run_openai(work: Work, command: Sequence[str]) -> None:
-    """Serve with `command`, a trtllm-serve command line without host and port."""
+    """Serve with `command`, a trtllm-serve command line without host and port, of `work.inputs["repository"]`."""
+    moved.check(work.inputs["repository"], command)
     _serve(work, partial(_openai, command))
 
 
@@ -148,7 +155,9 @@ def _one_triton(installed: installation.Triton, work: Work, settings: Settings) 
     )
 
 
-def _world(installed: installation.Triton, world_size: int, release: str, work: Work, settings: Settings) -> Server:
+def _world(
+    installed: installation.Triton, world_size: int, release: str, mpirun: str, work: Work, settings: Settings
+) -> Server:
     return ranks.start(
         installed,
         work.inputs["repository"],
@@ -157,6 +166,7 @@ def _world(installed: installation.Triton, world_size: int, release: str, work: 
         log=work.attempt / LOG_FILE,
         ports=settings.ports(),
         host=settings.host,
+        mpirun=mpirun,
     )
 
 

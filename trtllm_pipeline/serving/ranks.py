@@ -25,6 +25,8 @@ from trtllm_pipeline.serving.installation import Triton
 from trtllm_pipeline.serving.server import Ports, all_ok, quoted, until_ready
 
 ENGINE_MODEL: Final = "tensorrt_llm"
+MPIRUN: Final = "mpirun"
+"""The one on PATH."""
 _ASKED: Final = ("ensemble", "tensorrt_llm_bls")
 _WITHOUT_MPIRUN: Final = (0, 19)
 """First release whose engine model runs in a server that mpirun did not start."""
@@ -64,11 +66,13 @@ def argv(
     log: Path,
     host: str = triton.LOOPBACK,
     options: Sequence[str] = (),
+    mpirun: str = MPIRUN,
 ) -> list[str]:
     """The command line that starts `world_size` ranks of the Triton at `server`, or one alone where that needs no mpirun.
 
     `run_prefix` begins the names of all shared memory of this run, each rank goes on from there. mpirun writes what
     rank N says to `log`/*/rank.N/stdout. `options` go to every rank. `root`: mpirun refuses to be root unless told.
+    `mpirun` is its path, or a name on PATH.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 is given ports. Handed the same ones, the others would keep off them merely because the engine model
@@ -85,7 +89,7 @@ def argv(
     ]
     if not needs_mpirun(world_size, release):
         return ranks[0]
-    command = ["mpirun"]
+    command = [mpirun]
     if root:
         command.append("--allow-run-as-root")
     if oversubscribe:
@@ -100,14 +104,17 @@ def argv(
 
 
 class Ranks(Group):
-    """mpirun with its ranks. Over as soon as one of them has ended: the others would wait for it for ever."""
+    """mpirun with its ranks. Over as soon as one of them has ended: the others would wait for it for ever.
+
+    `mpirun` is false for a command that is the only rank itself.
+    """
 
     def __init__(
-        self, command: Sequence[str], world_size: int, *, env: Mapping[str, str], cwd: Path, log: Path
+        self, command: Sequence[str], world_size: int, *, mpirun: bool, env: Mapping[str, str], cwd: Path, log: Path
     ) -> None:
         super().__init__(command, env=env, cwd=cwd, log=log)
         self.world_size = world_size
-        self.mpirun = Path(command[0]).name == "mpirun"
+        self.mpirun = mpirun
         self.ranks: dict[int, tuple[int, Process]] = {}
         """Rank -> process id, and what it looked like when it was found; all of them some moments after the start."""
 
@@ -267,13 +274,15 @@ def start(
     log: Path,
     ports: Ports,
     host: str = triton.LOOPBACK,
+    mpirun: str = MPIRUN,
 ) -> World:
     """Start `world_size` ranks on `repository`; see `argv`. What mpirun says goes into `log`, the ranks' own beside it.
 
     Raises ServerError where mpirun is missing or cannot be used.
     """
-    if needs_mpirun(world_size, release):
-        check_mpirun()
+    under_mpirun = needs_mpirun(world_size, release)
+    if under_mpirun:
+        check_mpirun(mpirun)
     triton.remove_stale_shared_memory()
     prefix = triton.new_prefix()
     loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
@@ -294,12 +303,13 @@ def start(
             *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
             f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
         ),
+        mpirun=mpirun,
     )
     shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
     log.write_bytes(b"")
     # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
     environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
-    process = Ranks(command, world_size, env=environment, cwd=log.parent, log=log)
+    process = Ranks(command, world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
     return World(
         process,
         ports,
@@ -312,17 +322,28 @@ def start(
     )
 
 
-def check_mpirun() -> None:
-    """Raise ServerError where there is no mpirun, or this process is itself a part of a parallel job."""
-    if shutil.which("mpirun") is None:
+def check_mpirun(mpirun: str) -> None:
+    """Raise ServerError where `mpirun` is not there, or this process is itself a part of a parallel job."""
+    if shutil.which(mpirun) is None:
         raise ServerError(
-            "there is no mpirun on PATH, and an engine of several ranks is started by it",
+            f"{mpirun} is not there: it starts an engine's ranks, up to TensorRT-LLM 0.18 a single one as well",
             failure=FailureClass.USER,
             hint="NGC containers have it; Debian, Ubuntu: apt install openmpi-bin",
         )
-    if found := next((name for name in _NESTED if name in os.environ), None):
+    if reason := nested():
         raise ServerError(
-            f"mpirun would be started inside a parallel job ({found} is set), and would take that job's ranks for its own",
+            reason,
             failure=FailureClass.USER,
-            hint="start the ranks with srun --mpi=pmix, as docs/multi-node.md shows",
+            hint="on one node unset the job's variables first; on several start the ranks with srun --mpi=pmix",
         )
+
+
+def nested() -> str | None:
+    """Why mpirun cannot be started from this process, which is itself a part of a parallel job; None where it is not."""
+    found = next((name for name in _NESTED if name in os.environ), None)
+    if found is None:
+        return None
+    return (
+        f"mpirun would be started inside a parallel job ({found} is set), and would take that job's ranks for its own; "
+        'docs/multi-node.md, "In a Slurm allocation", has the ways on'
+    )

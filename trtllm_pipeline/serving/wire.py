@@ -1,8 +1,8 @@
 """One TCP connection whose every read knows when its bytes arrived.
 
 The kernel notes when a packet came in (SO_TIMESTAMPNS) and says so with the bytes. A busy event loop reads late, but
-the time it writes down is the time of arrival, so the client's own load does not become the server's latency. Where
-the kernel does not say (TLS, other systems) it is the time the read returned.
+the time it writes down is the time of arrival, so the client's own load does not become the server's latency; of
+several packets that wait, it is that of the last. Where the kernel does not say (TLS, other systems) it is the time the read returned.
 Source: Linux, Documentation/networking/timestamping.rst; for TCP the stamp is that of the last byte read.
 """
 

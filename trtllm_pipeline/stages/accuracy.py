@@ -1,7 +1,7 @@
 """Ask a running server and score its greedy answers.
 
 Leaves `answers.jsonl` (every prompt, answer and score, in the order of the input) and `accuracy.json` (the means with
-their intervals).
+their intervals). Answers are there before their scores, and stay when scoring fails.
 """
 
 from __future__ import annotations
@@ -36,8 +36,12 @@ def run(work: Work) -> None:
     timeout_s, max_tokens = number(work, "request_timeout_s", 300.0), int(number(work, "max_tokens"))
     target = Target(protocol_for(service), service, service.model, timeout_s, max_tokens)
     concurrency = int(number(work, "concurrency", 4))
+    encode = encoder(engine)  # before anything is asked: without it there is no use for answers
     answers = asyncio.run(ask(target, questions, concurrency=concurrency, progress=work.progress))
-    scored = result.score(samples(questions, answers, encoder(engine)), metrics)
+    samples = answered(questions, answers, encode)
+    result.keep(work.out, samples)
+    check_all(questions, answers)
+    scored = result.score(samples, metrics)
     found = result.write(work.out, scored, metrics, source="own", settings=dict(work.params))
     print(result.line(found))  # noqa: T201 - the stage's log
     result.check_least(found, str(names[0]), work.params.get("min_score"))
@@ -61,8 +65,17 @@ async def ask(
     return [answers[question.prompt.id] for question in questions]
 
 
-def samples(questions: Sequence[Question], answers: Sequence[Answer], encode: Encode | None) -> list[result.Sample]:
-    """Questions with their answers. Raises StageError when requests failed: what is missing is no wrong answer."""
+def answered(questions: Sequence[Question], answers: Sequence[Answer], encode: Encode | None) -> list[result.Sample]:
+    """Questions with their answers, as far as there is one."""
+    return [
+        result.Sample(question, answer.text, None if encode is None else encode(answer.text))
+        for question, answer in zip(questions, answers, strict=True)
+        if answer.error is None
+    ]
+
+
+def check_all(questions: Sequence[Question], answers: Sequence[Answer]) -> None:
+    """Raise StageError when requests failed: what is missing is no wrong answer."""
     failed = [(each, answer) for each, answer in zip(questions, answers, strict=True) if answer.error is not None]
     if failed:
         question, answer = failed[0]
@@ -71,7 +84,3 @@ def samples(questions: Sequence[Question], answers: Sequence[Answer], encode: En
             f"{question.prompt.id!r}, with: {answer.error}",
             failure=failure_class(str(answer.error)),
         )
-    return [
-        result.Sample(question, answer.text, None if encode is None else encode(answer.text))
-        for question, answer in zip(questions, answers, strict=True)
-    ]

@@ -150,14 +150,21 @@ SMOKE = Stage(
 )
 
 
+_LARGEST_KV_BLOCK = 128
+"""Tokens, of any release's default."""
+
+
 def _declared(cell: Cell) -> dict[str, Json]:
     """What a server of this cell must say of itself, under TensorRT-LLM's names."""
+    tokens = cell.settings["build"]["max_num_tokens"]
+    # Beyond one block of the KV cache and a full batch of prompts trtllm-build may move it; `build` looks at what it did.
+    kept = isinstance(tokens, int) and _LARGEST_KV_BLOCK <= tokens <= cell.max_batch_size * cell.isl
     return {
         "tp": cell.tp,
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
-        **pick(cell, "build", "max_num_tokens"),
+        "max_num_tokens": tokens if kept else None,
         **pick(
             cell,
             "repository",

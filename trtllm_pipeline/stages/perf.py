@@ -31,12 +31,13 @@ def run(work: Work) -> None:
     tokenizer = read_tokenizer(engine)
     prompts = read(work.files["input_data"], chat_renderer(engine))
     default_max_tokens = int(number(work, "max_tokens"))
-    EngineLimits.read(engine).check(
+    target, claim, plan, objectives = _target(work), _claim(work), _plan(work, prompts), _objectives(work)
+    told = claim.declared.get("max_seq_len")
+    EngineLimits.read(engine, told if isinstance(told, int) else None).check(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or default_max_tokens)
         for prompt in prompts
     )
     events = work.out / "events.jsonl"
-    target, claim, plan, objectives = _target(work), _claim(work), _plan(work, prompts), _objectives(work)
     total, done = sum(len(level.planned) for level in plan), 0
 
     def count() -> None:

@@ -81,7 +81,16 @@ def build_config(
             config["max_seq_len"] = options["max_input_len"] + options["max_output_len"]
         elif config["max_seq_len"] is None:
             config["max_seq_len"] = checkpoint["max_position_embeddings"]
+    limited_num_tokens(config, plugins)
     return {**config, "plugin_config": dict(plugins)}
+
+
+def limited_num_tokens(config: dict[str, Any], plugins: Mapping[str, Any]) -> None:
+    """Move max_num_tokens between one block of the KV cache and a full batch, up to 0.10 a full batch of prompts alone."""
+    if config.get("max_num_tokens") is None:
+        return
+    most = (config.get("max_seq_len") or config["max_input_len"]) * config["max_batch_size"]
+    config["max_num_tokens"] = max(min(config["max_num_tokens"], most), plugins.get("tokens_per_block") or 0)
 
 
 def _read_checkpoint(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.standins.programs import ProgramError, Work, arguments
 from tests.standins.programs.checkpoint import read_model, write_checkpoint
 
-_ALGORITHMS: Final = {
+ALGORITHMS: Final = {
     "fp8": "FP8",
     "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN",
     "int8_sq": "W8A8_SQ_PER_CHANNEL",
@@ -51,7 +51,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         pp=options["pp_size"],
         cp=options.get("cp_size", 1),
         quantization={
-            "quant_algo": _ALGORITHMS[qformat],
+            "quant_algo": ALGORITHMS[qformat],
             "kv_cache_quant_algo": kv.upper() if kv else None,
             **(awq if qformat.endswith("awq") else {}),
         },

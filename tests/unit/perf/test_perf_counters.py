@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 import time
 from types import SimpleNamespace
@@ -31,7 +33,15 @@ def test_growth_of_tritons_counters_is_time_per_request() -> None:
     grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
     assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
     told = counters.triton_summary({"models": grown})
+    assert isinstance(told["tensorrt_llm"]["requests"], int), "told without a point"
     assert told["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
+
+
+def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and never answers
+        for address in (f"127.0.0.1:{deaf.getsockname()[1]}", "http://:x"):
+            assert asyncio.run(asyncio.wait_for(counters.triton(address), 5)) is None
 
 
 def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:

@@ -278,6 +278,39 @@ def test_the_client_must_not_be_in_the_way(tmp_path: Path, record: dict[str, Any
     assert found(result) == expected
 
 
+LATE = (4,) * 98 + (200,) * 2
+"""8 ms on average."""
+
+
+@pytest.mark.parametrize(
+    ("events", "late", "expected"),
+    [
+        ([(50, " a"), *((60 + 10 * index, " b") for index in range(90))], client(lag_ms=LATE), "invalid"),
+        ([(50, " a"), *((60 + 10 * index, " b") for index in range(90))], client(lag_ms=LATE, wall_ms=900), "warning"),
+        (
+            [(90, " a"), *((100 + 10 * index, " b") for index in range(90))],
+            client(lag_ms=LATE),
+            "warning",
+        ),  # 8.8 % of it
+        ([(50, " a"), (300, " b"), (550, " c"), (800, " d")], client(lag_ms=LATE), "warning"),  # an event a read
+        ([(500, " a b c")], client(lag_ms=LATE), "warning"),  # in one piece
+    ],
+)
+def test_events_that_come_together_are_moved(
+    tmp_path: Path, events: list[tuple[float, str]], late: dict[str, Any], expected: str
+) -> None:
+    for load in ({}, {"concurrency": None, "request_rate": 2.0}):
+        record = request(0, events, max_tokens=100, **load)
+        result = analyze(write(tmp_path / "e", record, {**late, **load}), Words())
+        assert found(result) == {"client_lag": expected}
+
+
+def test_the_schedule_judges_an_open_loop_not_the_processor_time(tmp_path: Path) -> None:
+    load = {"concurrency": None, "request_rate": 2.0}
+    result = analyze(write(tmp_path / "e", request(0, [(50, " a")], **load), {**client(cpu=0.9), **load}), Words())
+    assert found(result) == {"client_cpu": "warning"}
+
+
 @pytest.mark.parametrize(("late_ms", "severity"), [(4, None), (40, "warning"), (60, "invalid")])
 def test_over_tls_a_late_read_is_a_late_time(tmp_path: Path, late_ms: float, severity: str | None) -> None:
     path = write(tmp_path / "e", request(0, [(50, " a"), (10_000, " b")]), client(lag_ms=(late_ms,) * 100))

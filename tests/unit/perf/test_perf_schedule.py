@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from itertools import pairwise
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 import pytest
 
+from trtllm_pipeline.perf import load
 from trtllm_pipeline.perf.load import rate_levels, schedule
 from trtllm_pipeline.perf.prompts import Prompt
 
@@ -19,6 +22,22 @@ def test_random_rates_have_their_mean_and_their_spread(distribution: str, bursti
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert fmean(gaps) == pytest.approx(1 / 50, rel=0.03)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(spread, rel=0.05)
+
+
+def test_waiting_for_a_due_time_is_exact_and_leaves_the_processor_alone() -> None:
+    async def wait(times: int, every_ns: int) -> list[int]:
+        due_ns, late_ns = time.monotonic_ns(), []
+        for _ in range(times):
+            due_ns += every_ns
+            await load._until(due_ns)
+            late_ns.append(time.monotonic_ns() - due_ns)
+        return late_ns
+
+    cpu_ns = time.process_time_ns()
+    late_ns = asyncio.run(wait(80, 4_300_000))
+    assert min(late_ns) >= 0, "never early"
+    assert median(late_ns) < 500_000
+    assert time.process_time_ns() - cpu_ns < 0.2 * 80 * 4_300_000, "most of it asleep"
 
 
 def test_the_same_seed_gives_the_same_times_and_each_repeat_others() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.perf.test_perf_metrics import Words, counted, found, write
+from tests.unit.perf.test_perf_metrics import Words, counted, found, request, write
 from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.validity import GATES
 
@@ -134,6 +134,30 @@ def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected
     assert judged(tmp_path, record) == expected
 
 
+@pytest.mark.parametrize("asked", [{"finish_reason": "length"}, {}])
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([16] * 4, {}),
+        ([15] * 4, {}),  # one token where the server made two
+        ([15, 15, 15, 13], {"stop_reasons": "warning"}),
+        ([12] * 4, {"stop_reasons": "invalid"}),
+        ([8, 16, 16, 16], {"stop_reasons": "invalid"}),
+    ],
+)
+def test_encoding_again_may_find_a_token_less(
+    tmp_path: Path, lengths: list[int], expected: dict[str, str], asked: dict[str, str]
+) -> None:
+    records = [
+        request(at, [(at + 10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked)
+        for at, tokens in enumerate(lengths)
+    ]
+    path = write(tmp_path / "e", *records)
+    if not asked:  # the length was fixed instead
+        path.write_text(path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": ["ignore_eos:true"]}'))
+    assert found(analyze(path, Words())) == expected
+
+
 def silent(**changes: Any) -> dict[str, Any]:
     """An answer without any text."""
     return counted(0, [], **{"max_tokens": 3, "output_tokens": None, **changes})
@@ -144,7 +168,10 @@ def silent(**changes: Any) -> dict[str, Any]:
     [
         ([silent(finish_reason="stop")], 9, {"empty_answers": "warning"}),
         ([silent(output_tokens=1)], 9, {"empty_answers": "warning"}),  # its end, and nothing else
-        ([silent(finish_reason="stop")], 8, {"empty_answers": "invalid"}),  # more than every tenth
+        ([silent(finish_reason="stop")], 2, {"empty_answers": "warning"}),  # one of a few says nothing
+        ([silent(finish_reason="stop")], 0, {"empty_answers": "invalid"}),
+        ([silent(finish_reason="stop")] * 2, 18, {"empty_answers": "warning"}),
+        ([silent(finish_reason="stop")] * 2, 17, {"empty_answers": "invalid"}),  # more than every tenth
         ([silent(finish_reason="length")], 9, {"empty_answers": "invalid"}),
         ([silent(output_tokens=3)], 9, {"empty_answers": "invalid"}),
         ([silent()], 99, {"empty_answers": "invalid"}),  # nobody says why

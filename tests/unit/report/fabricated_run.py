@@ -88,7 +88,7 @@ def row(number: int) -> Row:
         accuracy_intervals={"exact": (score - 0.03, score + 0.03)},
         accuracy_drift=None
         if axes["precision"] == "fp16"
-        else {"reference": id_, "agreement": 0.9, "scores": {"exact": change}},
+        else {"reference": _id({**axes, "precision": "fp16"}), "agreement": 0.9, "scores": {"exact": change}},
         findings=(f"warning: the client was late by {number % 7 + 5}.0 ms {HOSTILE}",) if number % 5 == 0 else (),
     )
 

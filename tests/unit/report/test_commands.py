@@ -244,7 +244,7 @@ def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None
     assert {each["cell"] for each in data["gate"]["broken"]} == {FAILED.id, LATER.id}, "what can never work does not"
     assert pipeline("compare", "latest", "20260101", "--cells", "*/fp16", "--fail-on", "ttft_p99:+1%")[0] == 0
     code, _, err = pipeline("compare", "latest", "latest~5")
-    assert (code, "there are 2 runs" in err) == (2, True)
+    assert (code, "there are 2 runs" in err, "try: pipeline run --matrix FILE makes another" in err) == (2, True, True)
     code, out, _ = pipeline("recommend", "--slo", "ttft_p99=100ms", "--min-accuracy", "-1%", "--format", "json")
     assert code == 0
     candidates = {each["cell"]: each["reason"] for each in json.loads(out)["candidates"]}

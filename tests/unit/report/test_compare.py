@@ -16,7 +16,7 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report.compare import Comparison, Verdict, compare, compare_by, to_json
+from trtllm_pipeline.report.compare import Comparison, Verdict, accuracy_delta, compare, compare_by, to_json
 from trtllm_pipeline.report.gate import breaks, parse
 from trtllm_pipeline.report.measured import Figures, Measured, Side, load
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
@@ -133,6 +133,9 @@ def test_precisions_of_one_run_and_payback() -> None:
     # 20 s, and a token takes 10 ms instead of 20 ms.
     assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
     assert slower.tokens is None
+    doubtful = dataclasses.replace(result, paybacks=(dataclasses.replace(slower, verdict=Verdict.NOISE),))
+    assert "(a token takes no less time than with the base)" in writers.to_markdown(result)
+    assert "than with the base; the difference is within noise)" in writers.to_markdown(doubtful)
     assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == (), "the same configuration"
     with pytest.raises(UsageError, match="no cell has precision fp8"):
         compare_by(run, "precision", "fp8")
@@ -284,9 +287,41 @@ def test_the_cheapest_that_holds() -> None:
     assert {each.reason for each in recommend(run, (), parse_least("0.6"), "size")} == {
         *("exact 0.500 < 0.6", "exact 0.498 < 0.6", "exact 0.200 < 0.6", "precision fp8: not here")
     }
+    alone = recommend(Side("r", (run.cells[1],)), (), least, "size")
+    assert [each.reason for each in alone] == [
+        "exact cannot be held against an unquantized cell: there is none that is equal otherwise"
+    ]
     gpus = dataclasses.replace(cell("fp32", level(8, tps=500)), axes={**cell("fp32").axes, "tp": 4})
     shared = recommend(Side("r", (gpus, cell("fp16", level(8, tps=200)))), (), None, "throughput")
     assert shared[0].cell == "m/fp16/bs4", "500 tokens/s of four GPUs are 125 for each"
+
+
+def test_what_is_clearly_less_accurate_is_not_taken_unasked() -> None:
+    run = Side(
+        "r",
+        (
+            cell("fp16", level(8, tps=200)),
+            cell("int8_wo", level(8, tps=300), accuracy={"exact": 0.49}),
+            cell("int4_wo", level(8, tps=900), accuracy={"exact": 0.2}, accuracy_intervals={"exact": (0.15, 0.25)}),
+        ),
+    )
+    best, second, last = recommend(run, (), None, "throughput")
+    assert [best.cell, second.cell] == ["m/int8_wo/bs4", "m/fp16/bs4"]
+    assert last.reason == "exact 0.200 is clearly (95 %) below the 0.500 of fp16; --min-accuracy -100% lets it pass"
+    unmeasured = Side("r", (*run.cells, cell("fp8", level(8, tps=1), accuracy={})))
+    anything = recommend(unmeasured, (), parse_least("-100%"), "throughput")
+    assert anything[0].cell == "m/int4_wo/bs4"
+    assert all(each.reason is None for each in anything)
+
+
+def test_a_paired_interval_that_the_report_noted_is_used() -> None:
+    drift = {"reference": "m/fp16/bs4", "scores": {"exact": {"difference": -0.04, "interval": [-0.06, -0.02]}}}
+    base, other = cell("fp16", level(8)), cell("int8_wo", level(8), accuracy={"exact": 0.46})
+    noted = dataclasses.replace(other, accuracy_drift=drift)
+    assert accuracy_delta("accuracy.exact", "exact", other, base).verdict is Verdict.NOISE, "by the two intervals"
+    assert accuracy_delta("accuracy.exact", "exact", noted, base).verdict is Verdict.WORSE
+    elsewhere = dataclasses.replace(noted, accuracy_drift={**drift, "reference": "m/bf16/bs4"})
+    assert accuracy_delta("accuracy.exact", "exact", elsewhere, base).verdict is Verdict.NOISE
 
 
 def lengths(isl: int, osl: int, each: Measured) -> Measured:
@@ -419,6 +454,10 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     assert code == 0
     assert "take m/fp16, measured at concurrency 1" in out
     assert "a p99 of fewer than 100 is their slowest" in out
+    assert "out tok/s " in out, "of one device, or of none"
+    wide = [Row(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
+    (tmp_path / "wide.json").write_text("\n".join(report_json(wide, "run", "m.yaml")))
+    assert "out tok/s/GPU" in pipeline("recommend", str(tmp_path / "wide.json"))[1]
     two = report(tmp_path / "two.json", level(1), level(4), lengths=((128, 16), (256, 32)))
     code, out, _ = pipeline("recommend", two)
     assert code == 0
@@ -433,6 +472,26 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     data = json.loads(out)
     assert data["recommended"] == [{"workload": {}, "cell": None}]
     assert data["candidates"][0]["reason"] == "ttft_p99 40 ms > 1 ms at concurrency 1, its best of 2 levels"
+
+
+def test_what_accuracy_is_held_against_need_not_be_chosen_from(pipeline: Pipeline, tmp_path: Path) -> None:
+    rows = [
+        Row(
+            CellId(f"m/{precision}"),
+            {"model": "m", "precision": precision},
+            CellStatus.DONE,
+            levels=(level(),),
+            **scores,
+        )
+        for precision, scores in {"fp16": {"accuracy": {"exact": 0.9}}, "int4_wo": {"accuracy": {"exact": 0.4}}}.items()
+    ]
+    (tmp_path / "r.json").write_text("\n".join(report_json(rows, "run", "m.yaml")))
+    words = ("recommend", str(tmp_path / "r.json"), "--cells", "*/int4_wo", "--format", "json")
+    assert pipeline(*words)[0] == 0
+    code, out, _ = pipeline(*words, "--min-accuracy", "-1%")
+    assert code == 3
+    (candidate,) = json.loads(out)["candidates"]
+    assert candidate["reason"] == "exact 0.400 is 55.6% below the 0.900 of fp16, 1.0% allowed"
 
 
 def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import html
@@ -118,9 +119,16 @@ def test_latencies_and_limits_reach_the_script() -> None:
     assert abs(shown["p99"] / measured["p99"] - 1) < 1e-3
 
 
-def test_too_long_logs_are_left_out_but_those_of_failures() -> None:
-    import dataclasses
+def test_no_figure_is_rounded_twice() -> None:
+    rows, record = run(2)
+    level = dataclasses.replace(rows[1].levels[0], output_tokens_per_s=20.346)
+    rows = (rows[0], dataclasses.replace(rows[1], levels=(level,)))
+    data = data_of(to_html(rows, record, "matrices/my.yaml", plots=False))
+    shown = data["cells"][1]["levels"][0]["out"]
+    assert f"{shown:.1f}" == "20.3", "as 20.35 it would be shown as 20.4"
 
+
+def test_too_long_logs_are_left_out_but_those_of_failures() -> None:
     rows, record = run(12)
     stages = tuple(dataclasses.replace(stage, log="x" * 100_000) for stage in record.stages)
     data = data_of(to_html(rows, dataclasses.replace(record, stages=stages), plots=False))
@@ -146,8 +154,6 @@ def test_failures_and_findings_are_told() -> None:
 
 
 def test_a_run_without_any_result() -> None:
-    import dataclasses
-
     rows, record = run(3)
     bare = [dataclasses.replace(row, status=CellStatus.NOT_RUN, levels=(), accuracy={}, seconds={}) for row in rows]
     text = to_html(bare, dataclasses.replace(record, stages=(), about=None), finished=False, plots=False)

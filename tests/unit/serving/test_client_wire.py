@@ -4,7 +4,9 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,6 +102,24 @@ def test_tensors_are_packed_as_kserve_says() -> None:
         ("top_k", "INT32", [1, 1]),
     ]
     assert list(request.raw_input_contents) == [b"\x02\0\0\0\xc3\xa9", b"\xfe\xff\xff\xff", b"\x01\0\0\0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        ("TYPE_INT32", "abc", "INT32, not 'abc'"),
+        ("TYPE_INT32", 1.5, "INT32, not 1.5"),
+        ("TYPE_INT32", 2**31, "INT32, not 2147483648"),
+        ("TYPE_FP16", 1e9, "FP16, not 1000000000.0"),
+        ("TYPE_BOOL", "no", "BOOL, not 'no'"),
+        ("TYPE_FP32", {"a": 1}, "FP32, not {'a': 1}"),
+    ],
+)
+def test_a_value_of_another_type_is_told(kind: str, value: Any, told: str) -> None:
+    model = dataclasses.replace(MODEL, inputs={**MODEL.inputs, "top_k": kind})
+    with pytest.raises(ServerError, match=re.escape(f"input top_k of ensemble is {told}")) as caught:
+        infer_request(model, {"top_k": value}, request_id="1")
+    assert caught.value.failure is FailureClass.USER
 
 
 def test_options_the_model_lacks_are_named() -> None:
@@ -226,6 +246,8 @@ def test_a_client_waits_for_a_model_that_is_loaded_again() -> None:
 @pytest.mark.parametrize(("refusals", "words"), [(1000, LOADING), (1, "NOT_FOUND: 'm' is not found")])
 def test_a_client_does_not_wait_for_ever_or_for_a_model_that_is_not_there(refusals: int, words: str) -> None:
     client = Reloading(refusals, words)
-    with pytest.raises(ServerError, match="NOT_FOUND"):
+    with pytest.raises(ServerError, match="NOT_FOUND") as caught:
         asyncio.run(_enter(client))
+    assert caught.value.failure is (FailureClass.TRANSIENT if words == LOADING else FailureClass.USER)
+    assert (caught.value.hint == "-m names the model") is (words != LOADING)
     assert client.left >= 0

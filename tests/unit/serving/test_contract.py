@@ -15,6 +15,7 @@ from trtllm_pipeline.serving import contract
 
 H100 = Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 << 30, 90)
 MACHINE = Machine(8, "cpu", (H100, replace(H100, index=1)), tensorrt_llm=TensorRTLLM("0.16.0"))
+NEVER = FailureClass.INFEASIBLE
 
 
 @pytest.fixture
@@ -35,10 +36,11 @@ def change(engine: Path, **values: object) -> None:
     (engine / "config.json").write_text(json.dumps({**config, **values}))
 
 
-def refused(engine: Path, machine: Machine = MACHINE) -> ServerError:
+def refused(engine: Path, machine: Machine = MACHINE, failure: FailureClass = FailureClass.USER) -> ServerError:
+    """The refusal; only what another engine would be built for may be INFEASIBLE, which is remembered for ever."""
     with pytest.raises(ServerError) as error:
         contract.check(engine, machine)
-    assert error.value.failure is FailureClass.INFEASIBLE
+    assert error.value.failure is failure
     assert error.value.hint
     return error.value
 
@@ -63,25 +65,31 @@ def test_an_engine_from_elsewhere_is_compared_by_its_config(engine: Path) -> Non
     found = contract.check(engine, MACHINE)
     assert (found.sm, found.digests) == (None, None)
     change(engine, version="0.15.0")
-    assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in refused(engine).message
+    assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in refused(engine, failure=NEVER).message
 
 
 @pytest.mark.parametrize("installed", ["0.16.0.post1", "0.17.0", None])
 def test_another_release_is_refused(engine: Path, installed: str | None) -> None:
     machine = replace(MACHINE, tensorrt_llm=TensorRTLLM(installed) if installed else None)
     expected = f"version: the engine needs TensorRT-LLM 0.16.0, here is {installed or 'none'}"
-    assert expected in refused(engine, machine).message
+    assert expected in refused(engine, machine, NEVER).message
+
+
+@pytest.mark.parametrize(("built", "installed"), [("0.16.0", "0.16.0+cu124"), ("0.16.0+cu124", "0.16.0")])
+def test_a_builder_s_addition_to_a_release_is_no_difference(engine: Path, built: str, installed: str) -> None:
+    change(engine, version=built)
+    contract.check(engine, replace(MACHINE, tensorrt_llm=TensorRTLLM(installed)))
 
 
 def test_an_engine_of_the_first_builders_is_refused(engine: Path) -> None:
     change(engine, version=None)
-    assert "of an old builder" in refused(engine).message
-    assert "of an old builder" in refused(engine, replace(MACHINE, tensorrt_llm=None)).message
+    assert "of an old builder" in refused(engine, failure=NEVER).message
+    assert "of an old builder" in refused(engine, replace(MACHINE, tensorrt_llm=None), NEVER).message
 
 
 def test_another_compute_capability_is_refused(engine: Path) -> None:
     machine = replace(MACHINE, gpus=(H100, replace(H100, sm=80, name="NVIDIA A100-SXM4-80GB")))
-    error = refused(engine, machine)
+    error = refused(engine, machine, NEVER)
     assert (
         "sm: the engine needs compute capability 90 (NVIDIA H100 80GB HBM3), here is 80 (NVIDIA A100" in error.message
     )

@@ -60,6 +60,9 @@ def test_a_broken_llmapi_repository_is_found_by_its_rule_alone(case: Case, rule:
 
 def test_what_depends_on_the_release(case: Case) -> None:
     assert case.find(release=RELEASE) == case.find(release=f"{RELEASE}+cu124") == []
+    path = case.engine / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": f"{RELEASE}+cu124"}))
+    assert case.find(release=RELEASE) == []
     assert [finding.rule for finding in case.find(release="0.17.0")] == ["TRT407"]
     case.yaml("backend: pytorch", "backend: tensorrt")
     assert case.find(case.llmapi, release="0.21.0") == case.find(case.llmapi) == []

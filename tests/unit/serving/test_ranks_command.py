@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import ranks
 from trtllm_pipeline.serving.server import Ports
 
@@ -80,6 +80,21 @@ def test_what_mpirun_is_told() -> None:
     assert plain[plain.index("--output-filename") + 1] == "/logs:nocopy"
     as_root, _ = split(argv(2, root=True, oversubscribe=True))
     assert {"--allow-run-as-root", "--oversubscribe"} <= set(as_root)
+
+
+def test_an_mpirun_off_path_is_called_by_its_path() -> None:
+    words = argv(2, mpirun="/usr/local/mpi/bin/mpirun")
+    assert words[0] == "/usr/local/mpi/bin/mpirun"
+    assert "--noprefix" in words, "its folder would come before those on PATH"
+    assert words[1:] == argv(2)[1:]
+
+
+def test_an_mpirun_that_is_not_there_is_named_with_what_needs_it() -> None:
+    with pytest.raises(
+        ServerError, match=r"/opt/none/mpirun is not there.* up to TensorRT-LLM 0.18 a single one"
+    ) as error:
+        ranks.check_mpirun("/opt/none/mpirun")
+    assert error.value.failure is FailureClass.USER
 
 
 def test_a_single_server_is_started_as_it_is() -> None:

@@ -128,6 +128,15 @@ def test_what_is_not_understood_is_an_error() -> None:
     with pytest.raises(Http2Error, match="GOAWAY: bye"):
         receiver.feed(0, http2.frame(7, 0, 0, bytes(7) + b"\x02bye"))
     _, receiver, _, _ = pair()
+    malformed = (
+        http2.frame(4, 0, 0, b"short"),  # settings
+        http2.frame(0, 8, 1),  # padded, without a length
+        http2.frame(0, 8, 1, b"\x09padding"),  # more than there is
+        http2.frame(1, 8 | 4, 1, b"\x09padding"),
+    )
+    for each in malformed:
+        with pytest.raises(Http2Error, match="a frame is malformed"):
+            Http2(lambda _: None, lambda *_: None).feed(0, each)
     with pytest.raises(Http2Error, match="not continued"):
         receiver.feed(0, http2.frame(1, 0, 1, b"") + http2.frame(0, 0, 1, b""))
     assert http2._status({"grpc-status": "5", "grpc-message": "no%20model"}) == "NOT_FOUND: no model"

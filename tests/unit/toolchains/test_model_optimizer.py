@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import FAILURE_FILE, Stage, Work
@@ -162,7 +163,8 @@ def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", [engines.QUANTIZE, engines.CONVERT, pytorch.QUANTIZE])
 def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_path: Path, stage: Stage) -> None:
     machine = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM("1.1.0", python="/opt/trt/bin/python3"))
-    work = Work({"precision": "fp8", "family": "llama"}, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
+    params: dict[str, Json] = {"precision": "fp16", "family": "llama", "kv_cache_precision": "none"}
+    work = Work(params, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
     assert stage.commands is not None
     (command,) = stage.commands(work, machine)
     assert command == job.command(work, "/opt/trt/bin/python3")

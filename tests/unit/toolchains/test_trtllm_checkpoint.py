@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.standins.programs import quantize
 from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, StageError
@@ -19,6 +20,7 @@ from trtllm_pipeline.serving import contract
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains import files
 from trtllm_pipeline.toolchains.calibration_rows import Selection
+from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
 
 CONFIG = {
@@ -32,6 +34,7 @@ CONFIG = {
     "mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2},
     "quantization": {"quant_algo": "FP8"},
 }
+FP8 = {"precision": "fp8", "kv_cache_precision": "none"}
 
 
 def safetensors(path: Path, tensors: int = 1) -> None:
@@ -63,7 +66,7 @@ def work_in(folder: Path, out: Path, **params: Any) -> Work:
 
 
 def test_a_whole_checkpoint_is_described(ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2))
+    checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2, **FP8))
     assert capsys.readouterr().out == "checkpoint of LlamaForCausalLM: FP8, tp2pp2, 0.00 GB\n"
 
 
@@ -105,7 +108,7 @@ def without(key: str) -> Callable[[Path], object]:
 def test_a_damaged_checkpoint_ends_in_words(ranks: Path, damage: Callable[[Path], object], words: str) -> None:
     damage(ranks)
     with pytest.raises(StageError, match=words):
-        checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2))
+        checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2, **FP8))
 
 
 def test_a_layout_that_the_script_did_not_take_is_found(ranks: Path) -> None:
@@ -115,6 +118,68 @@ def test_a_layout_that_the_script_did_not_take_is_found(ranks: Path) -> None:
     (ranks / "config.json").write_text(json.dumps(contexts))
     with pytest.raises(StageError, match=r"mapping\.pp_size is 1, expected 2 for tp2pp2"):
         checkpoint.check(ranks, tp=2, pp=2)
+
+
+@pytest.mark.parametrize(
+    ("precision", "cache", "algorithm", "cache_algorithm"),
+    [
+        ("fp16", "none", None, None),
+        ("fp32", "none", None, None),
+        ("fp16", "fp8", None, "FP8"),
+        ("bf16", "none", "NO_QUANT", None),
+        ("fp8", "fp8", "FP8", "FP8"),
+        ("fp8", "none", "FP8_PER_CHANNEL_PER_TOKEN", None),
+        ("int8_wo", "int8", "W8A16", "INT8"),
+        ("int4_wo", "none", "W4A16", None),
+        ("int8_sq", "none", "W8A8_SQ_PER_CHANNEL", None),
+        ("int8_sq", "none", "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", None),
+        ("int4_awq", "none", "W4A16_AWQ", None),
+        ("w4a8_awq", "none", "W4A8_AWQ", None),
+        ("nvfp4", "fp8", "NVFP4", "FP8"),
+        ("fp8", "none", "MIXED_PRECISION", None),
+    ],
+)
+def test_a_checkpoint_is_of_the_precision_that_was_asked_for(
+    precision: str, cache: str, algorithm: str | None, cache_algorithm: str | None
+) -> None:
+    config = {"quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": cache_algorithm}}
+    checkpoint.check_precision(Path("c"), config, {"precision": precision, "kv_cache_precision": cache})
+
+
+@pytest.mark.parametrize("precision", [name for name in formats.PRECISIONS if name not in {"fp16", "bf16"}])
+def test_the_stand_in_for_quantize_writes_what_is_looked_for(precision: str) -> None:
+    config = {"quantization": {"quant_algo": quantize.ALGORITHMS[precision]}}
+    checkpoint.check_precision(Path("c"), config, {"precision": precision, "kv_cache_precision": "none"})
+
+
+@pytest.mark.parametrize(
+    ("precision", "cache", "found", "words"),
+    [
+        ("fp8", "none", {}, "quant_algo is None, expected FP8 for fp8"),
+        ("fp16", "none", {"quant_algo": "FP8"}, "quant_algo is FP8, expected None for fp16"),
+        ("fp16", "none", {"quant_algo": "MIXED_PRECISION"}, "quant_algo is MIXED_PRECISION, expected None for fp16"),
+        ("int4_wo", "none", {"quant_algo": "W4A16_AWQ"}, "quant_algo is W4A16_AWQ, expected W4A16 for int4_wo"),
+        ("int8_wo", "none", {"quant_algo": "W8A16_GPTQ"}, "quant_algo is W8A16_GPTQ, expected W8A16 for int8_wo"),
+        (
+            "fp8",
+            "fp8",
+            {"quant_algo": "FP8"},
+            "kv_cache_quant_algo is None, expected FP8 for a KV cache of fp8",
+        ),
+        (
+            "fp8",
+            "none",
+            {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+            "kv_cache_quant_algo is FP8, expected None for a KV cache of none",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_precision_is_found(
+    ranks: Path, precision: str, cache: str, found: dict[str, str], words: str
+) -> None:
+    (ranks / "config.json").write_text(json.dumps({**CONFIG, "quantization": found}))
+    with pytest.raises(StageError, match=words):
+        checkpoint.run(work_in(ranks.parent, ranks, tp=2, pp=2, precision=precision, kv_cache_precision=cache))
 
 
 # ------------------------------------------------------------------------------------------------------------- engines
@@ -167,6 +232,17 @@ def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> N
     change(built, max_seq_len=None, max_output_len=65)
     with pytest.raises(StageError, match="the engine's max_seq_len is 193, asked for was 192"):
         engine.check_limits(built, ASKED)
+
+
+@pytest.mark.parametrize("asked", [4096, 769])
+def test_more_tokens_than_a_full_batch_are_the_builder_s_to_cut(built: Path, asked: int) -> None:
+    full = 4 * 192
+    change(built, max_num_tokens=full)
+    engine.check_limits(built, {**ASKED, "max_num_tokens": asked})
+    for other in (full - 1, full + 1):
+        change(built, max_num_tokens=other)
+        with pytest.raises(StageError, match=f"the engine's max_num_tokens is {other}, asked for was 4096"):
+            engine.check_limits(built, {**ASKED, "max_num_tokens": 4096})
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

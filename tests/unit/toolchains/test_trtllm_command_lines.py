@@ -251,5 +251,15 @@ def test_serving_with_pytorch() -> None:
 def test_checking_an_engine_of_several_ranks() -> None:
     asked: dict[str, Any] = {"script": "run.py", "engine": "E", "tokenizer": "T", "prompt": "Hello", "max_tokens": 8}
     argv = commands.engine_check("1.0.0", world_size=4, as_root=True, **asked)
-    assert argv[:8] == ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", "", "-n", "4", "python3"]
+    assert argv[:9] == [
+        "mpirun",
+        "--allow-run-as-root",
+        "--noprefix",
+        "--mca",
+        "plm_rsh_agent",
+        "",
+        "-n",
+        "4",
+        "python3",
+    ]
     assert commands.engine_check("1.0.0", **asked)[0] == "python3"

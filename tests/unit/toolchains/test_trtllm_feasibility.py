@@ -69,6 +69,7 @@ def _cell(model: dict[str, Json] = QWEN2_7B, *, kv: str | None = None, **changed
         "settings": {
             "quantize": {"kv_cache_precision": kv, "options": changed.pop("script_options", {})},
             "build": build,
+            "repository": {"enable_chunked_context": changed.pop("chunked", None)},
         },
     }
     return Cell(**(asked | changed))
@@ -120,6 +121,28 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (_cell(tp=4, pp=4), _machine(), "tp4pp4 needs 16 GPUs, this machine has 8"),
         (_cell(isl=32000, osl=1000), _machine(), "lengths 32000,1000 are 33000 tokens, model has 32768 positions"),
         (_cell(build={"max_num_tokens": 1024}), _machine(), "max_num_tokens 1024 is less than a prompt of 2048"),
+        (_cell(build={"max_num_tokens": 1024}, chunked=False), _machine(), "enable_chunked_context: true would split"),
+        (
+            _cell(kv="int8", build={"max_num_tokens": 1024}, chunked=True),
+            _machine(),
+            "use_paged_context_fmha, which is off for fp16 with int8 cache here",
+        ),
+        (
+            _cell(build={"max_num_tokens": 1024, "use_paged_context_fmha": "disable"}, chunked=True),
+            _machine(),
+            "passes of 1024 tokens split a prompt of 2048",
+        ),
+        (
+            _cell(script_options={"awq_block_size": 64}),
+            _machine(),
+            "options.awq_block_size: quantize.py has it, convert_checkpoint.py makes this cell; an `override`",
+        ),
+        (
+            _cell(precision="fp8", script_options={"use_parallel_embedding": True}),
+            _machine(),
+            "options.use_parallel_embedding: convert_checkpoint.py has it, quantize.py makes this cell",
+        ),
+        (_cell(script_options={"use_parallel_embeding": True}), _machine(), "did you mean 'use_parallel_embedding'?"),
         (
             _cell(build={"multi_block_mode": "enable"}),
             _machine(),
@@ -192,6 +215,13 @@ def test_what_cannot_work_says_why(cell: Cell, machine: Machine, expected: str) 
         (_cell(kv="fp16"), _machine()),
         (_cell(recipe={"releases": {"tensorrt_llm": ">=1.2"}}), _machine("1.3.0rc3")),
         (_cell(precision="int4_awq", script_options={"awq_block_size": 64}), _machine()),
+        (_cell(build={"max_num_tokens": 1024}, chunked=True), _machine()),
+        (_cell(kv="int8", chunked=True), _machine()),  # no prompt is longer than a pass
+        (
+            _cell(kv="fp8", build={"max_num_tokens": 1024, "use_paged_context_fmha": True}, chunked=True),
+            _machine("0.16.0"),
+        ),
+        (_pytorch(build={"max_num_tokens": 1024}, chunked=True), _machine("1.3.0", build=None)),
     ],
 )
 def test_what_just_works(cell: Cell, machine: Machine) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.standins import templates
 from tests.unit.lanes import (
     ENGINES,
     PYTORCH,
@@ -27,6 +28,7 @@ from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.stages.common import PERF
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import installed, lanes
 
@@ -136,7 +138,7 @@ def test_rows_at_a_time_and_where_rows_lie_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "first"),
     [
-        ({"build.max_num_tokens": 4096}, "build"),
+        ({"build.max_num_tokens": 1024}, "build"),
         ({"build.tokens_per_block": 32}, "build"),
         ({"repository.batching_strategy": "V1"}, "repository"),
         ({"serve.frontend": "trtllm_serve"}, "repository"),
@@ -225,6 +227,32 @@ def test_building_takes_its_sizes_from_the_cell() -> None:
     assert build.count("--gemm_plugin") == 1
     assert given["--gemm_plugin"] == "fp8"
     assert values(ours)["--max-seq-len"] == "328"
+
+
+@pytest.mark.parametrize(("asked", "built"), [(4096, "768"), (769, "768"), (768, "768"), (767, "767")])
+def test_more_tokens_than_a_full_batch_are_not_asked_for(asked: int, built: str) -> None:
+    """The engine would be that of 4 x 192 in any case."""
+    planned = plan(cell(batch=4, settings={"build.max_num_tokens": asked}))
+    assert values(commands(planned, "build")[0])["--max_num_tokens"] == built
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared"),
+    [(None, None), (127, None), (128, 128), (512, 512), (513, None), (768, None), (4096, None)],
+)
+def test_perf_declares_tokens_of_a_pass_that_the_builder_leaves_alone(asked: int | None, declared: int | None) -> None:
+    params = PERF.params(cell(batch=4, settings={"build.max_num_tokens": asked}))
+    assert isinstance(params["declared"], dict)
+    assert params["declared"]["max_num_tokens"] == declared
+
+
+@pytest.mark.parametrize("toolchain", [ENGINES, PYTORCH])
+@pytest.mark.parametrize(("chunked", "tokens"), [(None, 65536), (False, 65536), (True, 8192)])
+def test_a_prompt_that_may_be_split_needs_no_pass_of_its_length(
+    toolchain: str, chunked: bool | None, tokens: int
+) -> None:
+    asked = replace(cell(toolchain=toolchain, settings={"repository.enable_chunked_context": chunked}), isl=65536)
+    assert stage_run(plan(asked), "build" if toolchain == ENGINES else "repository").params["max_num_tokens"] == tokens
 
 
 @pytest.mark.parametrize(("tp", "ranks"), [(1, None), (4, "4")])
@@ -375,7 +403,7 @@ SERVE = {"serve.frontend": "trtllm_serve"}
         (
             cell("fp8", toolchain=PYTORCH),
             machine(more=",model_optimizer=no"),
-            "is made with Model Optimizer: pip install",
+            "is made with Model Optimizer, and Model Optimizer is not installed: MODEL_OPTIMIZER_PYTHON names",
         ),
         (
             cell("fp16", toolchain=PYTORCH, settings=FP8_CACHE),
@@ -386,7 +414,7 @@ SERVE = {"serve.frontend": "trtllm_serve"}
         (
             cell("fp8"),
             machine(more=",examples=no,model_optimizer=no"),
-            "neither the example scripts of TensorRT-LLM nor Model Optimizer are here",
+            "there are no example scripts of TensorRT-LLM, and Model Optimizer is not installed",
         ),
         (
             cell("fp8", recipe={"family": "gpt2", "num_key_value_heads": 32}),
@@ -435,10 +463,79 @@ def test_settings_that_are_read_are_taken(asked: Cell) -> None:
     assert infeasible(asked) is None
 
 
+def repository_settings(**settings: Any) -> dict[str, Any]:
+    return {f"repository.{name}": value for name, value in settings.items()}
+
+
+@pytest.mark.parametrize("installed_here", [True, False])
+@pytest.mark.parametrize(
+    ("release", "settings", "words"),
+    [
+        (
+            "0.16.0",
+            {"lookahead_window_size": 4},
+            "has ${lookahead_window_size}, which are known to have it from 0.19.0",
+        ),
+        (
+            "0.19.0",
+            {"visual_model_path": "v"},
+            "has ${visual_model_path}, which are known to have it from 0.12.0 on and up to 0.18.2",
+        ),
+        (
+            "0.16.0",
+            {"parameters": {"max_beam_width": 2}},
+            "parameters.max_beam_width: use settings.repository.max_beam",
+        ),
+        ("0.16.0", {"parameters": {"engine_dir": "/e"}}, "parameters.engine_dir: it follows from the engine"),
+        ("0.16.0", {"lookahead_window_size": None}, None),
+        ("0.19.0", {"lookahead_window_size": 4}, None),
+    ],
+)
+def test_settings_without_a_place_are_found_before_anything_is_built(
+    tmp_path: Path, release: str, settings: dict[str, Any], words: str | None, installed_here: bool
+) -> None:
+    on = with_templates(tmp_path, release) if installed_here else machine(release)
+    reason = infeasible(cell(settings=repository_settings(**settings)), on)
+    assert (reason is None) if words is None else (words in str(reason))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("foo", "; remove it"), ("max_tokens_in_pagd_kv_cache", "; did you mean 'max_tokens_in_paged_kv_")],
+)
+def test_the_installed_templates_decide_on_parameters(tmp_path: Path, name: str, hint: str) -> None:
+    asked = cell(settings=repository_settings(parameters={name: 1}))
+    on = with_templates(tmp_path, "0.16.0")
+    assert f"parameters.{name}: no template of TensorRT-LLM 0.16.0 has ${{{name}}}{hint}" in str(infeasible(asked, on))
+    assert infeasible(asked, machine("0.16.0")) is None, "what files there are is not known"
+    served = cell(settings={**repository_settings(parameters={}), **SERVE})
+    assert infeasible(served, on) is None
+
+
+def with_templates(folder: Path, release: str) -> Machine:
+    """A machine that is not assumed, with the files of a release."""
+    here = machine(release)
+    assert here.tensorrt_llm is not None
+    found = replace(here.tensorrt_llm, templates=str(templates.install(folder, release)))
+    return replace(here, assumed=False, tensorrt_llm=found)
+
+
 def test_one_rank_needs_no_mpirun_and_neither_does_pytorch() -> None:
     without = replace(machine(), mpirun=None)
     assert infeasible(cell(), without) is None
     assert infeasible(cell(tp=2, toolchain=PYTORCH), without) is None
+
+
+def test_inside_a_job_the_plan_says_that_mpirun_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    here = replace(machine(), assumed=False)
+    for asked in (cell(tp=2), cell(tp=2, settings=SERVE)):  # for the launch; for the engine's check alone
+        reason = str(infeasible(asked, here))
+        assert "inside a parallel job (SLURM_JOB_ID is set)" in reason
+        assert 'docs/multi-node.md, "In a Slurm allocation"' in reason
+    assert infeasible(cell(), here) is None, "one rank runs without mpirun"
+    assert infeasible(cell(tp=2, toolchain=PYTORCH), here) is None
+    assert infeasible(cell(tp=2), machine()) is None, "a machine that is only described is another one"
 
 
 @pytest.mark.parametrize("toolchain", [ENGINES, PYTORCH])

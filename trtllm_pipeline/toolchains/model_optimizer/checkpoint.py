@@ -30,6 +30,8 @@ FAMILIES: Final[Mapping[str, str]] = {
     "Qwen3ForCausalLM": "qwen",
 }
 """Architecture -> Model Optimizer's name of its family. Others it either cannot export or exports with parts missing."""
+MODEL_TYPES: Final = tuple(name.removesuffix("ForCausalLM").lower() for name in FAMILIES)
+"""The same as `model_type` of config.json."""
 
 _PIECES: Final = 8
 _TENSORS_PER_LAYER: Final = 48

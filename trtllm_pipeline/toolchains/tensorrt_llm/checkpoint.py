@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, StageError
 from trtllm_pipeline.hub.verify import check_folder, tensors
 from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
 
 REQUIRED: Final = (
     "architecture",
@@ -30,10 +32,16 @@ REQUIRED: Final = (
 """Keys of config.json without which nothing can be built."""
 
 
+_UNQUANTIZED: Final = (None, "", "NO_QUANT")
+_MIXED: Final = "MIXED_PRECISION"
+"""Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
+
+
 def run(work: Work) -> None:
     """Check a TensorRT-LLM checkpoint. Raises StageError."""
     tp, pp = int(str(work.params["tp"])), int(str(work.params["pp"]))
     config = check(work.out, tp=tp, pp=pp)
+    check_precision(work.out, config, work.params)
     size = sum(file.stat().st_size for file in work.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
     print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
@@ -81,3 +89,25 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
         except DownloadError as error:
             raise StageError(f"{file} is damaged: {error.message}") from error
     return config
+
+
+def check_precision(folder: Path, config: Mapping[str, Any], asked: Mapping[str, Json]) -> None:
+    """Raise StageError where the config.json of `folder` says other algorithms than the parameters `asked` for."""
+    precision, cache = str(asked["precision"]), str(asked["kv_cache_precision"])
+    known = PRECISIONS.get(precision)
+    wanted = {
+        "quant_algo": (precision, known.algorithm if known else None),
+        "kv_cache_quant_algo": (f"a KV cache of {cache}", kv_cache_algorithm(cache)),
+    }
+    quantization = config.get("quantization") or {}
+    for name, (what, expected) in wanted.items():
+        found = quantization.get(name)
+        if not _agree(found, expected):
+            raise StageError(f"{folder / 'config.json'}: {name} is {found}, expected {expected} for {what}")
+
+
+def _agree(found: Any, expected: str | None) -> bool:
+    if expected is None:
+        return found in _UNQUANTIZED
+    # Scripts add how activations are scaled: W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN, FP8_PER_CHANNEL_PER_TOKEN.
+    return found in {expected, _MIXED} or str(found).startswith(f"{expected}_PER_")

@@ -187,11 +187,11 @@ def takes_dataset(release: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------- engines
 
 
-def max_num_tokens(max_batch_size: int, isl: int, osl: int) -> int:
-    """Tokens of one forward pass where the matrix says none: 8192 as TensorRT-LLM since 0.11, at least a whole prompt
-    and a token of every request, at most what a full batch can have.
+def max_num_tokens(max_batch_size: int, isl: int, osl: int, *, chunked: bool = False) -> int:
+    """Tokens of one forward pass where the matrix says none: 8192 as TensorRT-LLM since 0.11, at least a token of every
+    request and, unless prompts are split (`chunked`), a whole prompt, at most what a full batch can have.
     """
-    return min(max_batch_size * (isl + osl), max(_NUM_TOKENS, isl, max_batch_size))
+    return min(max_batch_size * (isl + osl), max(_NUM_TOKENS, 0 if chunked else isl, max_batch_size))
 
 
 def build(
@@ -317,8 +317,9 @@ def engine_check(
 
 
 def _mpi_flags(*, as_root: bool, oversubscribe: bool) -> list[str]:
-    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
-    flags = ["--mca", "plm_rsh_agent", ""]
+    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none. Called by its
+    # path, it would put its own folder before those on PATH.
+    flags = ["--noprefix", "--mca", "plm_rsh_agent", ""]
     return [*(["--allow-run-as-root"] if as_root else []), *(["--oversubscribe"] if oversubscribe else []), *flags]
 
 

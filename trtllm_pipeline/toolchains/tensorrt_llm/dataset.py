@@ -15,7 +15,7 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.perf.prompts import chat_renderer
 from trtllm_pipeline.stages.base import Work, write_failure
-from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, read_rows
+from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, default_set, read_rows
 
 BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
@@ -34,11 +34,11 @@ def command(work: Work) -> list[str]:
         "-m",
         "trtllm_pipeline.toolchains.tensorrt_llm.dataset",
         "--data",
-        str(work.files["calibration_data"]),
+        str(work.files.get("calibration_data", default_set())),  # by hand none need be named
         "--model",
         str(work.inputs["model"]),
         "--calibration",
-        json.dumps(work.params["calibration"], sort_keys=True),
+        json.dumps(work.params.get("calibration"), sort_keys=True),
         "--output-dir",
         str(folder(work)),
     ]

@@ -39,8 +39,21 @@ def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
         name: build.get(name) for name in ("max_batch_size", "max_num_tokens")
     }
     for name, value in got.items():
-        if asked.get(name) is not None and value is not None and value != asked[name]:
-            raise StageError(f"{engine}: the engine's {name} is {value}, asked for was {asked[name]}")
+        if asked.get(name) is None or value is None or value == asked[name]:
+            continue
+        what = f"the engine's {name} is {value}, asked for was {asked[name]}"
+        if name != "max_num_tokens" or value not in _bounds_of_num_tokens(build, limits):
+            raise StageError(f"{engine}: {what}")
+        print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
+
+
+def _bounds_of_num_tokens(build: Mapping[str, Any], limits: EngineLimits) -> set[int]:
+    """What `trtllm-build` itself makes of a max_num_tokens beyond them: a full batch, in the first releases of prompts
+    alone, or one block of the KV cache.
+    """
+    batch, block = build.get("max_batch_size") or 0, (build.get("plugin_config") or {}).get("tokens_per_block")
+    full = {batch * length for length in (limits.max_seq_len, limits.max_input_len) if length}
+    return full | ({block} if isinstance(block, int) else set())
 
 
 def run_check(work: Work) -> None:

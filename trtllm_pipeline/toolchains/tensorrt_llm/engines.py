@@ -6,23 +6,39 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, dataset, feasibility, lanes, releases, templates
+from trtllm_pipeline.toolchains.calibration_rows import Selection
+from trtllm_pipeline.toolchains.model_optimizer import formats, job
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
+from trtllm_pipeline.toolchains.tensorrt_llm import (
+    checkpoint,
+    commands,
+    dataset,
+    feasibility,
+    lanes,
+    releases,
+    templates,
+)
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number, text
 
 CHECKPOINT: Final = ("quantize", "convert")
+_CHECKPOINT_OPTIONS: Final = lanes.checkpoint_options(
+    precisions=tuple(dict.fromkeys((*commands.PLAIN, *formats.PRECISIONS))),
+    caches=(lanes.NONE, "fp8", "int8"),
+    families=tuple(releases.FAMILIES),
+    checkpoint_format="tensorrt_llm",
+)
 _CHECK_PROMPT: Final = "The capital of France is"
 _CHECK_TOKENS: Final = 8
-_MODEL_OPTIMIZER_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-"""Those whose TensorRT-LLM checkpoints come out right."""
 
 
 def _route(cell: Cell, machine: Machine) -> str:
@@ -34,15 +50,15 @@ def _route(cell: Cell, machine: Machine) -> str:
 def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     script = lanes.script(machine, releases.QUANTIZE_SCRIPT)
     if script is None:
-        return (job.command(work, installed(machine).python),)
+        return (job.command(work, lanes.quantizing_python(machine)),)
     release, params = installed(machine).release, work.params
-    taken = mapping(params, "calibration")
+    taken = Selection.parse(params.get("calibration"))
     calibration = commands.Calibration(
         dataset=str(dataset.folder(work)) if commands.takes_dataset(release) else None,
-        samples=taken["samples"],
-        max_length=taken["max_length"],
-        batch_size=int(str(params.get("batch_size") or dataset.BATCH_SIZE)),
-        seed=taken["seed"],
+        samples=taken.samples,
+        max_length=taken.max_length,
+        batch_size=dataset.BATCH_SIZE if params.get("batch_size") is None else number(params, "batch_size"),
+        seed=taken.seed,
     )
     quantize = commands.quantize(
         release,
@@ -51,7 +67,7 @@ def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
         model=str(work.inputs["model"]),
         output=str(work.out),
         precision=text(params, "precision"),
-        kv=_given(params, "kv_cache_precision"),
+        kv=_cache(params),
         tp=number(params, "tp"),
         pp=number(params, "pp"),
         calibration=calibration,
@@ -63,9 +79,10 @@ def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
 
 def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     release, params, family = installed(machine).release, work.params, text(work.params, "family")
+    _check_convertible(release, params)
     script = lanes.script(machine, releases.convert_script(release, family))
     if script is None:
-        return (job.command(work, installed(machine).python),)
+        return (job.command(work, lanes.quantizing_python(machine)),)
     return (
         commands.convert_checkpoint(
             release,
@@ -85,7 +102,8 @@ def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
 
 
 def _build(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
-    params, world_size = work.params, number(work.params, "tp") * number(work.params, "pp")
+    params, tp, pp = work.params, number(work.params, "tp"), number(work.params, "pp")
+    _check_buildable(work, tp, pp)
     program = installed(machine).build
     return (
         commands.build(
@@ -94,10 +112,10 @@ def _build(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
             output=str(work.out),
             family=text(params, "family"),
             precision=text(params, "precision"),
-            kv=_given(params, "kv_cache_precision"),
+            kv=_cache(params),
             sm=machine.sm,
-            world_size=world_size,
-            workers=world_size,
+            world_size=tp * pp,
+            workers=tp * pp,
             max_batch_size=number(params, "max_batch_size"),
             isl=number(params, "max_input_len"),
             osl=number(params, "max_seq_len") - number(params, "max_input_len"),
@@ -129,13 +147,44 @@ def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     )
 
 
-def _given(params: Mapping[str, Json], name: str) -> str | None:
-    value = params.get(name)
-    return None if value is None else str(value)
+def _cache(params: Mapping[str, Json]) -> str | None:
+    """How the KV cache is quantized, None for not at all."""
+    asked = text(params, "kv_cache_precision")
+    return None if asked == lanes.NONE else asked
+
+
+def _check_convertible(release: str, params: Mapping[str, Json]) -> None:
+    """Raise StageError for a checkpoint that takes measuring: converting would leave another one, without a word."""
+    family, precision, kv = text(params, "family"), text(params, "precision"), _cache(params)
+    if commands.route(release, family, precision, kv) == "convert":
+        return
+    what = precision if kv is None else f"{precision} with a cache of {kv}"
+    raise StageError(
+        f"convert_checkpoint.py of TensorRT-LLM {release} does not make {what} for {family}",
+        failure=FailureClass.USER,
+        hint="pipeline quantize makes it",
+    )
+
+
+def _check_buildable(work: Work, tp: int, pp: int) -> None:
+    """Raise StageError where the builder would make another engine than was asked for, or fail after minutes."""
+    longest, prompt = number(work.params, "max_seq_len"), number(work.params, "max_input_len")
+    if longest <= prompt:
+        raise StageError(
+            f"max_seq_len {longest} counts prompt and answer together; expected more than max_input_len {prompt}",
+            failure=FailureClass.USER,
+        )
+    # An attempt of a pipeline holds its own results, and builds from what was checked when it was made, or will be.
+    if work.out.parent != work.attempt:
+        folder = work.inputs["checkpoint"]
+        try:
+            checkpoint.check_precision(folder, checkpoint.check(folder, tp=tp, pp=pp), work.params)
+        except StageError as error:
+            hint = "--tp, --pp, --precision and --kv-cache-precision are those that the checkpoint was made with"
+            raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
 def _build_params(cell: Cell) -> Mapping[str, Json]:
-    settings = cell.settings["build"]
     return {
         **lanes.model_params(cell),
         "tp": cell.tp,
@@ -143,8 +192,8 @@ def _build_params(cell: Cell) -> Mapping[str, Json]:
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
-        "max_num_tokens": settings["max_num_tokens"]
-        or commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl),
+        # trtllm-build has no use for more, and would build the same engine.
+        "max_num_tokens": min(feasibility.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
         "options": _build_options(cell),
     }
 
@@ -163,13 +212,13 @@ QUANTIZE: Final = Stage(
     commands=_quantize,
     inputs={"model": "download"},
     applies=lambda cell, machine: _route(cell, machine) == "quantize",
-    options=lanes.CHECKPOINT_OPTIONS,
+    options=_CHECKPOINT_OPTIONS,
     params=lambda cell: lanes.checkpoint_params(cell, calibrated=True),
     advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
     file_names=("calibration_data",),
     files=lanes.calibration_data,
     resources=lanes.quantizing_takes,
-    identity=("tensorrt_llm", "checkpoints", "model_optimizer"),
+    identity=("tensorrt_llm", "checkpoints"),
     expected_s=300.0,
     timeout_s=6 * 3600.0,
 )
@@ -182,11 +231,11 @@ CONVERT: Final = Stage(
     commands=_convert,
     inputs={"model": "download"},
     applies=lambda cell, machine: _route(cell, machine) == "convert",
-    options=lanes.CHECKPOINT_OPTIONS,
+    options=_CHECKPOINT_OPTIONS,
     params=lambda cell: lanes.checkpoint_params(cell, calibrated=False),
     resources=lanes.one_gpu,
     section="quantize",
-    identity=("tensorrt_llm", "checkpoints", "model_optimizer"),
+    identity=("tensorrt_llm", "checkpoints"),
     expected_s=120.0,
     timeout_s=3 * 3600.0,
 )
@@ -199,9 +248,7 @@ BUILD: Final = Stage(
     commands=_build,
     inputs={"checkpoint": CHECKPOINT, "model": "download"},
     options=(
-        Option("family", "str", "architecture family: model_type of the model's config.json", required=True),
-        Option("precision", "str", "of the weights", required=True),
-        Option("kv_cache_precision", "json", 'of the KV cache: "fp8", "int8", or null'),
+        *(option for option in _CHECKPOINT_OPTIONS if option.name in {"family", "precision", "kv_cache_precision"}),
         Option("tp", "int", "tensor parallel size of the checkpoint", default=1),
         Option("pp", "int", "pipeline parallel size of the checkpoint", default=1),
         Option("max_batch_size", "int", "requests in flight", required=True),
@@ -257,7 +304,7 @@ REPOSITORY: Final = Stage(
         "max_batch_size": cell.max_batch_size,
         "parameters": cell.settings["repository"]["parameters"],
     },
-    identity=("tensorrt_llm",),
+    identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
 )
 
@@ -279,19 +326,36 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
         feasibility.infeasible(cell, machine, asked)
         or _unmade(cell, machine)
         or lanes.unservable(cell, machine, _read_settings(cell))
+        or _unfilled(cell, machine)
     )
+
+
+def _unfilled(cell: Cell, machine: Machine) -> str | None:
+    """Which of a cell's repository settings the release's templates have no place for, or None."""
+    if cell.settings["serve"]["frontend"] != lanes.TRITON:
+        return None
+    found, given = installed(machine), lanes.repository_params(cell, templates.BY_NAME)
+    try:
+        parameters = templates.texts(cell.settings["repository"]["parameters"])
+        places = None
+        if not machine.assumed and found.templates is not None:
+            places = templates.installed_places(Path(found.templates))
+        if places is None:
+            places = templates.recorded_places(found.release, parameters)
+        templates.check_asked(templates.asked(given, parameters), places, found.release)
+    except StageError as error:
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return None
 
 
 def _unmade(cell: Cell, machine: Machine) -> str | None:
     """Why no checkpoint can be made where the release's example scripts are not, or None."""
     if installed(machine).examples is not None:
         return None
-    if machine.model_optimizer is None:
-        return (
-            "neither the example scripts of TensorRT-LLM nor Model Optimizer are here; `pipeline doctor` says where they "
-            "are looked for"
-        )
-    if cell.recipe["family"] not in _MODEL_OPTIMIZER_FAMILIES or cell.precision == "fp32":
+    lacks = lanes.quantizing_lacks(machine)
+    if lacks is not None:
+        return f"there are no example scripts of TensorRT-LLM, and {lacks}; `pipeline doctor` says what is looked for"
+    if cell.recipe["family"] not in MODEL_TYPES or cell.precision == "fp32":
         return (
             f"{cell.recipe['family']} in {cell.precision}: without the example scripts Model Optimizer makes checkpoints, "
             "and not this one"

@@ -17,8 +17,10 @@ from trtllm_pipeline.toolchains.tensorrt_llm import memory, options
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import (
     PLAIN,
     WEIGHT_ONLY,
+    build_defaults,
     data_type,
     kv_precision,
+    max_num_tokens,
     route,
     uses_fp8_context_fmha,
 )
@@ -60,6 +62,19 @@ class _Case:
     @property
     def release(self) -> str:
         return self.installed.release
+
+
+def splits_prompts(cell: Cell) -> bool:
+    """Whether a prompt may take several forward passes."""
+    return cell.settings["repository"]["enable_chunked_context"] is True
+
+
+def num_tokens(cell: Cell) -> int:
+    """Tokens of one forward pass over all requests."""
+    asked = cell.settings["build"]["max_num_tokens"]
+    if isinstance(asked, int):
+        return asked
+    return max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
 
 
 def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) -> str | None:
@@ -141,9 +156,16 @@ def _checkpoint_options(case: _Case) -> str | None:
         return None
     if case.installed.examples is None:
         return "settings.quantize.options are for TensorRT-LLM's example scripts, which this machine does not have"
-    quantized = route(case.release, case.family, case.cell.precision, case.kv) == "quantize"
-    tool = "quantize.py" if quantized else convert_tool(case.family)
-    problems = options.check_extra(tool, case.release, extra)
+    tool, other = "quantize.py", convert_tool(case.family)
+    if route(case.release, case.family, case.cell.precision, case.kv) == "convert":
+        tool, other = other, tool
+    problems: list[str] = []
+    for name, value in extra.items():
+        if options.has(other, case.release, name) and not options.has(tool, case.release, name):
+            theirs, ours = other.partition(":")[0], tool.partition(":")[0]
+            problems.append(f"{name}: {theirs} has it, {ours} makes this cell; an `override` gives it to others alone")
+        else:
+            problems += options.check_extra(tool, case.release, {name: value})
     return "; ".join(f"settings.quantize.options.{problem}" for problem in problems) or None
 
 
@@ -292,10 +314,30 @@ def _lengths(case: _Case) -> str | None:
     cell, most = case.cell, case.shape.max_position_embeddings
     if cell.isl + cell.osl > most:
         return f"lengths {cell.isl},{cell.osl} are {cell.isl + cell.osl} tokens, {cell.model} has {most} positions"
-    tokens = cell.settings["build"].get("max_num_tokens")
-    if isinstance(tokens, int) and tokens < cell.isl:
-        return f"settings.build.max_num_tokens {tokens} is less than a prompt of {cell.isl} tokens"
+    tokens = num_tokens(cell)
+    if tokens >= cell.isl:
+        return None
+    if not splits_prompts(cell):
+        return (
+            f"settings.build.max_num_tokens {tokens} is less than a prompt of {cell.isl} tokens, which "
+            "settings.repository.enable_chunked_context: true would split"
+        )
+    if cell.toolchain == ENGINES and not _has_paged_context_fmha(case):
+        return (
+            f"settings.repository.enable_chunked_context: passes of {tokens} tokens split a prompt of {cell.isl}, and "
+            f"engines can with use_paged_context_fmha, which is off for {cell.precision} with {case.kv or 'no quantized'} "
+            "cache here"
+        )
     return None
+
+
+def _has_paged_context_fmha(case: _Case) -> bool:
+    name = "use_paged_context_fmha"
+    defaults = build_defaults(
+        case.release, precision=case.cell.precision, family=case.family, kv=case.kv, sm=case.machine.sm
+    )
+    wanted = case.extra.get(name, case.extra.get(f"--{name}", defaults.get(f"--{name}")))
+    return wanted in ("enable", True)
 
 
 def _fits(case: _Case) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -20,31 +21,13 @@ from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
 """Older ones take other configurations."""
 _NESTED: Final = "models/core/"
 _ROOM: Final = 1.25
 """GPU memory that quantizing takes, in sizes of the 16-bit weights."""
-CHECKPOINT_OPTIONS: Final = (
-    Option("precision", "str", "of the weights", required=True),
-    Option("kv_cache_precision", "json", 'of the KV cache: "fp8", "int8", or null for the weights\' data type'),
-    Option("family", "str", "architecture family: model_type of the model's config.json", required=True),
-    Option("tp", "int", "tensor parallel size", default=1),
-    Option("pp", "int", "pipeline parallel size", default=1),
-    Option("max_position_embeddings", "int", "longest sequence of the model", default=0),
-    Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"),
-    Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
-    Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
-    Option(
-        "checkpoint_format",
-        "str",
-        "of what is written",
-        default="tensorrt_llm",
-        choices=("tensorrt_llm", "hugging_face"),
-    ),
-)
 TRITON: Final = "triton"
 BACKEND: Final = "tensorrtllm"
 """Triton's backend for engines."""
@@ -54,6 +37,36 @@ _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 FRONTENDS: Final = (TRITON, "trtllm_serve")
 FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
 SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
+NONE: Final = "none"
+"""Precision of a KV cache that is not quantized, as it is typed."""
+
+
+def checkpoint_options(
+    *, precisions: tuple[str, ...], caches: tuple[str, ...], families: tuple[str, ...], checkpoint_format: str
+) -> tuple[Option, ...]:
+    """What the stages that make a checkpoint of one format are told. `families` () is any."""
+    return (
+        Option("precision", "str", "of the weights", required=True, choices=precisions),
+        Option("kv_cache_precision", "str", "of the KV cache; none is the model's own", default=NONE, choices=caches),
+        Option(
+            "family",
+            "str",
+            "architecture family: model_type of the model's config.json",
+            required=True,
+            choices=families,
+        ),
+        Option("tp", "int", "tensor parallel size", default=1),
+        Option("pp", "int", "pipeline parallel size", default=1),
+        Option("max_position_embeddings", "int", "longest sequence of the model", default=0),
+        Option(
+            "calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"
+        ),
+        Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
+        Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
+        Option(
+            "checkpoint_format", "str", "of what is written", default=checkpoint_format, choices=(checkpoint_format,)
+        ),
+    )
 
 
 def installed(machine: Machine) -> TensorRTLLM:
@@ -81,7 +94,7 @@ def kv_cache(cell: Cell) -> str | None:
 
 def model_params(cell: Cell) -> dict[str, Json]:
     """What of the model the command lines depend on."""
-    return {"family": cell.recipe["family"], "precision": cell.precision, "kv_cache_precision": kv_cache(cell)}
+    return {"family": cell.recipe["family"], "precision": cell.precision, "kv_cache_precision": kv_cache(cell) or NONE}
 
 
 def checkpoint_params(cell: Cell, *, calibrated: bool) -> dict[str, Json]:
@@ -160,17 +173,25 @@ def text(params: Mapping[str, Json], name: str) -> str:
 
 
 def number(params: Mapping[str, Json], name: str) -> int:
-    """A parameter that is a whole number."""
+    """A parameter that counts something. Raises StageError for what is no whole number of at least 1."""
     value = params[name]
-    assert isinstance(value, int), f"{name} is {value!r}"
+    if type(value) is not int or value < 1:
+        raise _not_understood(name, value, "a whole number of at least 1")
     return value
 
 
 def mapping(params: Mapping[str, Json], name: str) -> dict[str, Any]:
-    """A parameter that is an object, {} where it is not given."""
-    value = params.get(name) or {}
-    assert isinstance(value, dict), f"{name} is {value!r}"
+    """A parameter that is an object, {} where it is not given. Raises StageError for anything else."""
+    value = params.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _not_understood(name, value, "{NAME: VALUE}")
     return value
+
+
+def _not_understood(name: str, value: Json, expected: str) -> StageError:
+    return StageError(f"{name} is {json.dumps(value)}; expected {expected}", failure=FailureClass.USER)
 
 
 def script(machine: Machine, inside: str) -> str | None:
@@ -236,6 +257,8 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
         default = templates.BY_NAME[name].default if name in templates.BY_NAME else None
         if name not in read and name not in _OF_EVERY_STAGE and value not in (None, {}, default):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
+    if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
+        return reason
     if frontend != TRITON:
         if found.serve is None:
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
@@ -259,9 +282,18 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
 
 
 def _needs_mpirun(cell: Cell, release: str) -> bool:
-    from trtllm_pipeline.serving.ranks import needs_mpirun  # only where there is no mpirun: it imports HTTP and TLS
+    from trtllm_pipeline.serving.ranks import needs_mpirun  # where it is asked: it imports HTTP and TLS
 
     return needs_mpirun(world_size(cell), release)
+
+
+def _in_a_job(cell: Cell, machine: Machine) -> str | None:
+    """Why mpirun cannot be started for a cell on this very machine, by the launch or by the engine's check; or None."""
+    from trtllm_pipeline.serving.ranks import nested
+
+    served = cell.settings["serve"]["frontend"] == TRITON and _needs_mpirun(cell, installed(machine).release)
+    checked = world_size(cell) > 1 and script(machine, RUN_SCRIPT) is not None
+    return nested() if served or checked else None
 
 
 def _runs_in_backend(cell: Cell) -> bool:

@@ -141,6 +141,14 @@ def exists(tool: Tool, release: str, name: str) -> bool:
     return load()[tool].at(name, release) is not None
 
 
+def has(tool: Tool, release: str, key: str) -> bool:
+    """Whether `tool` takes a user's option `key` in `release`, however it is spelled."""
+    name = spelling(key)
+    canonical = load()[tool].canonical(name)
+    form = None if canonical is None else load()[tool].at(canonical, release)
+    return form is not None and name in (canonical, *form.aliases)
+
+
 def accepts(tool: Tool, release: str, name: str, value: Scalar) -> bool:
     """Whether `tool` has the option in `release` and takes `value` for it."""
     form = load()[tool].at(name, release)

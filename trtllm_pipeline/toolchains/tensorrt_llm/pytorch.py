@@ -6,7 +6,6 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
@@ -15,14 +14,16 @@ from trtllm_pipeline.stages.base import Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, feasibility, lanes, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm import feasibility, lanes, llmapi
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
 _FORMAT: Final = "hugging_face"
-_QUANTIZE_OPTIONS: Final = tuple(
-    replace(option, default=_FORMAT, choices=(_FORMAT,)) if option.name == "checkpoint_format" else option
-    for option in lanes.CHECKPOINT_OPTIONS
+_QUANTIZE_OPTIONS: Final = lanes.checkpoint_options(
+    precisions=feasibility.PYTORCH_PRECISIONS,
+    caches=(lanes.NONE, "fp8", "nvfp4"),
+    families=(),
+    checkpoint_format=_FORMAT,
 )
 
 
@@ -39,18 +40,16 @@ def _quantize_params(cell: Cell) -> Mapping[str, Json]:
 
 
 def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
-    return (job.command(work, lanes.installed(machine).python),)
+    return (job.command(work, lanes.quantizing_python(machine)),)
 
 
 def _repository_params(cell: Cell) -> Mapping[str, Json]:
-    settings = cell.settings["build"]
     return {
         **lanes.frontend_params(cell),
         **lanes.repository_params(cell, llmapi.SETTINGS),
         "max_batch_size": cell.max_batch_size,
         "max_seq_len": cell.isl + cell.osl,
-        "max_num_tokens": settings["max_num_tokens"]
-        or commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl),
+        "max_num_tokens": feasibility.num_tokens(cell),
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
         "llm_args": cell.settings["repository"]["llm_args"],
@@ -84,7 +83,7 @@ REPOSITORY: Final = Stage(
     inputs={"model": ("quantize", "download")},
     options=(lanes.FRONTEND, *llmapi.OPTIONS, lanes.SERVE_OPTIONS),
     params=_repository_params,
-    identity=("tensorrt_llm",),
+    identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
 )
 
@@ -107,9 +106,8 @@ def _read_settings(cell: Cell) -> Collection[str]:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     reason = feasibility.infeasible(cell, machine) or lanes.unservable(cell, machine, _read_settings(cell))
-    if reason is None and _quantized(cell) and machine.model_optimizer is None:
-        return f"precision {cell.precision} is made with Model Optimizer: pip install 'trtllm-pipeline[quantize]'"
-    return reason
+    lacks = lanes.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
+    return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import TensorRTLLM
 from trtllm_pipeline.serving import lint
-from trtllm_pipeline.stages.base import Option, Work
+from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, templates
-
-OPTIONS: Final = (
-    Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
-    *(setting.option() for setting in templates.SETTINGS),
-    Option("parameters", "json", "values of any other placeholder of the templates: {NAME: VALUE}", default={}),
-)
-"""Of the engine lane; those of the PyTorch lane are `llmapi.OPTIONS`."""
+from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed
 
 
 def run(work: Work) -> None:
@@ -32,18 +25,18 @@ def run(work: Work) -> None:
     class.
     """
     engine = work.inputs["engine"]
-    write(work.out, _installed(), engine=engine, model=work.inputs["model"], params=work.params)
+    write(work.out, installed(probe.machine()), engine=engine, model=work.inputs["model"], params=work.params)
     print(f"wrote {', '.join(templates.MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
 def run_llmapi(work: Work) -> None:
     """Write the LLM API's model around the Hugging Face folder `work.inputs["model"]`."""
-    write_llmapi(work.out, _installed(), model=work.inputs["model"], params=work.params)
+    write_llmapi(work.out, installed(probe.machine()), model=work.inputs["model"], params=work.params)
     print(f"wrote {llmapi.MODEL} for {work.inputs['model']}")  # noqa: T201  a stage's stdout is its log
 
 
 def write(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path, params: Mapping[str, Json]) -> None:
-    """Fill the templates of `installed` into the empty folder `out`. `params` are those of OPTIONS.
+    """Fill the templates of `installed` into the empty folder `out`. `params` are those of the engine lane's stage.
 
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
@@ -55,9 +48,9 @@ def write(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path, param
     max_batch_size, others = given.pop("max_batch_size"), given.pop("parameters", {})
     assert isinstance(max_batch_size, int)
     values = templates.values_of(given, engine=facts, tokenizer=model, max_batch_size=max_batch_size)
-    extra = _texts(others)
-    asked = {templates.BY_NAME[name].fills for name, value in given.items() if value != templates.BY_NAME[name].default}
-    templates.fill(_templates(installed), out, {**values, **extra}, release=installed.release, asked={*asked, *extra})
+    extra = templates.texts(others)
+    asked = templates.asked(given, extra)
+    templates.fill(_templates(installed), out, {**values, **extra}, release=installed.release, asked=asked)
     _check(out, installed, facts)
 
 
@@ -70,15 +63,6 @@ def write_llmapi(out: Path, installed: TensorRTLLM, *, model: Path, params: Mapp
     _check(out, installed, None)
 
 
-def _installed() -> TensorRTLLM:
-    found = probe.machine().tensorrt_llm
-    if found is None:
-        raise StageError(
-            "TensorRT-LLM is not installed here", failure=FailureClass.USER, hint="pipeline doctor says what is missing"
-        )
-    return found
-
-
 def _templates(installed: TensorRTLLM) -> Path:
     if installed.templates is None:
         raise StageError(
@@ -88,30 +72,6 @@ def _templates(installed: TensorRTLLM) -> Path:
             f"tensorrtllm_backend) and set {probe.TEMPLATES_VARIABLE} to its all_models folder",
         )
     return Path(installed.templates)
-
-
-def _texts(parameters: Json) -> dict[str, str]:
-    """Values of placeholders as they are written."""
-    if not isinstance(parameters, dict):
-        raise StageError(
-            f"settings.repository.parameters is {parameters!r}; expected {{NAME: VALUE}}", failure=FailureClass.USER
-        )
-    known = {setting.fills: setting.name for setting in templates.SETTINGS}
-    texts = {}
-    for name, value in parameters.items():
-        if name in known or name in templates.FIXED:
-            said = f"use settings.repository.{known[name]}" if name in known else "it follows from the engine and model"
-            raise StageError(f"settings.repository.parameters.{name}: {said}", failure=FailureClass.USER)
-        if isinstance(value, bool):
-            texts[name] = "true" if value else "false"
-        elif isinstance(value, str | int | float):
-            texts[name] = str(value)
-        else:
-            raise StageError(
-                f"settings.repository.parameters.{name} is {value!r}; expected a text, number or switch",
-                failure=FailureClass.USER,
-            )
-    return texts
 
 
 def _check(out: Path, installed: TensorRTLLM, engine: lint.Engine | None) -> None:

@@ -10,10 +10,12 @@ The result is parsed, so that what is written is always a valid `ModelConfig`.
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -23,6 +25,7 @@ from trtllm_pipeline.serving import model_config
 from trtllm_pipeline.serving.lint.engine import Engine
 from trtllm_pipeline.serving.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 from trtllm_pipeline.stages.base import Option
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
@@ -57,13 +60,18 @@ class Setting:
     least: float | None = None
     most: float | None = None
     since: str | None = None
-    """First recorded release whose templates have it; only for people, as the installed files decide."""
+    """First recorded release whose templates have it; where files are installed, those decide."""
     until: str | None = None
 
     @property
     def fills(self) -> str:
         """The placeholder's name."""
         return self.placeholder or self.name
+
+    def known_in(self, release: str) -> bool:
+        """Whether the templates of `release` have it, by what was recorded."""
+        begun = self.since is None or at_least(release, self.since)
+        return begun and (self.until is None or parse(release) <= parse(self.until))
 
     def option(self) -> Option:
         """The stage's option for it. Those without a default take null, and so any JSON."""
@@ -264,7 +272,7 @@ def fill(
             hint=f"name the all_models folder of TensorRT-LLM {release}: pipeline doctor shows where it was looked for",
         )
     texts = {name: (source / name / model_config.FILE_NAME).read_text(encoding="utf-8") for name in models}
-    _check_asked(asked, texts.values(), release)
+    check_asked(asked, _places(texts.values()), release)
     for name, text in texts.items():
         path = source / name / model_config.FILE_NAME
         filled = model_config.to_text(fill_text(text, values, path=path, release=release))
@@ -327,9 +335,35 @@ def _leave_unset(config: model_config.ModelConfig, key: str) -> None:
         del config.parameters[key]
 
 
-def _check_asked(asked: Iterable[str], texts: Iterable[str], release: str) -> None:
-    places = {place.name for text in texts for place in model_config.placeholders(text)}
-    unknown = sorted(set(asked) - places)
+def asked(settings: Mapping[str, Json], parameters: Iterable[str]) -> set[str]:
+    """Placeholders that a user gave a value: a default says nothing, whether the release has it or not."""
+    given = {BY_NAME[name].fills for name, value in settings.items() if value not in (None, BY_NAME[name].default)}
+    return {*given, *parameters}
+
+
+@lru_cache(maxsize=8)
+def installed_places(templates: Path) -> frozenset[str] | None:
+    """Placeholders of the models in `all_models` at `templates`, None where one of them is not there."""
+    files = [templates / TEMPLATE_SET / name / model_config.FILE_NAME for name in MODELS]
+    try:
+        return _places(file.read_text(encoding="utf-8") for file in files)
+    except OSError:
+        return None
+
+
+def recorded_places(release: str, parameters: Iterable[str]) -> frozenset[str]:
+    """Placeholders of a release that is not at hand: those of the settings it is known to have, and all `parameters`."""
+    known = {setting.fills for setting in SETTINGS if setting.known_in(release)}
+    return frozenset((*known, *parameters))
+
+
+def _places(texts: Iterable[str]) -> frozenset[str]:
+    return frozenset(place.name for text in texts for place in model_config.placeholders(text))
+
+
+def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> None:
+    """Raise StageError where one of the placeholders `asked` is not among `places`: its value would have no effect."""
+    unknown = sorted(set(asked) - set(places))
     if not unknown:
         return
     by_placeholder = {setting.fills: setting for setting in SETTINGS}
@@ -337,9 +371,34 @@ def _check_asked(asked: Iterable[str], texts: Iterable[str], release: str) -> No
     known = [] if setting is None else [f"from {setting.since} on"] * bool(setting.since)
     known += [] if setting is None else [f"up to {setting.until}"] * bool(setting.until)
     span = f", which are known to have it {' and '.join(known)}" if known else ""
+    close = [] if setting else difflib.get_close_matches(unknown[0], sorted(places), n=1)
     raise StageError(
         f"settings.repository.{setting.name if setting else f'parameters.{unknown[0]}'}: no template of TensorRT-LLM "
         f"{release} has ${{{unknown[0]}}}{span}",
         failure=FailureClass.USER,
-        hint=f"remove it; the templates have {', '.join(sorted(places))}",
+        hint=f"did you mean {close[0]!r}?" if close else "remove it",
     )
+
+
+def texts(parameters: Json) -> dict[str, str]:
+    """Values of placeholders as they are written. Raises StageError for those that cannot be, and for what settings fill."""
+    if not isinstance(parameters, dict):
+        raise StageError(
+            f"settings.repository.parameters is {parameters!r}; expected {{NAME: VALUE}}", failure=FailureClass.USER
+        )
+    known = {setting.fills: setting.name for setting in SETTINGS}
+    found = {}
+    for name, value in parameters.items():
+        if name in known or name in FIXED:
+            said = f"use settings.repository.{known[name]}" if name in known else "it follows from the engine and model"
+            raise StageError(f"settings.repository.parameters.{name}: {said}", failure=FailureClass.USER)
+        if isinstance(value, bool):
+            found[name] = "true" if value else "false"
+        elif isinstance(value, str | int | float):
+            found[name] = str(value)
+        else:
+            raise StageError(
+                f"settings.repository.parameters.{name} is {value!r}; expected a text, number or switch",
+                failure=FailureClass.USER,
+            )
+    return found

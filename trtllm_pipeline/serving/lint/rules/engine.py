@@ -151,7 +151,8 @@ def device_ids(repository: Repository) -> Iterator[Found]:
 def engine_release(repository: Repository) -> Iterator[Found]:
     """Asked only where the release is given."""
     for model, _, engine in _served(repository):
-        if repository.release and engine.version and engine.version != repository.release.partition("+")[0]:
+        served, built = (str(release or "").partition("+")[0] for release in (repository.release, engine.version))
+        if served and built and built != served:
             said = f"{engine.folder} was built by {engine.version}, {repository.release} will serve it"
             yield Found(model.path, said, model.line_of_parameter("gpt_model_path"))
 

@@ -1,0 +1,122 @@
+"""Verbs of the engine lane on explicit files: what would fail late, or make something else, is refused in words."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.unit.lanes import machine
+from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
+from trtllm_pipeline import probe
+from trtllm_pipeline.cli import app, stage
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.calibration_rows import default_set
+from trtllm_pipeline.toolchains.tensorrt_llm import engines
+
+BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and an FP8 checkpoint of one rank, on a machine where no program may be started."""
+    monkeypatch.setattr(probe, "machine", machine)
+    monkeypatch.chdir(tmp_path)
+
+    def started(*_arguments: object) -> None:
+        raise AssertionError("a program was about to be started")
+
+    monkeypatch.setattr(stage, "_program", started)
+    monkeypatch.setattr("subprocess.run", started)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "checkpoint").mkdir()
+    config = {**CONFIG, "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1}}
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config))
+    safetensors(tmp_path / "checkpoint" / "rank0.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "convert --model model --family llama --precision fp8",
+            "convert_checkpoint.py of TensorRT-LLM 1.0.0 does not make fp8 for llama",
+        ),
+        (
+            "convert --model model --family llama --precision fp16 --kv-cache-precision fp8",
+            "does not make fp16 with a cache of fp8 for llama",
+        ),
+        ("convert --model model --family lama --precision fp16", "--family: 'lama' is not one of llama, mistral"),
+        ("convert --model model --family llama --precision fp17", "--precision: 'fp17' is not one of fp16, bf16"),
+        (
+            "convert --model model --family llama --precision fp16 --options [1]",
+            "options is [1]; expected {NAME: VALUE}",
+        ),
+        (
+            "convert --model model --family llama --precision fp16 --tp 0",
+            "tp is 0; expected a whole number of at least 1",
+        ),
+        (
+            'quantize --model model --family llama --precision fp8 --calibration {\\"sample\\":8}',
+            'calibration {"sample": 8} is not understood',
+        ),
+        (
+            "quantize --model model --family llama --precision fp8 --batch-size 0",
+            "batch_size is 0; expected a whole number of at least 1",
+        ),
+        (
+            "quantize --model model --family llama --precision fp8 --kv-cache-precision fp4",
+            "--kv-cache-precision: 'fp4' is not one of none, fp8, int8",
+        ),
+        (f"{BUILD} --precision fp17 --max-input-len 96 --max-seq-len 128", "--precision: 'fp17' is not one of fp16"),
+        (f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 64", "expected more than max_input_len 96"),
+        (
+            f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 128 --tp 2",
+            "mapping.world_size is 1, expected 2 for tp2pp1",
+        ),
+        (
+            f"{BUILD} --precision fp16 --max-input-len 96 --max-seq-len 128",
+            "quant_algo is FP8, expected None for fp16",
+        ),
+    ],
+)
+def test_what_would_make_something_else_is_refused(
+    here: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *arguments = shlex.split(words)
+    code = app.main([verb, "--toolchain", "tensorrt_llm", *arguments, "--output-dir", str(here / "out")])
+    assert code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, ["128", "512", "0"]), ({"samples": 8}, ["8", "512", "0"]), ({"samples": 8, "seed": 3}, ["8", "512", "3"])],
+)
+def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
+    here: Path, given: Json, expected: list[str]
+) -> None:
+    params = {option.name: option.default for option in engines.QUANTIZE.options}
+    params |= {"precision": "fp8", "family": "llama", "calibration": given}
+    work = Work(params, {"model": here / "model"}, {}, here / "out", here / "a")
+    assert engines.QUANTIZE.commands is not None
+    rows, quantize = map(list, engines.QUANTIZE.commands(work, machine()))
+    assert rows[rows.index("--data") + 1] == str(default_set())
+    assert [quantize[quantize.index(f"--{name}") + 1] for name in ("calib_size", "calib_max_seq_length", "seed")] == (
+        expected
+    )
+    assert "--kv_cache_dtype" not in quantize
+
+
+def test_a_checkpoint_that_fits_is_built(here: Path) -> None:
+    params = {option.name: option.default for option in engines.BUILD.options}
+    params |= {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": 64}
+    params |= {"max_input_len": 96, "max_seq_len": 128}
+    inputs = {"checkpoint": here / "checkpoint", "model": here / "model"}
+    assert engines.BUILD.commands is not None
+    (build,) = engines.BUILD.commands(Work(params, inputs, {}, here / "out", here / "a"), machine())
+    assert list(build)[:3] == ["trtllm-build", "--checkpoint_dir", str(here / "checkpoint")]
