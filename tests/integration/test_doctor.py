@@ -64,6 +64,7 @@ SCHEMA = closed(
             ]
         },
         model_optimizer=MAYBE_TEXT,
+        model_optimizer_python=MAYBE_TEXT,
         torch=MAYBE_TEXT,
         triton={
             "anyOf": [

