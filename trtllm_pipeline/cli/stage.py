@@ -71,14 +71,17 @@ def _toolchain_named(words: Sequence[str]) -> str | None:
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
-    """The stage of the toolchain that is named, or else of the first that has it, those this machine can use first."""
+    """The stage of the toolchain that is named, or else of the first that has it.
+
+    Those this machine can use come first, then the embedded one, which any machine can have.
+    """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
     from trtllm_pipeline.probe import machine
 
     known = [toolchains.load(each) for each in toolchains.names()]
-    known.sort(key=lambda each: each.missing(machine()) is not None)
-    for each in known:
+    usable = [each for each in known if each.missing(machine()) is None]
+    for each in (*usable, *reversed(known)):
         for stage in each.stages:
             if stage.name == name:
                 return stage
