@@ -302,3 +302,33 @@ def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
     assert quoted
     assert all(line in text for line in quoted)
     assert lane.left() == []
+
+
+PYTORCH = """\
+name: pytorch
+axes:
+  model: [tiny]
+  precision: [fp16]
+  parallel: [tp1, tp2]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  toolchain: [tensorrt_llm_pytorch]
+  settings.serve.frontend: [triton, trtllm_serve]
+"""
+
+
+@pytest.mark.parametrize("release", ["1.2.0", "1.3.0"])
+def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path, release: str) -> None:
+    lane = Lane(tmp_path / "lane", release)
+    lane.matrix.write_text(PYTORCH, encoding="utf-8")
+    report = lane.run("--until", "smoke")
+    assert {cell["status"] for cell in report.values()} == {"done"}
+    assert len(report) == 4
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    assert {stage: made.count(stage) for stage in ("download", "build", "repository", "smoke")} == {
+        "download": 1,
+        "build": 0,
+        "repository": 4,
+        "smoke": 4,
+    }
+    assert set(lane.starts()) == {"trtllm-serve"}, "Triton's model needs no program"
