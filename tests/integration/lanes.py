@@ -109,22 +109,27 @@ class Lane:
 
     def left(self) -> list[str]:
         """Processes that were started from here and still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-                    if living and self.marker.encode() in (entry / "environ").read_bytes():
-                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-                except OSError:
-                    continue
-        return found
+        return still_running(self.marker)
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         """kill -9 of the pipeline alone; all it has started ends by itself."""
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
         assert eventually(lambda: not self.left(), 20), self.left()
+
+
+def still_running(marker: str) -> list[str]:
+    """Command lines of the living processes that have `marker` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+                if living and marker.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
 
 
 def cells(report: str) -> dict[str, dict[str, Any]]:

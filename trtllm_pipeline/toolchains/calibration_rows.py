@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
+T = TypeVar("T")
 Tokens = Sequence[int]
 Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
@@ -66,15 +67,26 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a JSON Lines file. Raises MatrixError with every malformed row."""
+    return read_lines(path, _parse)
+
+
+def read_lines(path: Path, parse: Callable[[Any], T]) -> list[T]:
+    """What `parse` makes of each line of a JSON Lines file that is not blank.
+
+    Raises MatrixError with every line that is not JSON, or that `parse` raises ValueError for.
+    """
     rows, faults = [], []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                rows.append(_parse(json.loads(line)))
-            except json.JSONDecodeError as error:
+                value = json.loads(line)
+            except ValueError as error:
                 faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
+                continue
+            try:
+                rows.append(parse(value))
             except ValueError as error:
                 faults.append(Fault(str(path), number, "", str(error)))
     if not rows and not faults:
@@ -97,7 +109,7 @@ def _parse(value: Any) -> Row:
     raise ValueError(_EXPECTED)
 
 
-def choose(rows: Sequence[Row], selection: Selection) -> list[Row]:
+def choose(rows: Sequence[T], selection: Selection) -> list[T]:
     """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
     import numpy as np
 

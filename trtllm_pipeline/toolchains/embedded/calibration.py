@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError
-from trtllm_pipeline.toolchains.calibration_rows import Selection
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.toolchains.calibration_rows import Selection, choose, read_lines
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -37,26 +37,14 @@ def read_texts(path: Path) -> list[str]:
 
     Raises MatrixError with every malformed row.
     """
-    texts, faults = [], []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
-                continue
-            text = row.get("text", row.get("input")) if isinstance(row, dict) else None
-            if isinstance(text, str) and text:
-                texts.append(text)
-            else:
-                faults.append(Fault(str(path), number, "", 'expected an object with "text" or "input", a string'))
-    if not texts and not faults:
-        faults.append(Fault(str(path), None, "", "it has no rows"))
-    if faults:
-        raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
-    return texts
+    return read_lines(path, _text)
+
+
+def _text(row: Any) -> str:
+    text = row.get("text", row.get("input")) if isinstance(row, dict) else None
+    if not isinstance(text, str) or not text:
+        raise ValueError('expected an object with "text" or "input", a string')
+    return text
 
 
 def tokenize(folder: Path, texts: Sequence[str], selection: Selection) -> list[list[int]]:
@@ -66,13 +54,11 @@ def tokenize(folder: Path, texts: Sequence[str], selection: Selection) -> list[l
     """
     from tokenizers import Tokenizer
 
-    if len(texts) > selection.samples:
-        chosen = np.random.default_rng(selection.seed).choice(len(texts), selection.samples, replace=False)
-        texts = [texts[index] for index in sorted(chosen)]
+    texts = choose(texts, selection)
     if selection.chat_template:
         texts = _as_chats(folder, texts)
     encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(
-        list(texts), add_special_tokens=not selection.chat_template
+        texts, add_special_tokens=not selection.chat_template
     )
     return [row.ids[: selection.max_length] for row in encoded]
 

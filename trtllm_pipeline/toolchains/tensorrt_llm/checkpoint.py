@@ -30,8 +30,6 @@ REQUIRED: Final = (
     "hidden_act",
 )
 """Keys of config.json without which nothing can be built."""
-
-
 _UNQUANTIZED: Final = (None, "", "NO_QUANT")
 _MIXED: Final = "MIXED_PRECISION"
 """Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
@@ -69,9 +67,10 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        assert isinstance(config, dict)
-    except (OSError, ValueError, AssertionError) as error:
+    except (OSError, ValueError) as error:
         raise StageError(f"{path}: a checkpoint has one, and it is JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise StageError(f"{path}: a checkpoint has one, and it is JSON: an object was expected")
     missing = [key for key in REQUIRED if key not in config]
     if missing:
         raise StageError(f"{path}: {', '.join(missing)} is missing")

@@ -13,7 +13,7 @@ from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage, Work
-from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.calibration_rows import Selection
 from trtllm_pipeline.toolchains.model_optimizer import formats, job
@@ -194,14 +194,8 @@ def _build_params(cell: Cell) -> Mapping[str, Json]:
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
         "max_num_tokens": min(feasibility.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
-        "options": _build_options(cell),
+        "options": feasibility.build_options(cell),
     }
-
-
-def _build_options(cell: Cell) -> dict[str, Json]:
-    """The options of trtllm-build that a matrix gives."""
-    settings = cell.settings["build"]
-    return {name: value for name, value in settings.items() if name not in feasibility.OWN_BUILD_SETTINGS}
 
 
 QUANTIZE: Final = Stage(
@@ -310,18 +304,16 @@ REPOSITORY: Final = Stage(
 
 
 def _missing(machine: Machine) -> str | None:
-    if machine.tensorrt_llm is None:
-        return "TensorRT-LLM is not installed"
-    if not machine.gpus:
-        return "there is no NVIDIA GPU"
-    if machine.tensorrt_llm.build is None:
-        return f"TensorRT-LLM {machine.tensorrt_llm.release} is installed, but no trtllm-build is on PATH"
+    if lacks := lanes.missing(machine):
+        return lacks
+    if installed(machine).build is None:
+        return f"TensorRT-LLM {installed(machine).release} is installed, but no trtllm-build is on PATH"
     return None
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
-    asked = help_for(machine, _build_options(cell), program)
+    asked = help_for(machine, feasibility.build_options(cell), program)
     return (
         feasibility.infeasible(cell, machine, asked)
         or _unmade(cell, machine)
@@ -380,14 +372,7 @@ TOOLCHAIN: Final = Toolchain(
         BUILD,
         CHECK,
         REPOSITORY,
-        launch(
-            "trtllm_pipeline.toolchains.tensorrt_llm.frontends:launch_engine",
-            inputs={"repository": "repository", "engine": "build"},
-            params=("frontend",),
-            options=(lanes.FRONTEND,),
-            identity=("tensorrt_llm", "gpu", "triton"),
-            resources=lanes.serving_takes,
-        ),
+        lanes.launching("launch_engine", {"repository": "repository", "engine": "build"}),
         SMOKE,
         PERF,
         ACCURACY,

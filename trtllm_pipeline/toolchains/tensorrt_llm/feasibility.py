@@ -39,7 +39,7 @@ PYTORCH: Final = "tensorrt_llm_pytorch"
 
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
 """Precisions with a Hugging Face form that the PyTorch backend loads."""
-OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
+_OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
 """Keys of settings.build that are ours; all others are options of trtllm-build."""
 
 _LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
@@ -77,6 +77,11 @@ def num_tokens(cell: Cell) -> int:
     return max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
 
 
+def build_options(cell: Cell) -> dict[str, Json]:
+    """The options of trtllm-build that a matrix gives."""
+    return {name: value for name, value in cell.settings["build"].items() if name not in _OWN_BUILD_SETTINGS}
+
+
 def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) -> str | None:
     """Why `cell` can never work on `machine`, or None, for both toolchains of TensorRT-LLM.
 
@@ -95,7 +100,7 @@ def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) 
         family=str(cell.recipe["family"]),
         asked_kv=asked_kv,
         kv=kv_precision(cell.precision, asked_kv),
-        extra={name: value for name, value in cell.settings["build"].items() if name not in OWN_BUILD_SETTINGS},
+        extra=build_options(cell),
         installed_help=installed_help,
     )
     lane = _ENGINE_GATES if cell.toolchain == ENGINES else _PYTORCH_GATES

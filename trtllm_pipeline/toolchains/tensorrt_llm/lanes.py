@@ -17,7 +17,8 @@ from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import Option
+from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.common import launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
@@ -67,6 +68,27 @@ def checkpoint_options(
             "checkpoint_format", "str", "of what is written", default=checkpoint_format, choices=(checkpoint_format,)
         ),
     )
+
+
+def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
+    """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
+    return launch(
+        f"trtllm_pipeline.toolchains.tensorrt_llm.frontends:{program}",
+        inputs=inputs,
+        params=("frontend",),
+        options=(FRONTEND,),
+        identity=("tensorrt_llm", "gpu", "triton"),
+        resources=serving_takes,
+    )
+
+
+def missing(machine: Machine) -> str | None:
+    """What both lanes need and a machine does not have, or None."""
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    if not machine.gpus:
+        return "there is no NVIDIA GPU"
+    return None
 
 
 def installed(machine: Machine) -> TensorRTLLM:

@@ -11,7 +11,7 @@ from typing import Final
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Stage, Work
-from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import feasibility, lanes, llmapi
@@ -89,12 +89,11 @@ REPOSITORY: Final = Stage(
 
 
 def _missing(machine: Machine) -> str | None:
-    if machine.tensorrt_llm is None:
-        return "TensorRT-LLM is not installed"
-    if not machine.gpus:
-        return "there is no NVIDIA GPU"
-    if not at_least(machine.tensorrt_llm.release, FIRST_PYTORCH):
-        return f"TensorRT-LLM {machine.tensorrt_llm.release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
+    if lacks := lanes.missing(machine):
+        return lacks
+    release = lanes.installed(machine).release
+    if not at_least(release, FIRST_PYTORCH):
+        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
     return None
 
 
@@ -117,14 +116,7 @@ TOOLCHAIN: Final = Toolchain(
         DOWNLOAD,
         QUANTIZE,
         REPOSITORY,
-        launch(
-            "trtllm_pipeline.toolchains.tensorrt_llm.frontends:launch_pytorch",
-            inputs={"repository": "repository", "model": ("quantize", "download")},
-            params=("frontend",),
-            options=(lanes.FRONTEND,),
-            identity=("tensorrt_llm", "gpu", "triton"),
-            resources=lanes.serving_takes,
-        ),
+        lanes.launching("launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}),
         SMOKE,
         PERF,
         ACCURACY,
