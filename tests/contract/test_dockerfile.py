@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 if sys.version_info >= (3, 11):
@@ -73,7 +76,8 @@ def in_context(path: str) -> bool:
 
 def test_the_base_image_is_a_tag_of_the_table() -> None:
     image, _, tag = default("BASE_IMAGE").partition(":")
-    assert all_of("FROM") == ["${BASE_IMAGE}"]
+    assert all_of("FROM") == ["${BASE_IMAGE}@${BASE_DIGEST}"], "a tag can be moved"
+    assert "BASE_DIGEST" in all_of("ARG"), "without a default: nobody has checked one"
     assert image == TRITON
     assert tag == f"{ROWS[-1][0]}-trtllm-python-py3", "the newest of the table"
     assert f"`{ROWS[-1][0]}` is the default" in PAGE
@@ -109,12 +113,48 @@ def test_all_that_the_package_is_built_from_is_copied() -> None:
     if "readme" in PROJECT["project"]:
         needed.add(PROJECT["project"]["readme"])
     assert needed <= set(copied())
-    install = next(arguments for arguments in all_of("RUN") if "pip install" in arguments)
-    target = {shlex.split(arguments)[-1].removesuffix("/") for arguments in all_of("COPY")}
-    folder = min(target, key=len)
-    extras = re.search(rf"'{folder}\[([\w,]+)\]'", install)
-    assert extras is not None, "what was copied is what is installed"
-    assert set(extras[1].split(",")) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_what_is_installed_is_what_was_copied_and_locked_nothing_else() -> None:
+    installs = re.findall(r"pip install ([^&]+?) +&&", " ".join(all_of("RUN")))
+    folder = next(arguments for arguments in all_of("WORKDIR"))
+    assert installs == [
+        "--require-hashes --requirement requirements/image.txt",
+        f"--no-deps --no-build-isolation {folder}",
+    ]
+    assert all(shlex.split(arguments)[-1].startswith(f"{folder}/") for arguments in all_of("COPY"))
+
+
+LOCK = (ROOT / "requirements" / "image.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+LOCKED = [Requirement(line.partition(" --hash")[0]) for line in LOCK.splitlines() if re.match(r"\w", line)]
+
+
+def test_every_locked_package_has_one_version_and_its_hashes() -> None:
+    assert len(LOCKED) > 30
+    for line in LOCK.splitlines():
+        if re.match(r"\w", line):
+            assert re.fullmatch(r"[\w.-]+==[\w.]+( ; [^-]+?)?( +--hash=sha256:[0-9a-f]{64})+ *", line), line[:80]
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.12"])
+def test_the_lock_file_has_all_that_the_package_needs(python: str) -> None:
+    """In a range that pyproject.toml allows; after a change there, run the command in the lock file's first lines."""
+    environment = {
+        **default_environment(),
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "platform_machine": "x86_64",
+    }
+    versions = {
+        canonicalize_name(each.name): str(each.specifier).removeprefix("==")
+        for each in LOCKED
+        if each.marker is None or each.marker.evaluate(environment)
+    }
+    project = PROJECT["project"]
+    build = PROJECT["build-system"]["requires"]
+    for text in (*project["dependencies"], *project["optional-dependencies"]["modelscope"], *build):
+        wanted = Requirement(text)
+        assert versions[canonicalize_name(wanted.name)] in wanted.specifier, text
 
 
 def test_every_variable_is_declared_and_every_argument_is_used() -> None:
