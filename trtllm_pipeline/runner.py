@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import secrets
 import time
@@ -29,6 +28,7 @@ from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.userfile import check, decode_mapping
 
 if TYPE_CHECKING:
     from trtllm_pipeline.digest import StatCache
@@ -74,7 +74,7 @@ class Request:
 def read_request(path: Path) -> Request:
     """The request of an earlier run. Raises UsageError when the file is not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_mapping(path.read_bytes())
         return Request(
             Path(data["matrix"]),
             tuple(data["sets"]),
@@ -240,6 +240,8 @@ class _Files:
                     raise
                 logger.warning("%s is not reached; planned as if it were new", name)
                 return name, "unknown"
+            hint = "the matrix names it; relative paths start at the matrix file's folder"
+            check(path, hint=hint)
             try:
                 if self._cache is not None:
                     content = self._cache.digest(path)
@@ -248,10 +250,7 @@ class _Files:
 
                     content = digest_file(path)
             except OSError as error:
-                raise UsageError(
-                    f"{path}: cannot be read: {error.strerror}",
-                    hint="the matrix names it; relative paths start at the matrix file's folder",
-                ) from error
+                raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
             found = self._known[name, cell.base_dir] = (str(path), content)
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.accuracy.scores import LETTERS, Metric, Question, Tolerance, normalise
-from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.errors import Fault
 from trtllm_pipeline.perf import prompts
 from trtllm_pipeline.perf.prompts import Prompt, Render
+from trtllm_pipeline.userfile import RowError, read_json_lines
 
 
 def read(
@@ -22,22 +22,14 @@ def read(
 
     `metric` (a name, or a list of them) instead of `default`, `choices` (texts, named A, B, ...), `pattern` (a regular
     expression) and `tolerance` (a number, or "1%" of the reference). `metrics` are those that may be named.
-    Raises MatrixError with every faulty line, StageError when the file cannot be read.
+    Raises MatrixError with every faulty line.
     """
     by_id = {prompt.id: prompt for prompt in prompts.read(path, render)}
-    questions = []
-    faults = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
-        row: dict[str, Any] = json.loads(line)
-        try:
-            questions.append(_question(by_id[str(row.get("id", number))], row, metrics, default))
-        except _RowError as error:
-            faults.append(Fault(str(path), number, error.key, error.message))
-    if faults:
-        raise MatrixError(tuple(faults))
-    return tuple(questions)
+
+    def parse(row: Any, number: int) -> Question:
+        return _question(by_id[str(row.get("id", number))], row, metrics, default)
+
+    return tuple(read_json_lines(path, parse, nothing="there is no question in this file"))
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:
@@ -50,31 +42,25 @@ def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tu
     return good, faults
 
 
-class _RowError(Exception):
-    def __init__(self, key: str, message: str) -> None:
-        self.key = key
-        self.message = message
-
-
 def _question(prompt: Prompt, row: dict[str, Any], metrics: Mapping[str, Metric], default: Sequence[str]) -> Question:
     named = row.get("metric", list(default))
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise _RowError("metric", "expected the name of a metric, or a list of names")
+        raise RowError("metric", "expected the name of a metric, or a list of names")
     for name in names:
         if name not in metrics:
             known = ", ".join(metrics)
             more = "; name it in settings.accuracy.metrics too, so that changing it counts" if ":" in name else ""
-            raise _RowError("metric", f"there is no metric {name!r}; there are {known}{more}")
+            raise RowError("metric", f"there is no metric {name!r}; there are {known}{more}")
     return Question(prompt, tuple(dict.fromkeys(names)), _choices(row), _pattern(row), _tolerance(row), row)
 
 
 def _choices(row: Mapping[str, Any]) -> tuple[str, ...]:
     choices = row.get("choices", [])
     if not isinstance(choices, list) or not all(isinstance(each, str) and normalise(each) for each in choices):
-        raise _RowError("choices", "expected a list of texts")
+        raise RowError("choices", "expected a list of texts")
     if len(choices) > len(LETTERS) or len(set(map(normalise, choices))) < len(choices):
-        raise _RowError("choices", f"expected at most {len(LETTERS)} texts, all different")
+        raise RowError("choices", f"expected at most {len(LETTERS)} texts, all different")
     return tuple(choices)
 
 
@@ -85,7 +71,7 @@ def _pattern(row: Mapping[str, Any]) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise _RowError("pattern", f"not a regular expression: {error}") from error
+        raise RowError("pattern", f"not a regular expression: {error}") from error
 
 
 def _tolerance(row: Mapping[str, Any]) -> Tolerance:
@@ -98,4 +84,4 @@ def _tolerance(row: Mapping[str, Any]) -> Tolerance:
             return Tolerance(number, relative)
     except InvalidOperation:
         pass
-    raise _RowError("tolerance", f'expected a number from 0, or a share as "1%", got {value!r}')
+    raise RowError("tolerance", f'expected a number from 0, or a share as "1%", got {value!r}')

@@ -9,7 +9,6 @@ pipeline perf --matrix FILE | --service FILE ...       the stage
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
+from trtllm_pipeline.userfile import decode
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.evidence import Claim
@@ -272,7 +272,7 @@ def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
     if not found or not name:
         raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
     try:
-        return name, json.loads(value)
+        return name, decode(value)
     except ValueError:
         return name, value
 

@@ -11,12 +11,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol, Union
+from typing import Final, Protocol, Union
 
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.signatures import classify, words
 from trtllm_pipeline.stages.base import FAILURE_FILE
+from trtllm_pipeline.userfile import decode_mapping
 
 SCHEMA: Final = 1
 _TELLING_LINES: Final = 200
@@ -54,7 +55,7 @@ class Job:
 def read_job(path: Path) -> Job:
     """The job in a job file. Raises UsageError when it is not one."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])

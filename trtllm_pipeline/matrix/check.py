@@ -36,8 +36,11 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
         case "missing":
             return document.fault(where, "is required", key=(*where, str(error["loc"][-1])))
         case "extra_forbidden":
-            name = str(error["loc"][-1])
-            return document.fault(where, f"unknown key{nearest(name, _keys(model, error['loc'][:-1]))}")
+            name, known = str(error["loc"][-1]), _keys(model, error["loc"][:-1])
+            beside = document.get(where[:-1])
+            if name in known and isinstance(beside, dict):  # of another member of a union
+                return document.fault(where, f"cannot stand beside {', '.join(key for key in beside if key != name)}")
+            return document.fault(where, f"unknown key{nearest(name, known)}")
         case "literal_error":
             known = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
             return document.fault(where, f"{_show(error['input'])} is not allowed{nearest(str(error['input']), known)}")

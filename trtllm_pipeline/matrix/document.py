@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import yaml
 
+from trtllm_pipeline import userfile
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault, MatrixError
 
@@ -96,7 +97,7 @@ def key_text(at: KeyPath) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'X'?` for the most similar of `known`, or the known names, or nothing when there are many."""
-    names = sorted(known)
+    names = sorted({*known} - {name})  # what is refused under this very name is no advice
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -106,21 +107,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def read(path: Path) -> Document:
     """The data of a YAML or JSON file. Raises MatrixError with everything wrong with it."""
     name = os.fspath(path)
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        _fail(name, None, "is a folder; a file is needed")
-    except (FileNotFoundError, NotADirectoryError):
-        _fail(name, None, f"there is no such file{_near_files(path)}")
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        _fail(name, None, f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if len(content) > MAX_BYTES:
-        _fail(name, None, f"is larger than {MAX_BYTES // 1024**2} MiB; this is no matrix or recipe")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        _fail(name, content.count(b"\n", 0, error.start) + 1, "is not text in UTF-8; save it as UTF-8")
+    text = userfile.read_text(path, limit=MAX_BYTES)
     if path.suffix == ".json":
         text = _SURROGATES.sub(_join_surrogates, text)
     return parse(text, name)
@@ -133,30 +120,17 @@ def parse(text: str, name: str, *, lines: bool = True) -> Document:
         text.encode("utf-8")
         node = reader.document(text)
     except UnicodeEncodeError:
-        _fail(name, None, "is not text in UTF-8")
+        userfile.fail(name, None, "is not text in UTF-8")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         last = text.rstrip("\n").count("\n")  # the end of the file is reported on the line after it
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-        _fail(name, min(mark.line, last) + 1 if mark and lines else None, f"is not valid YAML: {problem}")
+        userfile.fail(name, min(mark.line, last) + 1 if mark and lines else None, f"is not valid YAML: {problem}")
     if reader.faults:
         raise MatrixError(tuple(reader.faults))
     document = Document(name, None)
     document.data = reader.expand(node, (), document.origins)
     return document
-
-
-def _fail(name: str, line: int | None, message: str) -> NoReturn:
-    raise MatrixError((Fault(name, line, "", message),))
-
-
-def _near_files(path: Path) -> str:
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in SUFFIXES]
-    except (OSError, ValueError):
-        return ""
-    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    return f"; did you mean {os.fspath(path.parent / close[0])!r}?" if close else ""
 
 
 def _join_surrogates(match: re.Match[str]) -> str:
@@ -188,10 +162,10 @@ class _Reader:
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    _fail(self.name, self.line(event), "a second document starts here; only one is allowed")
+                    userfile.fail(self.name, self.line(event), "a second document starts here; only one is allowed")
                 root = self.node(next(events), events, 1)
         if root is None:
-            _fail(self.name, None, "is empty")
+            userfile.fail(self.name, None, "is empty")
         return root
 
     def line(self, event: yaml.Event) -> int | None:
@@ -200,7 +174,7 @@ class _Reader:
     def node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
         line = self.line(event)
         if depth > MAX_DEPTH:
-            _fail(self.name, line, f"is nested deeper than {MAX_DEPTH} levels")
+            userfile.fail(self.name, line, f"is nested deeper than {MAX_DEPTH} levels")
         if isinstance(event, yaml.AliasEvent):
             anchor = str(event.anchor)
             if anchor not in self.anchors:
@@ -257,7 +231,9 @@ class _Reader:
         elif _INT.fullmatch(text):
             return int(text)
         elif _OTHER_BASE.fullmatch(text):
-            return int(text, 0)
+            if len(text) > _MAX_DIGITS:
+                self.fault(line, f"a number of {len(text)} digits is too long")
+            return int(text[:_MAX_DIGITS], 0)
         elif _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and abs(float(text)) == float("inf")):
             self.fault(line, f"{text} is not a finite number")
         elif _FLOAT.fullmatch(text):
@@ -271,7 +247,7 @@ class _Reader:
         """Plain data of `node`, aliases written out; notes where each value stands."""
         self.values += 1
         if self.values > MAX_VALUES or len(at) > MAX_DEPTH:
-            _fail(
+            userfile.fail(
                 self.name, node.line, f"stands for more than {MAX_VALUES} values, or nests too deep, with its aliases"
             )
         origins.setdefault(at, Origin(self.name, node.line))

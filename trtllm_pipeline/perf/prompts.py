@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, Fault, MatrixError, StageError
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.userfile import RowError, read_json_lines
 
+_EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
 
@@ -33,60 +35,38 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
     `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
     them). Other keys are the user's own and are left alone.
-    Raises MatrixError with every faulty line, StageError when the file cannot be read.
+    Raises MatrixError with every faulty line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StageError(f"prompts {path}: {error}", failure=FailureClass.USER) from error
-    prompts: dict[str, Prompt] = {}
-    faults: list[Fault] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            prompt = _prompt(json.loads(line), str(number), render)
-        except json.JSONDecodeError as error:
-            faults.append(Fault(str(path), number, "", f"not JSON: {error.msg} at column {error.colno}"))
-        except _RowError as error:
-            faults.append(Fault(str(path), number, error.key, error.message))
-        else:
-            if prompt.id in prompts:
-                faults.append(Fault(str(path), number, "id", f"{prompt.id!r} is the id of an earlier line too"))
-            prompts[prompt.id] = prompt
-    if not prompts and not faults:
-        faults.append(Fault(str(path), None, "", "there is no prompt in this file"))
-    if faults:
-        raise MatrixError(
-            tuple(faults), hint='a line looks like {"input": "The capital of France is", "output": "Paris"}'
-        )
-    return tuple(prompts.values())
+    known: set[str] = set()
 
+    def parse(row: object, number: int) -> Prompt:
+        prompt = _prompt(row, str(number), render)
+        if prompt.id in known:
+            raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
+        known.add(prompt.id)
+        return prompt
 
-class _RowError(Exception):
-    def __init__(self, key: str, message: str) -> None:
-        self.key = key
-        self.message = message
+    return tuple(read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE))
 
 
 def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
     if not isinstance(row, dict):
-        raise _RowError("", "expected an object with `input`")
+        raise RowError("", "expected an object with `input`")
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
-        raise _RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
+        raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
     text, messages = row[given[0]], ()
     if given[0] == "messages":
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
-            raise _RowError("messages", "expected a list of objects with `role` and `content`")
+            raise RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
-            raise _RowError("messages", "this model has no chat template; give `input`")
+            raise RowError("messages", "this model has no chat template; give `input`")
         messages, text = tuple(text), render(text)
     if not isinstance(text, str) or not text.strip():
-        raise _RowError(given[0], "expected a text that is not empty")
+        raise RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise _RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+        raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
     return Prompt(str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages)
 
@@ -96,7 +76,7 @@ def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = row.get(key, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
-        raise _RowError(key, "expected a text or a list of texts")
+        raise RowError(key, "expected a text or a list of texts")
     return tuple(texts)
 
 
@@ -139,7 +119,7 @@ def chat_renderer(model: Path) -> Render | None:
         try:
             return template.render(messages=messages, add_generation_prompt=True, **tokens)
         except TemplateError as error:
-            raise _RowError("messages", f"the chat template refuses them: {error}") from error
+            raise RowError("messages", f"the chat template refuses them: {error}") from error
 
     return render
 

@@ -8,7 +8,6 @@ al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
 from __future__ import annotations
 
 import ctypes
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import cpu_count
+from trtllm_pipeline.userfile import decode_mapping
 
 CPU_MARGIN: Final = 4.0
 """What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
@@ -66,7 +66,7 @@ def bytes_per_token(engine: Path) -> tuple[int | None, str]:
     Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value.
     """
     try:
-        config: dict[str, Any] = json.loads((engine / "config.json").read_text(encoding="utf-8"))
+        config = decode_mapping((engine / "config.json").read_bytes())
     except (OSError, ValueError):
         return None, "the engine has no config.json"
     model = config.get("pretrained_config") or config.get("geometry") or {}

@@ -9,7 +9,7 @@ Several separated by commas are repeats of the same thing.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.userfile import read_json, read_mapping
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.metrics import Tokenizer
@@ -155,11 +156,12 @@ def load(text: str, store: Store | None, *, tokenizer: Path | None = None) -> Si
 
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
-    if path.is_dir() and not (path / PERF).exists() and not (path / EVENTS).exists() and (path / REPORT).exists():
+    folder_given = os.path.isdir(path)  # noqa: PTH112  (Path.is_dir raises for a name that is too long)
+    if folder_given and not (path / PERF).exists() and not (path / EVENTS).exists() and (path / REPORT).exists():
         path = path / REPORT
-    if path.is_dir():
+    elif folder_given:
         path = path / (PERF if (path / PERF).exists() else EVENTS)
-    if path.is_file():
+    if os.path.lexists(path):
         return _file(path, tokenizer)
     if store is None:
         raise UsageError(
@@ -230,10 +232,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
     """A report, or what a load run left."""
     if path.suffix == ".jsonl":
         return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+    data = read_json(path)
     if isinstance(data, dict) and "cells" in data:
         rows, about = read_report(path)
         return Side(str(about.get("id") or path), _cells(rows, {}))
@@ -249,8 +248,7 @@ def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
 
     beside = path.with_name(PERF)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
-        data: dict[str, Any] = json.loads(beside.read_bytes())
-        return data
+        return read_mapping(beside)
     data = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
     if data["token_count"]["source"] == "events":
         raise UsageError(

@@ -6,16 +6,16 @@ command lines, which is all that status, logs and reports need, so none of them 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.report.layout import json_lines
+from trtllm_pipeline.userfile import decode_mapping
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -156,7 +156,7 @@ def plan_lines(
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError when it is not one."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
         return Outline(

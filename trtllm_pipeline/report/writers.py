@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.layout import json_lines
 from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, CellStatus, Level, Row
+from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -60,7 +60,7 @@ def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = T
 def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
     """Rows and `run` of a report file. Raises StateError when it is not one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         return tuple(Row.from_json(cell) for cell in data["cells"]), dict(data["run"])

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving.http import Connection, HttpError
 from trtllm_pipeline.serving.http2 import GrpcCall, Http2Error, unary
+from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -92,7 +93,7 @@ class Service:
     def read(cls, path: Path) -> Service:
         """The service described by `path`. Raises ServerError when the file is not a service.json of ours."""
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
+            raw = decode_mapping(path.read_bytes())
             return cls(
                 raw.get("url", raw["http"]),
                 raw["grpc"],

@@ -10,7 +10,6 @@ then nothing but what config.json says can be compared.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from trtllm_pipeline.digest import digest_file
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Gpu, Machine
 from trtllm_pipeline.stages.base import write_json
+from trtllm_pipeline.userfile import decode_mapping
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")
@@ -155,10 +155,7 @@ def _from_config(engine: Path) -> Contract:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise TypeError("expected an object")
-    return found
+    return decode_mapping(path.read_bytes())
 
 
 def _rank_files(engine: Path) -> list[Path]:

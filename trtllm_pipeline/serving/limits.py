@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.userfile import decode_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EngineLimits:
         limit; `max_seq_len` is what its server was told.
         """
         try:
-            build = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
+            build = decode_mapping((engine / "config.json").read_bytes()).get("build_config", {})
         except (OSError, ValueError, AttributeError) as error:
             raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
         max_input_len, longest = build.get("max_input_len"), build.get("max_seq_len")

@@ -14,6 +14,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import model_config
+from trtllm_pipeline.userfile import decode_yaml
 
 _STORE: Final = "store"
 _STAGE: Final = "repository"
@@ -43,8 +44,6 @@ def _way_on(repository: Path) -> str:
 
 def _settings(repository: Path) -> Iterator[str]:
     """The string parameters of every config.pbtxt, and the texts of every model.yaml."""
-    import yaml
-
     for path in sorted(repository.glob(f"*/{model_config.FILE_NAME}")):
         try:
             if f"/{_STORE}/" in path.read_text(encoding="utf-8"):
@@ -53,8 +52,8 @@ def _settings(repository: Path) -> Iterator[str]:
             continue  # the server says what is wrong with it
     for path in sorted(repository.glob("*/*/model.yaml")):
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            found = decode_yaml(path.read_bytes())
+        except (OSError, ValueError):
             continue
         if isinstance(found, dict):
             yield from (value for value in found.values() if isinstance(value, str))

@@ -6,7 +6,6 @@ configuration the server itself reports over the wire.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving.client import Client, parse_config
+from trtllm_pipeline.userfile import decode_yaml, read_mapping
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -107,7 +107,7 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[Check]:
     """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
     path = engine / "config.json"
-    built = json.loads(path.read_text(encoding="utf-8")).get("build_config", {}) if path.is_file() else {}
+    built = read_mapping(path).get("build_config") or {} if path.is_file() else {}
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
             yield Check(name, declared[name], asked_by, built[name], "the engine's config.json")
@@ -117,9 +117,7 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
     """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
     if not path.is_file():
         return
-    import yaml
-
-    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    said = read_mapping(path, decode_yaml)
     got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
     for name in (*_BUILD, "enable_kv_cache_reuse"):
         if declared.get(name) is not None and got.get(name) is not None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.stages.base import Option, Stage, Work
+from trtllm_pipeline.userfile import JsonError, check, decode
 
 
 def flag(name: str) -> str:
@@ -95,11 +97,15 @@ def to_work(stage: Stage, args: argparse.Namespace, *, begun: bool = False) -> W
     inputs = {name: values[f"in_{name}"] for name in stage.inputs}
     files = {name: values[f"file_{name}"] for name in stage.file_names}
     wrong += [f"{flag(name)} is missing" for name, path in inputs.items() if path is None]
-    wrong += [
-        f"{flag(name)}: {path} does not exist"
-        for name, path in (*inputs.items(), *files.items())
-        if path and not Path(path).exists()
-    ]
+    for name, path in (*inputs.items(), *files.items()):
+        if path and name in inputs and name != "service":
+            there = os.path.exists(path)  # noqa: PTH110  (Path.exists raises for a name that is too long)
+            wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
+        elif path:
+            try:
+                check(Path(path))
+            except MatrixError as error:
+                wrong.append(f"{flag(name)}: {error.message}")
     params: dict[str, Json] = {}
     for option in stage.options:
         text = values[f"opt_{option.name}"]
@@ -149,9 +155,9 @@ def _read(option: Option, text: str) -> Json:
     value: Json
     if option.type == "json":
         try:
-            value = json.loads(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not JSON") from None
+            value = decode(text)
+        except JsonError as error:
+            raise ValueError(f"{text[:80]!r} is {error}") from None
         return value
     if option.type == "bool":
         if text not in {"true", "false"}:

@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from trtllm_pipeline import userfile
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.errors import UsageError
 
 T = TypeVar("T")
 Tokens = Sequence[int]
@@ -75,25 +76,8 @@ def read_lines(path: Path, parse: Callable[[Any], T]) -> list[T]:
 
     Raises MatrixError with every line that is not JSON, or that `parse` raises ValueError for.
     """
-    rows, faults = [], []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                faults.append(Fault(str(path), number, "", f"not JSON: {error}"))
-                continue
-            try:
-                rows.append(parse(value))
-            except ValueError as error:
-                faults.append(Fault(str(path), number, "", str(error)))
-    if not rows and not faults:
-        faults.append(Fault(str(path), None, "", "it has no rows"))
-    if faults:
-        raise MatrixError(tuple(faults), hint='one JSON object a line, for example {"text": "Water boils at ..."}')
-    return rows
+    hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
+    return userfile.read_json_lines(path, lambda value, _number: parse(value), nothing="it has no rows", hint=hint)
 
 
 def _parse(value: Any) -> Row:

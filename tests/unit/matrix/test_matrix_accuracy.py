@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trtllm_pipeline import runner
-from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.runner import Request
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}
@@ -56,7 +56,7 @@ def scoring_of(path: Path) -> Any:
 def test_a_module_lies_beside_the_matrix_or_where_it_is_said_to(tmp_path: Path) -> None:
     (tmp_path / "code" / "my").mkdir(parents=True)
     path = write(tmp_path / "here", settings=metrics("exact", "my.own:f", python_path="../code"))
-    with pytest.raises(UsageError, match=r"code/my/own\.py: cannot be read"):
+    with pytest.raises(MatrixError, match=r"code/my/own\.py: there is no such file"):
         planned(path)
     (tmp_path / "code" / "my" / "own.py").write_text("def f(answer, row): return 1")
     first = scoring_of(path)

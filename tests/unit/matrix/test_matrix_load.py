@@ -270,6 +270,7 @@ def test_recipes_are_found_by_name_only(folder: Path, name: str) -> None:
         (("{embedded: [fp16, int8_wo]}", "fp16"), "precisions: is a list of precisions, or a list for each toolchain"),
         (("{embedded: [fp16, int8_wo]}", "[fp16, fp16]"), "precisions: 'fp16' is there twice"),
         (("{embedded:", "{embeded:"), "did you mean 'embedded'?"),
+        (("{local: ./small}", "{local: ./small, revision: b}"), "revision: cannot stand beside local"),
         (("num_hidden_layers: 6\n", ""), "recipes/small.yaml:1: num_hidden_layers: is required"),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.errors import MatrixError, StageError
+from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 
 BUILTIN = Path(__file__).parents[3] / "trtllm_pipeline" / "data" / "builtin"
@@ -52,7 +52,7 @@ def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
     path.write_text("\n \n", encoding="utf-8")
     with pytest.raises(MatrixError, match="no prompt"):
         read(path)
-    with pytest.raises(StageError, match="missing"):
+    with pytest.raises(MatrixError, match="missing: there is no such file"):
         read(tmp_path / "missing")
 
 

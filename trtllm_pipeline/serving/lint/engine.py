@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.userfile import decode
 
 
 class EngineError(PipelineError):
@@ -44,7 +44,7 @@ class Engine:
         """The engine in `folder`. Raises EngineError for a folder that `trtllm-build` did not write."""
         path = folder / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            config = decode(path.read_bytes())
         except FileNotFoundError:
             raise EngineError(f"{folder} has no config.json", hint="name the folder trtllm-build wrote") from None
         except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.serving import model_config
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import templates
+from trtllm_pipeline.userfile import decode_yaml
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"
@@ -122,10 +123,8 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 def _template_settings(path: Path) -> dict[str, Any]:
     """What the template's own model.yaml says beyond its example of a model."""
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, yaml.YAMLError) as error:
+        found = decode_yaml(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}", failure=FailureClass.USER) from error
     return found if isinstance(found, dict) else {}

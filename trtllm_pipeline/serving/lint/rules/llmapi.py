@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.serving.lint.repository import Repository
 from trtllm_pipeline.serving.lint.rule import Found, rule
+from trtllm_pipeline.userfile import decode_yaml
 
 FILE_NAME: Final = "model.yaml"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "max_seq_len")
@@ -30,11 +31,9 @@ def _settings(repository: Repository) -> Iterator[tuple[Path, Mapping[str, Any]]
 
 def _load(path: Path) -> object:
     """What the YAML says; its error where it says nothing."""
-    import yaml
-
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return decode_yaml(path.read_bytes())
+    except (OSError, ValueError) as error:
         return error
 
 

@@ -1,0 +1,202 @@
+"""What users hand in, read at one edge: it ends as data, or as an error of ours that names file and line.
+
+Nothing here can hang (only regular files are opened), and no text can make a reader fail in a way of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError
+
+T = TypeVar("T")
+MAX_DEPTH: Final = 100
+"""Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_WORDS: Final = {
+    errno.ELOOP: "is a link that leads back to itself",
+    errno.ENAMETOOLONG: "the name is too long for the file system",
+}
+
+
+def fail(name: str, line: int | None, message: str, *, hint: str | None = None) -> NoReturn:
+    """Raise MatrixError with this one fault."""
+    raise MatrixError((Fault(name, line, "", message),), hint=hint)
+
+
+def check(path: Path, *, hint: str | None = None) -> None:
+    """Raise MatrixError unless `path` is a regular file."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        fail(os.fspath(path), None, _why(path, error), hint=hint)
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
+        fail(os.fspath(path), None, f"is {kind}; a file is needed", hint=hint)
+
+
+def _why(path: Path, error: OSError | ValueError) -> str:
+    """Why a file cannot be read, in words; a ValueError is a NUL in the name."""
+    if not isinstance(error, OSError):
+        return f"cannot be read: {error}"
+    if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
+        return _WORDS.get(error.errno or 0) or f"cannot be read: {error.strerror or error}"
+    if path.is_symlink():
+        return f"is a link to {path.readlink()}, which is not there"
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
+    near = f"; did you mean {os.fspath(path.parent / close[0])!r}?" if close else ""
+    return f"there is no such file{near}"
+
+
+def read_text(path: Path, *, limit: int | None = None) -> str:
+    """The text of a file in UTF-8, without a byte order mark. Raises MatrixError, also beyond `limit` bytes."""
+    check(path)
+    name = os.fspath(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read() if limit is None else file.read(limit + 1)
+    except OSError as error:
+        fail(name, None, _why(path, error))
+    if limit is not None and len(content) > limit:
+        fail(name, None, f"is larger than {limit // 1024**2} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        fail(name, content.count(b"\n", 0, error.start) + 1, "is not text in UTF-8; save it as UTF-8")
+
+
+class JsonError(ValueError):
+    """What is wrong with JSON text, and on which of its lines where that is known."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def decode(text: str | bytes) -> Json:
+    """The value of JSON text. Raises JsonError for whatever may be wrong with it."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
+        value: Json = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise JsonError(f"not JSON: {error.msg} at column {error.colno}", error.lineno) from None
+    except RecursionError:
+        raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
+    except UnicodeDecodeError:
+        raise JsonError("not text in UTF-8") from None
+    except ValueError:  # Python reads no decimal number beyond 4300 digits
+        raise JsonError("a number has thousands of digits") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+        raise JsonError(f"nested deeper than {MAX_DEPTH} levels")
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise JsonError("half of a surrogate pair (\\ud800 to \\udfff) stands for no character") from None
+    return value
+
+
+def decode_mapping(text: str | bytes) -> dict[str, Any]:
+    """The object that JSON text is. Raises JsonError."""
+    value = decode(text)
+    if not isinstance(value, dict):
+        raise JsonError("not a JSON object")
+    return value
+
+
+def decode_yaml(text: str | bytes) -> Any:
+    """The value of YAML text as other programs read it. Raises JsonError for whatever may be wrong with it."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "not text in UTF-8"
+        raise JsonError(f"not YAML: {problem}", mark.line + 1 if mark else None) from None
+    except RecursionError:
+        raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:  # no date, or no number that Python reads
+        raise JsonError(f"not YAML: {error}") from None
+
+
+def _deeper(value: Json, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def read_json(path: Path, decode: Callable[[str], Any] = decode) -> Any:
+    """The value in a JSON file, or what else `decode` reads. Raises MatrixError with the line."""
+    text = read_text(path)
+    try:
+        return decode(text)
+    except JsonError as error:
+        fail(os.fspath(path), error.line, str(error))
+
+
+def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str, Any]:
+    """The object in a JSON file, or what else `decode` reads. Raises MatrixError with the line."""
+    value = read_json(path, decode)
+    if not isinstance(value, dict):
+        fail(os.fspath(path), None, "a mapping of keys to values was expected")
+    return value
+
+
+def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str, hint: str | None = None) -> list[T]:
+    """What `parse` makes of the value and number of each line that is not blank; `nothing` is said where there is none.
+
+    Raises MatrixError with every line that is not JSON, or that `parse` raises RowError or ValueError for.
+    """
+    found: list[T] = []
+    faults: list[Fault] = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(parse(decode(line), number))
+        except RowError as error:
+            faults.append(Fault(os.fspath(path), number, error.key, error.message))
+        except ValueError as error:
+            faults.append(Fault(os.fspath(path), number, "", str(error)))
+    if not found and not faults:
+        faults.append(Fault(os.fspath(path), None, "", nothing))
+    if faults:
+        raise MatrixError(tuple(faults), hint=hint)
+    return found
+
+
+class RowError(ValueError):
+    """What is wrong with one key of a row."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
