@@ -22,6 +22,7 @@ from trtllm_pipeline.report.measured import Figures, Measured, Side
 from trtllm_pipeline.report.names import shared_parts, without
 from trtllm_pipeline.report.page import to_html
 from trtllm_pipeline.report.recommend import Candidate, recommend
+from trtllm_pipeline.report.rows import CellStatus
 from trtllm_pipeline.report.workloads import Workload
 
 pytestmark = pytest.mark.integration
@@ -157,6 +158,37 @@ def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> N
     set_value(clean, "ttft", "0.001")
     assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
     assert not texts(clean, "#take-table tbody tr")
+
+
+def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(40)
+    fastest = max(
+        (row for row in rows if row.levels and row.axes["tp"] == 1),
+        key=lambda row: row.levels[-1].output_tokens_per_s or 0,
+    )
+    why = {"failed_stage": "accuracy", "reason": "exact is 0.100, expected at least 0.9"}
+    score = {"exact": 0.99}  # nor does it set the mark for the others
+    bad = dataclasses.replace(fastest, status=CellStatus.FAILED, accuracy=score, accuracy_drift=None, **why)
+    page = tmp_path / "failed.html"
+    page.write_text(to_html([bad if row is fastest else row for row in rows], record), encoding="utf-8")
+    load(clean, page)
+    assert texts(clean, "#take-table tbody tr")
+    name = without(bad.id, shared_parts([row.id for row in rows]))
+    for places in ("#take-table tbody a", "#front tbody a"):
+        clean.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        names = texts(clean, places)
+        assert names
+        assert name not in names
+    assert "of cells that failed" in clean.evaluate("document.getElementById('take-why').textContent")
+    best = clean.evaluate(
+        f"[...document.querySelectorAll('#cells-table tbody tr')].find(r => r.cells[0].textContent.trim().startsWith({name!r})).cells[1].textContent"
+    )
+    assert best == "", "it has no level that holds"
+    set_value(clean, "words", " ".join(name.split("/")))
+    assert "went through all its stages" in clean.evaluate("document.getElementById('take-why').textContent")
+    clean.evaluate("document.querySelector('#cells-table tbody tr:not([hidden]) a').click()")
+    clean.wait("document.getElementById('details').open")
+    assert "expected at least 0.9" in clean.evaluate("document.getElementById('details').textContent")
 
 
 def test_filter_narrows_everything(clean: Browser, pages: dict[int, Path]) -> None:

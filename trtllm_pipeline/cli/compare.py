@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     new = side(args, args.run)
     by = args.by is not None
     result = compare_by(new, args.by, args.base, metrics) if by else compare(new, side(args, args.baseline), metrics)
-    if not result.pairs and not result.only_base and not result.lost:
+    if not (result.pairs or result.only_base or result.lost or result.unfit):
         reasons = [why for _, why in result.only_new]
         raise UsageError("no two cells can be compared" + (f": {reasons[0]}" if reasons else ""))
     broken = gate.breaks(result, conditions, beyond_noise=args.beyond_noise) if conditions else None

@@ -119,6 +119,8 @@ class Comparison:
     """Cells whose figures the new side lacks, and why."""
     lost: tuple[tuple[str, str, str], ...] = field(default=())
     """(cell, level, why) of levels that only the base has."""
+    unfit: tuple[tuple[str, str], ...] = ()
+    """(cell, why) where it or its base failed or is not finished: no figure of theirs is compared."""
 
     @property
     def methods(self) -> dict[str, str]:
@@ -220,10 +222,14 @@ def _compared(
     pairs: list[Pair] = []
     paybacks: list[Payback] = []
     lost: list[tuple[str, str, str]] = []
+    unfit: _Alone = []
     of_level = [metric for metric in metrics if metric in LEVEL_METRICS]
     of_cell = [metric for metric in metrics if metric not in LEVEL_METRICS]
     matched = [(cell, other) for cell, other in matched if cell.feasible or other.feasible]
     for cell, other in matched:
+        if cell.unfit is not None or other.unfit is not None:
+            unfit.append((cell.id, cell.unfit or f"the baseline {other.id}: {other.unfit}"))
+            continue
         deltas = [_cell_delta(metric, cell, other) for metric in _expanded(of_cell, cell, other)]
         if known := tuple(delta for delta in deltas if delta.base is not None or delta.new is not None):
             pairs.append(Pair(cell.id, other.id, None, known))
@@ -240,7 +246,9 @@ def _compared(
         if not other.levels and cell.levels:
             only_new.append((cell.id, f"the baseline {other.id} has no figures: {other.why or 'not measured'}"))
     ids = tuple((str(cell.id), str(other.id)) for cell, other in matched)
-    return Comparison(new, base, ids, tuple(pairs), tuple(paybacks), tuple(only_new), tuple(only_base), tuple(lost))
+    return Comparison(
+        new, base, ids, tuple(pairs), tuple(paybacks), tuple(only_new), tuple(only_base), tuple(lost), tuple(unfit)
+    )
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
@@ -483,4 +491,5 @@ def to_json(comparison: Comparison) -> dict[str, Json]:
         "only_new": alone(comparison.only_new),
         "only_base": alone(comparison.only_base),
         "lost": [{"cell": cell, "level": level, "reason": why} for cell, level, why in comparison.lost],
+        "unfit": alone(comparison.unfit),
     }

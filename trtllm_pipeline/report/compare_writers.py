@@ -109,7 +109,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _problems(comparison: Comparison) -> list[str]:
-    found = [f"{cell}: not compared, {why}" for cell, why in comparison.only_new]
+    found = [f"{cell}: not compared, {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
     found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
     return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
 

@@ -70,8 +70,8 @@ def parse(text: str) -> tuple[Condition, ...]:
 def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_noise: bool) -> tuple[Break, ...]:
     """Every condition that does not hold, cell by cell.
 
-    A value that is missing breaks it: a cell, level or figure that the base has and the new side lacks, and a figure
-    that neither has or the base lacks. What can never work on either side is not missing, nor is a cell that is new. With `beyond_noise` a change breaks it only where its interval does not hold zero; one without an
+    A value that is missing breaks it: a cell, level or figure that the base has and the new side lacks, a figure
+    that neither has or the base lacks, and a cell that failed on either side. What can never work on either side is not missing, nor is a cell that is new. With `beyond_noise` a change breaks it only where its interval does not hold zero; one without an
     interval still does.
     """
     found: list[Break] = []
@@ -95,7 +95,7 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
                 reasons = _reasons(condition, deltas, beyond_noise=beyond_noise)
                 found += [Break(pair.cell, pair.level, condition, each, reason) for each, reason in reasons]
         seen |= {cell for cell, _, _ in comparison.lost} if of_level else set()
-        bare = dict(comparison.only_new)
+        bare = dict((*comparison.only_new, *comparison.unfit))
         found += [
             Break(cell, None, condition, None, f"missing: {bare.get(cell, 'neither side has this figure')}")
             for cell in dict.fromkeys(cell for cell, _ in comparison.matched)

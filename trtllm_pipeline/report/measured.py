@@ -121,6 +121,8 @@ class Measured:
     why: str | None = None
     """Why it has no figures of latency and throughput."""
     feasible: bool = True
+    unfit: str | None = None
+    """Why it must neither be chosen nor be called better, whatever its figures: a stage of it failed or is not done."""
     levels: tuple[Figures, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -212,8 +214,9 @@ def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> 
             Measured(
                 id=row.id,
                 axes=row.axes,
-                why=None if row.levels else row.reason or row.status.value.replace("_", " "),
+                why=None if row.levels else row.unfit or "not measured",
                 feasible=row.status is not CellStatus.INFEASIBLE,
+                unfit=row.unfit,
                 levels=tuple(Figures(level, source) for level in row.levels),
                 accuracy=row.accuracy,
                 accuracy_intervals=row.accuracy_intervals,
@@ -266,7 +269,7 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
     wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]
     levels = tuple(Figures(level, source) for level in levels_of(data["levels"])) if valid else ()
     why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
-    return Side(str(path), (Measured(CellId(str(path)), {}, why, levels=levels, perf=path.absolute()),))
+    return Side(str(path), (Measured(CellId(str(path)), {}, why, unfit=why, levels=levels, perf=path.absolute()),))
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
@@ -291,10 +294,14 @@ def _together(sides: Sequence[Side]) -> tuple[Measured, ...]:
     cells = []
     for id_, first in by_id[0].items():
         same = [cells_of.get(id_) for cells_of in by_id]
-        whole = [cell for cell in same if cell is not None and cell.why is None]
+        whole = [cell for cell in same if cell is not None and cell.why is None and cell.unfit is None]
         if len(whole) < len(sides):
-            reasons = [cell.why if cell else f"not in {side.name}" for cell, side in zip(same, sides, strict=True)]
-            cells.append(replace(first, why=next(filter(None, reasons)), levels=()))
+            reasons = [
+                cell.unfit or cell.why if cell else f"not in {side.name}"
+                for cell, side in zip(same, sides, strict=True)
+            ]
+            why = next(filter(None, reasons))
+            cells.append(replace(first, why=why, unfit=why, levels=()))
             continue
         keys = [key for key in (level.key for level in first.levels) if all(cell.level(key) for cell in whole)]
         levels = tuple(_pooled([level for cell in whole if (level := cell.level(key))]) for key in keys)

@@ -169,6 +169,7 @@ def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict
         "axes": dict(row.axes),
         "status": row.status.value.replace("_", " "),
         "reason": row.reason,
+        "unfit": row.unfit,
         "hint": row.hint,
         "failed": row.failed_stage,
         "log": row.log,

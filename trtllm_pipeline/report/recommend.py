@@ -153,7 +153,15 @@ def _candidate(
     score = cell.accuracy.get(names[0]) if names else None
     if not cell.levels:
         return Candidate(
-            cell.id, workload, None, cell.why or "not measured", None, None, cell.engine_bytes, score, None
+            cell.id,
+            workload,
+            None,
+            cell.unfit or cell.why or "not measured",
+            None,
+            None,
+            cell.engine_bytes,
+            score,
+            None,
         )
     good = [level for level in cell.levels if all(_missed(slo, level) is None for slo in slos)]
     if good:
@@ -163,10 +171,8 @@ def _candidate(
         reasons = [reason for slo in slos if (reason := _missed(slo, nearest)) is not None]
         more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
         each = _at(cell, workload, nearest, f"{reasons[0]} at {load_words(nearest.key)}{more}", score)
-    inaccurate = _inaccurate(cell, base, names[0] if names else None, least)
-    if inaccurate is not None:
-        return replace(each, reason=inaccurate)
-    return each
+    reason = cell.unfit or _inaccurate(cell, base, names[0] if names else None, least)
+    return each if reason is None else replace(each, reason=reason)
 
 
 def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, score: float | None) -> Candidate:

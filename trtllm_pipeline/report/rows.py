@@ -120,6 +120,16 @@ class Row:
     """What the perf stage found about its own numbers, each "SEVERITY: MESSAGE"."""
 
     @property
+    def unfit(self) -> str | None:
+        """Why nobody should choose it whatever its figures are; None when every one of its stages ended well."""
+        if self.status in {CellStatus.DONE, CellStatus.UP_TO_DATE}:
+            return None
+        if self.failed_stage is not None:
+            return f"{self.failed_stage} failed: {self.reason or 'no reason was given'}"
+        words = self.status.value.replace("_", " ")
+        return self.reason or (f"not finished: {words}" if self.levels else words)
+
+    @property
     def build_s(self) -> float | None:
         """Seconds the engine build took."""
         return self.seconds.get(_ENGINE_STAGE)
@@ -229,7 +239,11 @@ def _row(
     why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
     made = _made(cell, shape, seen)
     levels, findings = _perf(made.get("perf"))
-    scores, total, intervals = _accuracy(_scored(made))
+    scored = _scored(made)
+    if failed and failed.stage in {"accuracy", "score"} and why.log is not None:
+        scores, total, intervals = _accuracy(why.log.parent / "out")  # too low a score is there to be seen
+    else:
+        scores, total, intervals = _accuracy(None if scored is None else scored.out)
     return Row(
         id=cell.id,
         axes=cell.axes,
@@ -249,7 +263,7 @@ def _row(
         accuracy=scores,
         accuracy_total=total,
         accuracy_intervals=intervals,
-        smoke=_read(made.get("smoke"), "smoke.json"),
+        smoke=_read(made["smoke"].out, "smoke.json") if "smoke" in made else None,
         findings=findings,
     )
 
@@ -290,25 +304,24 @@ def _below(path: Path | None, workspace: Path) -> str | None:
 # What the stages left. A file that is not what it should be counts as missing: it must not take the report with it.
 
 
-def _read(artifact: Artifact | None, name: str) -> dict[str, Any] | None:
-    if artifact is None:
-        return None
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
     try:
-        data = json.loads((artifact.out / name).read_bytes())
+        data = json.loads((folder / name).read_bytes())
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None
 
 
 def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
-    data = _read(artifact, "perf.json") or {}
+    data = (_read(artifact.out, "perf.json") if artifact is not None else None) or {}
     client = data.get("client")
     tested = client.get("self_test") if isinstance(client, dict) else None
-    return levels_of(data.get("levels")), (*_findings(data.get("findings")), *_self_test(tested))
+    levels = () if data.get("valid") is False else levels_of(data.get("levels"))
+    return levels, (*_findings(data.get("findings")), *_self_test(tested))
 
 
-def _accuracy(artifact: Artifact | None) -> tuple[dict[str, float], int | None, dict[str, tuple[float, float]]]:
-    data = _read(artifact, "accuracy.json") or {}
+def _accuracy(folder: Path | None) -> tuple[dict[str, float], int | None, dict[str, tuple[float, float]]]:
+    data = (_read(folder, "accuracy.json") if folder is not None else None) or {}
     ends = data.get("intervals")
     intervals = {}
     for name, pair in ends.items() if isinstance(ends, dict) else ():

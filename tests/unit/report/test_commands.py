@@ -13,7 +13,7 @@ from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.report.planfile import plan_lines
-from trtllm_pipeline.report.rows import rows
+from trtllm_pipeline.report.rows import CellStatus, Row, levels_of, rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
@@ -250,7 +250,65 @@ def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None
     candidates = {each["cell"]: each["reason"] for each in json.loads(out)["candidates"]}
     assert candidates == {
         DONE.id: None,
-        FAILED.id: "convert: no such tensor",
+        FAILED.id: "convert failed: convert: no such tensor",
         LATER.id: "not run",
         NEVER.id: "precision fp8: not here",
     }
+
+
+def test_a_cell_that_failed_after_its_load_run_is_never_taken(store: Store, pipeline: Pipeline, tmp_path: Path) -> None:
+    """Its figures were measured and are the best there are; its answers were too bad, or its smoke test failed."""
+    plan = fabricated.plan(DONE, FAILED, LATER)
+    low = "exact is 0.300 on 50 questions, expected at least 0.9"
+    for cell, stage in ((FAILED, "accuracy"), (LATER, "smoke")):
+        for name in ("convert", "build", "repository", "perf"):
+            fast = {"schema": 1, "levels": [fabricated.level(4, ttft_ms=1.0, output_tokens_per_s=9e3)], "findings": []}
+            files = {"perf.json": fast} if name == "perf" else {"x": b"1"}
+            fabricated.publish(store, fabricated.stage_run(plan, cell, name), files)
+        failed = fabricated.stage_run(plan, cell, stage)
+        attempt = fabricated.begin(store, failed)
+        scores = {"total": 50, "scores": {"exact": 0.3}, "intervals": {"exact": [0.2, 0.4]}}
+        (attempt.out / "accuracy.json").write_text(json.dumps(scores))
+        store.fail(attempt, "failed", StageError(low if stage == "accuracy" else "no answer", log=attempt.log))
+    code, out, _ = pipeline("recommend", "--format", "json")
+    data = json.loads(out)
+    found = {each["cell"]: each for each in data["candidates"]}
+    assert (code, data["recommended"]) == (0, [{"workload": {}, "cell": DONE.id}])
+    assert found[FAILED.id]["reason"] == f"accuracy failed: {low}"
+    assert (found[FAILED.id]["accuracy"], found[FAILED.id]["output_tps_per_device"]) == (0.3, 9e3), "to be seen"
+    assert found[LATER.id]["reason"] == "smoke failed: no answer"
+    assert pipeline("recommend", "--cells", "!*/fp16/*", "--min-accuracy", "-100%")[0] == 3
+    report = json.loads(pipeline("report", "--format", "json")[1])
+    failing = next(cell for cell in report["cells"] if cell["id"] == FAILED.id)
+    assert (failing["status"], failing["accuracy"], failing["reason"]) == ("failed", {"exact": 0.3}, low)
+    code, out, _ = pipeline("compare", "--by", "precision", "--base", "fp16", "--fail-on", "ttft_p50:+10%")
+    assert code == 1, "who failed is no better"
+    assert f"{FAILED.id}: not compared, accuracy failed: {low}" in out.replace("\n", " ")
+    assert "✔" not in out.replace("✔ better", "")
+    data = json.loads(pipeline("compare", "latest", "latest~1", "--format", "json")[1])
+    assert [each["cell"] for each in data["unfit"]] == [FAILED.id, LATER.id]
+    assert {pair["cell"] for pair in data["pairs"]} == {DONE.id}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (CellStatus.FAILED, "smoke failed: no answer"),
+        (CellStatus.RUNNING, "not finished: running"),
+        (CellStatus.INTERRUPTED, "not finished: interrupted"),
+        (CellStatus.NOT_RUN, "not finished: not run"),
+        (CellStatus.UP_TO_DATE, None),
+    ],
+)
+def test_only_what_went_through_all_its_stages_is_taken(
+    status: CellStatus, reason: str | None, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    failed = {"failed_stage": "smoke", "reason": "no answer"} if status is CellStatus.FAILED else {}
+    levels = levels_of([fabricated.level(1, ttft_ms=1.0, output_tokens_per_s=1.0)])
+    path = tmp_path / "report.json"
+    path.write_text("\n".join(to_json([Row(DONE.id, {"model": "m"}, status, levels=levels, **failed)], "r", "m")))
+    code, out, _ = pipeline("recommend", str(path), "--format", "json")
+    assert [each["reason"] for each in json.loads(out)["candidates"]] == [reason]
+    assert code == (0 if reason is None else 3)
+    code, out, _ = pipeline("recommend", str(path), "--format", "json", "--min-accuracy", "-1%")
+    assert [each["reason"] for each in json.loads(out)["candidates"]] == [reason or "accuracy was not measured"]

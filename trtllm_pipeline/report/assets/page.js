@@ -75,7 +75,8 @@
       words.every((word) => (word.startsWith("!") && word.length > 1 ? !cell.text.includes(word.slice(1)) : cell.text.includes(word))));
   }
 
-  // A point is one cell at one concurrency or request rate. `misses` names the limit that it does not hold, null when it holds all.
+  // A point is one cell at one concurrency or request rate. `misses` names the limit that it does not hold, null when it holds all;
+  // a cell that failed or is not finished holds none.
   function points(shown) {
     const at = statistic();
     const least = limit("accuracy");
@@ -87,7 +88,7 @@
         latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
       };
       point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
-      point.misses = null;
+      point.misses = cell.unfit === null ? null : "that every stage ended well";
       for (const [name, id] of Object.entries(LIMITS)) {
         if (limit(id) !== null && !(point.latency[name] !== null && point.latency[name] <= limit(id))) point.misses ??= NAMES[name];
       }
@@ -133,11 +134,16 @@
     const at = statistic();
     fill($("take-table"), [["goal", false], ["take", false], ["out tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["next best", false]], rows);
     const lost = {};
-    for (const point of all) if (point.misses) lost[point.misses] = (lost[point.misses] ?? 0) + 1;
-    const why = Object.entries(lost).map(([name, n]) => `${n} by ${name}`).join(", ");
+    for (const point of all) {
+      if (point.misses === null) continue;
+      const cause = point.cell.unfit === null ? `by ${point.misses}` : "of cells that failed or are not finished";
+      lost[cause] = (lost[cause] ?? 0) + 1;
+    }
+    const why = Object.entries(lost).map(([cause, n]) => `${n} ${cause}`).join(", ");
     let text;
     if (!all.length) text = "No cell shown has measurements.";
-    else if (!limited()) text = `${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}. No limits are set: enter above what your users accept.`;
+    else if (all.every((point) => point.cell.unfit !== null)) text = "No cell shown went through all its stages: there is nothing to take. The table of cells says why.";
+    else if (!limited()) text = `${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}${why ? `; not to be taken: ${why}` : ""}. No limits are set: enter above what your users accept.`;
     else if (good.length) text = `${good.length} of ${counted(all.length, "measured point")} hold the limits${why ? `; the others fall out: ${why}` : ""}.`;
     else text = `None of ${counted(all.length, "measured point")} holds the limits: ${why} fall out. ${nearest(all)}`;
     if (strict && good.length) text += ` Accuracy is kept where ${$("score").value} is not clearly (95 %) below that of the unquantized or the most accurate cell.`;
@@ -155,7 +161,7 @@
     for (const cell of shown) {
       const score = cell.accuracy[metric];
       const best = floors.get(group(cell));
-      if (score !== undefined && (best === undefined || score > best.score)) floors.set(group(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
+      if (cell.unfit === null && score !== undefined && (best === undefined || score > best.score)) floors.set(group(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
     }
     return (cell) => {
       const change = cell.drift?.scores?.[metric];
@@ -166,11 +172,12 @@
   }
 
   function nearest(all) {
+    const fit = all.filter((point) => point.cell.unfit === null);
     const told = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
-      const values = all.map((point) => point.latency[name]).filter((value) => value !== null);
+      const values = fit.map((point) => point.latency[name]).filter((value) => value !== null);
       return values.length ? `the least ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
     });
-    const scores = all.map((point) => point.score).filter((score) => score !== null);
+    const scores = fit.map((point) => point.score).filter((score) => score !== null);
     if (limit("accuracy") !== null && scores.length) told.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
     const text = told.join(", ");
     return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
@@ -274,7 +281,7 @@
   const said = (point) => [
     point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} a GPU` : ""}`,
     ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
-    ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy is not kept"]), ...(point.misses ? [`misses the limit: ${point.misses}`] : []),
+    ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy is not kept"]), ...(point.cell.unfit !== null ? [point.cell.unfit] : point.misses ? [`misses the limit: ${point.misses}`] : []),
   ].join("\n");
 
   function front(known) {
@@ -291,7 +298,7 @@
     const known = all.filter((point) => point.latency[key] !== null).map((point) => ({
       x: point.latency[key], y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, said: said(point), point,
     }));
-    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept)));
+    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null)));
     const on = new Set(fronts);
     for (const point of known) point.rank = on.has(point) ? "front" : point.holds ? "holds" : "misses";
     $("pareto-plot").hidden = !known.length;
@@ -308,7 +315,7 @@
     plot("pareto-plot", `Scatter plot of ${counted(known.length, "point")}: ${speed} against ${latency}. ${counted(fronts.length, "point")} on the Pareto front, listed in the table below.`, {
       height: 380,
       layer: [
-        { data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, detail: { field: "group" }, order: { field: "x" } } },
+        ...(fronts.length ? [{ data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, detail: { field: "group" }, order: { field: "x" } } }] : []),
         { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...colour, ...(kinds.length > 1 ? { fill: colour.color } : { fill: { value: COLOURS[0] } }), tooltip: { field: "said" },
           size: { condition: { test: "datum.rank == 'front'", value: 110 }, value: 55 }, fillOpacity: { condition: { test: "datum.kept", value: 1 }, value: 0 },
           opacity: { condition: [{ test: "datum.rank == 'front'", value: 1 }, { test: "datum.rank == 'holds'", value: 0.55 }], value: 0.18 } } },
@@ -322,6 +329,7 @@
       fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
     $("pareto-note").textContent = [
       known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
+      known.some((point) => point.point.cell.unfit !== null) ? "Cells that failed or are not finished are faint and never on the front." : "",
       unique(known.map((point) => point.group)).length > 1 ? `Only what was asked the same is compared: there is a front for each ${data.apart.join(", ")}.` : "",
     ].join(" ");
   }
@@ -332,7 +340,7 @@
     const measured = inOrder.filter((cell) => cell.levels.length).length;
     if ($("curves").hidden) return;
     $("curves-note").textContent = measured > CURVES ? `The first ${CURVES} of ${measured} cells, in the order of the table: sort or filter it to see others.` : "The cells of the table.";
-    $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell))));
+    $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell), cell.unfit === null ? "" : ` (${cell.status})`)));
     const at = statistic();
     const names = chosen.map((cell) => cell.name);
     // Closed loops where there are any, else open ones: the two share no axis.
