@@ -87,7 +87,7 @@ def make_plan(
             for stage in stages[cell.toolchain]:
                 if not stage.applies(cell, machine):
                     continue
-                run = _stage_run(stage, cell, of_cell, runs, identities[cell.toolchain], digest)
+                run = _stage_run(stage, cell, machine, of_cell, runs, identities[cell.toolchain], digest)
                 run.cells.append(cell.id)
                 of_cell[stage.name] = run.id
         by_cell[cell.id] = tuple(of_cell.values())
@@ -113,17 +113,18 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
 def _stage_run(
     stage: Stage,
     cell: Cell,
+    machine: Machine,
     of_cell: Mapping[str, StageRunId],
     runs: dict[StageRunId, StageRun],
     identity: Mapping[str, Json],
     digest: Callable[[str, Cell], tuple[str, str]],
 ) -> StageRun:
-    params = stage.params(cell)
     inputs = {name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell) for name in stage.inputs}
     files: dict[str, str] = {}
     digests: dict[str, Json] = {}
     for name, path in stage.files(cell).items():
         files[name], digests[name] = digest(path, cell)
+    params = stage.settle(stage.params(cell), files, machine)
     parts: dict[str, Json] = {
         "schema": SCHEMA,
         "stage": stage.name,

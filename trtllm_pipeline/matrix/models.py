@@ -358,8 +358,8 @@ class Calibration(Strict):
     data: DataFile = "builtin:general"
     """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
     a file of a data set on the Hugging Face Hub."""
-    samples: Positive = 128
-    """Rows taken."""
+    samples: Positive | None = None
+    """Rows taken, all of a smaller set; null takes all rows, up to 512."""
     max_length: Positive = 512
     """Tokens kept of a row."""
     seed: Count = 0

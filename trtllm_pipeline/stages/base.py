@@ -99,6 +99,10 @@ def _nothing(_cell: Cell) -> Mapping[str, Json]:
     return {}
 
 
+def _as_given(params: Mapping[str, Json], _files: Mapping[str, str], _machine: Machine) -> Mapping[str, Json]:
+    return params
+
+
 def _one_cpu(_cell: Cell, _machine: Machine) -> Resources:
     return Resources()
 
@@ -135,6 +139,8 @@ class Stage:
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
+    settle: Callable[[Mapping[str, Json], Mapping[str, str], Machine], Mapping[str, Json]] = _as_given
+    """The parameters once the paths of `files` are known: what depends on how much a file holds."""
     resources: Callable[[Cell, Machine], Resources] = _one_cpu
     """What it occupies on a machine."""
     commands: Callable[[Work, Machine], Sequence[Sequence[str]]] | None = None

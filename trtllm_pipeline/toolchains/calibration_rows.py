@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -12,11 +14,16 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline import userfile
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.machine import Machine
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Tokens = Sequence[int]
 Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
+MOST: Final = 512
+"""Rows taken of a larger set where nobody says how many: as many as TensorRT-LLM's quantize.py takes."""
 _EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
 
 
@@ -29,8 +36,8 @@ def default_set() -> Path:
 class Selection:
     """Which part of a calibration set is used, and how it is presented."""
 
-    samples: int = 128
-    """Rows taken: all of them in a smaller set."""
+    samples: int | None = None
+    """Rows taken: all of them in a smaller set. None takes all, up to 512."""
     max_length: int = 512
     """Tokens kept of a row."""
     seed: int = 0
@@ -50,6 +57,8 @@ class Selection:
             )
         for name in ("samples", "max_length", "seed"):
             number = given.get(name, 1)
+            if name == "samples" and number is None:
+                continue
             if type(number) is not int or number < (0 if name == "seed" else 1):
                 raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
         return cls(**given)  # type: ignore[arg-type]
@@ -97,7 +106,51 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
     """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
     import numpy as np
 
-    if len(rows) <= selection.samples:
+    samples = selection.samples or MOST
+    if selection.samples is not None and selection.samples > len(rows):
+        logger.warning("calibrating on %d rows: %d were asked for, and there are no more", len(rows), samples)
+    if len(rows) <= samples:
         return list(rows)
-    chosen = np.random.default_rng(selection.seed).choice(len(rows), selection.samples, replace=False)
+    chosen = np.random.default_rng(selection.seed).choice(len(rows), samples, replace=False)
     return [rows[index] for index in sorted(chosen)]
+
+
+def with_true_samples(
+    params: Mapping[str, Json], files: Mapping[str, str], _machine: Machine | None = None
+) -> Mapping[str, Json]:
+    """The parameters of a stage that calibrates, with the number of rows that its file really gives.
+
+    Command lines and keys then say what is done. Warns where more were asked for. A file that is not here yet, and a
+    malformed one, are left to the stage.
+    """
+    given = params.get("calibration")
+    if "calibration_data" not in files or not isinstance(given, dict):
+        return params
+    asked = given.get("samples")
+    if asked is not None and type(asked) is not int:
+        return params
+    try:
+        rows = _count(files["calibration_data"])
+    except (OSError, ValueError):
+        return params
+    if asked is not None and asked > rows:
+        _warn(files["calibration_data"], asked, rows)
+    return {**params, "calibration": {**given, "samples": min(asked or MOST, rows)}} if rows else params
+
+
+@lru_cache(maxsize=64)
+def _count(path: str) -> int:
+    with Path(path).open("rb") as file:
+        return sum(not line.isspace() for line in file)
+
+
+@lru_cache(maxsize=64)
+def _warn(path: str, asked: int, rows: int) -> None:
+    logger.warning(
+        "settings.quantize.calibration.samples is %d, but %s has %d rows: the model is calibrated on %d. "
+        "Name a larger set in settings.quantize.calibration.data, or leave samples out to take all rows.",
+        asked,
+        path,
+        rows,
+        rows,
+    )

@@ -95,7 +95,12 @@ def test_what_would_make_something_else_is_refused(
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, ["128", "512", "0"]), ({"samples": 8}, ["8", "512", "0"]), ({"samples": 8, "seed": 3}, ["8", "512", "3"])],
+    [
+        (None, ["64", "512", "0"]),
+        ({"samples": 512}, ["64", "512", "0"]),
+        ({"samples": 8}, ["8", "512", "0"]),
+        ({"samples": 8, "seed": 3}, ["8", "512", "3"]),
+    ],
 )
 def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
     here: Path, given: Json, expected: list[str]

@@ -17,6 +17,7 @@ from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
 from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.calibration_rows import with_true_samples
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -133,6 +134,7 @@ CONVERT = Stage(
     params=_convert_params,
     file_names=("calibration_data",),
     files=_convert_files,
+    settle=with_true_samples,
     section="quantize",
     identity=("gguf", "xllamacpp"),
     expected_s=10.0,

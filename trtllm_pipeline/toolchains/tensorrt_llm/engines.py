@@ -6,6 +6,7 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Option, Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.calibration_rows import Selection
+from trtllm_pipeline.toolchains.calibration_rows import MOST, Selection, default_set, with_true_samples
 from trtllm_pipeline.toolchains.model_optimizer import formats, job
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
 from trtllm_pipeline.toolchains.tensorrt_llm import (
@@ -52,10 +53,12 @@ def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     if script is None:
         return (job.command(work, lanes.quantizing_python(machine)),)
     release, params = installed(machine).release, work.params
-    taken = Selection.parse(params.get("calibration"))
+    data = {"calibration_data": str(work.files.get("calibration_data", default_set()))}  # by hand none need be named
+    given = Selection.parse(params.get("calibration"))  # raises for what is not understood
+    taken = Selection.parse(_calibrated({"calibration": asdict(given)}, data, machine)["calibration"])
     calibration = commands.Calibration(
         dataset=str(dataset.folder(work)) if commands.takes_dataset(release) else None,
-        samples=taken.samples,
+        samples=taken.samples or MOST,
         max_length=taken.max_length,
         batch_size=dataset.BATCH_SIZE if params.get("batch_size") is None else number(params, "batch_size"),
         seed=taken.seed,
@@ -75,6 +78,14 @@ def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
         python=installed(machine).python,
     )
     return (quantize,) if calibration.dataset is None else (dataset.command(work), quantize)
+
+
+def _calibrated(params: Mapping[str, Json], files: Mapping[str, str], machine: Machine) -> Mapping[str, Json]:
+    """With the number of rows there are; as given where the release's script calibrates on a set of its own."""
+    own = lanes.script(machine, releases.QUANTIZE_SCRIPT) is not None
+    if own and not commands.takes_dataset(installed(machine).release):
+        return params
+    return with_true_samples(params, files)
 
 
 def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
@@ -211,6 +222,7 @@ QUANTIZE: Final = Stage(
     advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
     file_names=("calibration_data",),
     files=lanes.calibration_data,
+    settle=_calibrated,
     resources=lanes.quantizing_takes,
     identity=("tensorrt_llm", "checkpoints"),
     expected_s=300.0,

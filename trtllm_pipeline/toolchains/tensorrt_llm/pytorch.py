@@ -13,6 +13,7 @@ from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.stages.base import Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.calibration_rows import with_true_samples
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import feasibility, lanes, llmapi
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
@@ -69,6 +70,7 @@ QUANTIZE: Final = Stage(
     advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
     file_names=("calibration_data",),
     files=lanes.calibration_data,
+    settle=with_true_samples,
     resources=lanes.quantizing_takes,
     identity=("model_optimizer",),
     expected_s=300.0,

@@ -1,0 +1,83 @@
+"""How many rows a model is calibrated on: the number that plans, keys and command lines say is the true one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.unit.lanes import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.plan import StageRun, make_plan
+from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.calibration_rows import MOST, Selection, choose, default_set, with_true_samples
+
+BUILT_IN = 64
+
+
+def rows_file(folder: Path, count: int) -> Path:
+    path = folder / f"{count}.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {row}"}) + "\n\n" for row in range(count)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "taken"),
+    [(10, None, 10), (10, 3, 3), (10, 10, 10), (10, 11, 10), (MOST + 5, None, MOST), (MOST + 5, MOST + 1, MOST + 1)],
+)
+def test_the_rows_that_are_taken_are_those_that_are_said(
+    tmp_path: Path, there: int, asked: int | None, taken: int
+) -> None:
+    given: dict[str, Json] = {"calibration": {"samples": asked, "seed": 0}}
+    params = with_true_samples(given, {"calibration_data": str(rows_file(tmp_path, there))})
+    assert params["calibration"] == {"samples": taken, "seed": 0}
+    assert len(choose(range(there), Selection.parse(params["calibration"]))) == taken
+    assert len(choose(range(there), Selection(samples=asked))) == taken
+
+
+def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = {"calibration_data": str(rows_file(tmp_path, 7))}
+    with caplog.at_level(logging.WARNING):
+        with_true_samples({"calibration": {"samples": 7}}, files)
+        with_true_samples({"calibration": {"samples": None}}, files)
+        assert caplog.messages == []
+        with_true_samples({"calibration": {"samples": 8}}, files)
+    (said,) = caplog.messages
+    assert "samples is 8" in said
+    assert "has 7 rows: the model is calibrated on 7" in said
+
+
+def test_a_file_that_is_not_here_yet_is_left_to_the_stage() -> None:
+    given: dict[str, Json] = {"calibration": {"samples": 8}}
+    assert with_true_samples(given, {"calibration_data": "hub:some/set/rows.jsonl"}) == given
+    assert with_true_samples({"precision": "fp16"}, {}) == {"precision": "fp16"}
+
+
+def quantizing(toolchain: str, samples: int, release: str) -> tuple[StageRun, list[list[str]]]:
+    """The stage run that calibrates on the built-in rows, and its command lines."""
+    asked = cell("fp8", toolchain=toolchain, settings={"quantize.calibration.samples": samples})
+    found = make_plan(
+        [asked],
+        {toolchain: toolchains.load(toolchain)},
+        machine(release, more=",model_optimizer==0.47" if toolchain == PYTORCH else ""),
+        digest=lambda _path, _cell: (str(default_set()), "c"),
+    )
+    return stage_run(found, "quantize"), commands(found, "quantize")
+
+
+@pytest.mark.parametrize("toolchain", [ENGINES, PYTORCH])
+def test_a_plan_and_its_key_say_the_true_number(toolchain: str) -> None:
+    run, _ = quantizing(toolchain, 512, "1.0.0")
+    assert isinstance(calibration := run.params["calibration"], dict)
+    assert calibration["samples"] == BUILT_IN
+    same, _ = quantizing(toolchain, BUILT_IN, "1.0.0")
+    assert run.fingerprint == same.fingerprint, "equal work has an equal key"
+
+
+@pytest.mark.parametrize(("release", "told"), [("0.12.0", str(BUILT_IN)), ("0.9.0", "512")])
+def test_the_script_is_told_the_true_number_unless_it_calibrates_on_a_set_of_its_own(release: str, told: str) -> None:
+    _, lines = quantizing(ENGINES, 512, release)
+    (line,) = (line for line in lines if "--calib_size" in line)
+    assert values(line)["--calib_size"] == told
