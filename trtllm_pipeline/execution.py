@@ -465,7 +465,7 @@ class _Execution:
         """Keep what each cell now has, so that the next plan can say what changed."""
         known = self._store.index.latest(cell.id for cell in self._plan.cells)
         rows = [
-            (cell, run.stage.name, run.fingerprint, run.key)
+            (cell, run.stage.name, run.fingerprint)
             for run in self._plan.stage_runs.values()
             if run.fingerprint in self._present
             for cell in run.cells

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.index import SCHEMA
 from trtllm_pipeline.store.store import Artifact, Store
 
 
@@ -105,8 +107,12 @@ def test_verify_keeps_what_another_release_wrote(store: Store) -> None:
 def test_files_that_cannot_be_looked_at_are_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = publish(store)
 
-    def stat(path: object, **_: object) -> os.stat_result:
-        raise OSError(errno.EIO, "Input/output error", str(path))
+    real = os.stat
+
+    def stat(path: str, **options: bool) -> os.stat_result:
+        if str(path).startswith(str(artifact.folder)):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr("trtllm_pipeline.store.store.os.stat", stat)
@@ -172,20 +178,194 @@ def test_an_index_with_damaged_tables_is_rebuilt_when_opened(store: Store, tmp_p
     assert (tmp_path / "w/state.db.damaged").exists()
 
 
-def test_damage_deep_in_the_index_is_found_by_repair(store: Store, tmp_path: Path) -> None:
+def remembering(store: Store) -> Artifact:
+    """An artifact, and one of each kind of thing that no manifest says."""
+    index = store.index
+    index.begin_run("20260102-run", "m.yaml", ("pipeline", "run"))
     artifact = publish(store)
-    with store.index.transaction():
-        for number in range(3000):
-            store.index.begin_attempt("run", "build", Fingerprint(f"{number:032}"), number, tmp_path)
+    failed = store.begin("20260102-run", "build", fingerprint(key("b")))
+    store.fail(failed, "failed", StageError("no memory", hint="more of it"))
+    index.end_run("20260102-run", 1)
+    index.begin_run("20260101-later", "m.yaml", ())
+    index.set_latest([("m/fp16", "build", artifact.fingerprint)])
+    index.add_infeasible(Fingerprint("c" * 32), "never")
+    index.set_pin("a branch", {"revision": "abc"})
+    return artifact
+
+
+def remembered(store: Store, artifact: Artifact) -> list[object]:
+    index = store.index
+    return [
+        store.get("build", artifact.fingerprint),
+        index.all_artifacts(),
+        index.durations(),
+        index.runs(),
+        index.attempts([artifact.fingerprint, fingerprint(key("b"))]),
+        index.attempts_of("20260102-run"),
+        index.latest(["m/fp16"]),
+        index.infeasible(),
+        index.pin("a branch"),
+    ]
+
+
+def test_an_index_made_anew_knows_all_it_knew(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    artifact = remembering(store)
+    before = remembered(store, artifact)
+    assert all(before)
+    assert store.repair() == (1, "nothing is lost")
+    assert remembered(store, artifact) == before
+    store.close()
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (tmp_path / "w" / name).unlink(missing_ok=True)
+    store = Store(tmp_path / "w")
+    assert remembered(store, artifact) == before
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "the index is not there; rebuilt from the manifests and the history, nothing is lost"
+    ]
+
+
+def test_what_is_forgotten_stays_forgotten(store: Store) -> None:
+    artifact = remembering(store)
+    store.index.forget_pins()
+    store.index.forget_infeasible()
+    store.repair()
+    assert remembered(store, artifact)[-2:] == [{}, None]
+
+
+def test_runs_are_in_the_order_in_which_they_began_whatever_the_clock_says(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, now in (("second", 2e9), ("first", 1e9)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        store.index.begin_run(name, "m.yaml", ())
+    assert [run.id for run in store.index.runs()] == ["first", "second"]
+    store.repair()
+    assert [run.id for run in store.index.runs()] == ["first", "second"]
+
+
+@pytest.mark.parametrize("harm", ["flip", "torn", "not JSON", "another release's"])
+def test_a_damaged_line_of_the_history_is_left_out_and_counted(store: Store, harm: str) -> None:
+    artifact = remembering(store)
+    lines = store.index.history.path.read_bytes().strip().split(b"\n")
+    if harm == "flip":
+        lines[0] = lines[0].replace(b"20260102", b"20260103")
+    elif harm == "torn":
+        lines[0] = lines[0][:20]
+    elif harm == "not JSON":
+        lines[0] = b"\xff\x00["
+    else:
+        store.index.history.path.unlink()
+        store.index.history.append([("invented", (1, 2)), ("run", (1,))])
+        lines = [*store.index.history.path.read_bytes().strip().split(b"\n"), *lines[1:]]
+    store.index.history.path.write_bytes(b"\n".join(lines))
+    said = f"without {2 if harm.startswith('another') else 1} damaged of {len(lines)} lines of history.jsonl"
+    assert store.repair() == (1, said)
+    assert [run.id for run in store.index.runs()] == ["20260101-later"]
+    assert store.index.pin("a branch")
+    assert store.get("build", artifact.fingerprint)
+
+
+def test_a_line_after_one_that_was_cut_short_counts(store: Store) -> None:
+    with store.index.history.path.open("ab") as file:
+        file.write(b"\n0123abcd [half")
+    store.index.begin_run("run", "m.yaml", ())
+    assert store.repair() == (0, "without 1 damaged of 2 lines of history.jsonl")
+    assert [run.id for run in store.index.runs()] == ["run"]
+
+
+def test_any_bit_of_the_index_may_flip(store: Store, tmp_path: Path) -> None:
+    """No damage is a traceback, loses an artifact, or is taken for something of the surroundings; repair mends all."""
+    artifact = remembering(store)
+    before = remembered(store, artifact)
+    store.close()
+    path = tmp_path / "w/state.db"
+    sound = path.read_bytes()
+    places = random.Random(8)
+    for number in range(40):
+        damaged = bytearray(sound)
+        for _ in range(places.choice((1, 1, 1, 3, 30))):
+            at = places.choice((places.randrange(100), places.randrange(4096), places.randrange(len(sound))))
+            damaged[at] ^= 1 << places.randrange(8)
+        if number % 10 == 0:
+            damaged = damaged[: places.randrange(len(sound))]
+        path.write_bytes(damaged)
+        store = Store(tmp_path / "w")
+        assert len(remembered(store, artifact)) == len(before)
+        assert store.get("build", artifact.fingerprint) == artifact, "what the index says is compared with the manifest"
+        assert store.repair() == (1, "nothing is lost")
+        assert remembered(store, artifact) == before
+        store.close()
+
+
+def test_damage_that_shows_while_it_is_used_is_mended_there(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trtllm_pipeline.store.database._SMALL_BYTES", 0
+    )  # as in a large one, which is not looked through
+    artifact = publish(store)
+    for number in range(3000):
+        store.index.begin_attempt("run", "build", Fingerprint(f"{number:032}"), number, tmp_path)
     store.close()
     damage(tmp_path / "w/state.db", first_page=40, pages=20)
     store = Store(tmp_path / "w")
-    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
-        store.index.attempts([artifact.fingerprint])
-    assert store.repair() == 1
-    assert store.index.attempts([artifact.fingerprint]) == {}
+    assert caplog.text == ""
+    assert len(store.index.attempts_of("run")) == 3001
+    assert "damaged" in caplog.text
+    assert "nothing is lost; the old one is kept as state.db.damaged" in caplog.text
     assert store.get("build", artifact.fingerprint) == artifact
-    assert (tmp_path / "w/state.db.damaged").exists()
+
+
+def test_an_index_that_is_replaced_while_others_use_it_loses_nothing(tmp_path: Path) -> None:
+    one, other = Store(tmp_path / "w"), Store(tmp_path / "w")
+    other.index.begin_run("before", "m.yaml", ())
+    for number in range(3):
+        assert one.repair() == (0, "nothing is lost")
+        other.index.begin_run(f"after {number}", "m.yaml", ())
+    other.close()
+    assert [run.id for run in one.index.runs()] == ["after 2", "after 1", "after 0", "before"]
+    assert {path.name for path in (tmp_path / "w").iterdir() if path.is_file()} == {
+        *("history.jsonl", "state.lock"),
+        *("state.db", "state.db-wal", "state.db-shm"),
+    }
+
+
+@pytest.mark.parametrize("repaired", ["empty file", "folder", "text"])
+def test_whatever_is_in_the_place_of_the_index_is_put_aside(tmp_path: Path, repaired: str) -> None:
+    (tmp_path / "w").mkdir()
+    path = tmp_path / "w/state.db"
+    if repaired == "folder":
+        (path / "deep").mkdir(parents=True)
+    else:
+        path.write_text("" if repaired == "empty file" else "not a database, by any means" * 400)
+    for _ in range(2):  # what was put aside before gives way
+        store = Store(tmp_path / "w")
+        store.index.begin_run("run", "m.yaml", ())
+        store.close()
+        assert path.is_file()
+        path.unlink()
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        ("database or disk is full", OSError, "No space left"),
+        ("disk I/O error", StateError, "cannot be used: disk I/O error"),
+        ("unable to open database file", StateError, "see to the disk"),
+        ("database is locked", StateError, "has kept the index to itself"),
+    ],
+)
+def test_what_the_surroundings_do_is_no_damage(
+    store: Store, tmp_path: Path, said: str, error: type[Exception], words: str
+) -> None:
+    def fails(_db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError(said)
+
+    with pytest.raises(error) as caught:
+        store.index._database.run(fails)
+    assert words in f"{caught.value} {getattr(caught.value, 'hint', '')}"
+    assert not (tmp_path / "w/state.db.damaged").exists()
 
 
 def test_an_index_of_an_older_release_is_rebuilt(
@@ -193,11 +373,13 @@ def test_an_index_of_an_older_release_is_rebuilt(
 ) -> None:
     artifact = publish(store)
     store.close()
+    (tmp_path / "w/history.jsonl").unlink()
     with sqlite3.connect(tmp_path / "w/state.db") as db:
         db.execute("ALTER TABLE artifacts DROP COLUMN manifest_bytes")
         db.execute("PRAGMA user_version=1")
+        db.execute("PRAGMA application_id=0")
     store = Store(tmp_path / "w")
-    assert "rebuilt from the manifests" in caplog.text
+    assert "the index is of an older release; rebuilt from the manifests and the history, without" in caplog.text
     assert store.get("build", artifact.fingerprint) == artifact
     assert (tmp_path / "w/state.db.schema-1").exists()
 
@@ -205,7 +387,9 @@ def test_an_index_of_an_older_release_is_rebuilt(
 def test_an_index_of_another_release_is_refused_and_kept(tmp_path: Path) -> None:
     Store(tmp_path / "w").close()
     with sqlite3.connect(tmp_path / "w" / "state.db") as db:
+        application = db.execute("PRAGMA application_id").fetchone()[0]
         db.execute("PRAGMA user_version=99")
+        db.execute(f"PRAGMA application_id={application + 99 - SCHEMA}")
     with pytest.raises(StateError, match="schema 99"):
         Store(tmp_path / "w")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from typing import Any
 
@@ -61,14 +60,6 @@ def explain_error(error: Exception) -> int | None:
     if isinstance(error, PermissionError):
         note(f"error: not allowed: {error.filename or error}")
         return 1
-    if isinstance(error, sqlite3.OperationalError):
-        note(f"error: the workspace's index cannot be used: {error}")
-        note("  try: is the disk full, or the workspace read-only?")
-        return 1
-    if type(error) is sqlite3.DatabaseError:  # its subclasses, but for the one above, are mistakes of ours
-        note(f"error: the workspace's index is damaged: {error}")
-        note("  try: pipeline store repair, with the same --workspace; it rebuilds the index, no artifact is lost")
-        return 2
     return None
 
 

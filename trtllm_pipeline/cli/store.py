@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "  list      the artifacts: stage, fingerprint, size, seconds it took, label\n"
         "  verify    read every file again and compare digests; damaged artifacts are removed and made again by `run`\n"
-        "  repair    rebuild the index from the manifests\n"
+        "  repair    rebuild the index from the manifests and the history\n"
         "  sweep     remove what killed runs left behind\n\n"
         "example:\n  pipeline store verify --workspace .pipeline"
     )
@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
         checked, damaged = store.verify(note)
         found = {"checked": checked, "damaged": len(damaged)}
     elif args.action == "repair":
-        found = {"artifacts": store.repair()}
+        count, lost = store.repair()
+        note(f"the index is made anew from the manifests and the history, {lost}")
+        found = {"artifacts": count}
     else:
         found = {"removed": store.sweep()}
     if args.format == "json":

@@ -1,8 +1,8 @@
 """The SQLite index of a workspace: what is published, what was tried, which runs there were, how long things took.
 
-Everything that matters can be rebuilt from the manifests (`Store.repair`); losing the index loses history, not results.
-WAL with synchronous=NORMAL survives a kill at any instant; a power loss may cost the last rows, which come back from
-the manifests as well.
+All of it stands elsewhere too: artifacts in their manifests, everything else in the history (`history.jsonl`), where it is
+written as the index learns it. So a lost or damaged index is made anew with nothing lost, by whoever finds it so.
+WAL with synchronous=NORMAL survives a kill at any instant; a power loss may cost the last rows.
 """
 
 from __future__ import annotations
@@ -10,45 +10,59 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.store.database import DamagedError, Database
+from trtllm_pipeline.store.history import NAME as HISTORY
+from trtllm_pipeline.store.history import Event, History, Value
 from trtllm_pipeline.store.manifest import Manifest
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 
-_TABLES: Final = """
-CREATE TABLE IF NOT EXISTS artifacts (
+_TABLES: Final = (
+    """CREATE TABLE artifacts (
   fingerprint TEXT PRIMARY KEY, stage TEXT NOT NULL, label TEXT NOT NULL, key TEXT NOT NULL,
   files TEXT NOT NULL, manifest_bytes INTEGER NOT NULL, size_bytes INTEGER NOT NULL, duration_s REAL NOT NULL,
-  published_s REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS attempts (
+  published_s REAL NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE attempts (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, number INTEGER NOT NULL,
-  folder TEXT NOT NULL, started_s REAL NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT);
-CREATE INDEX IF NOT EXISTS attempts_by_fingerprint ON attempts (fingerprint);
-CREATE TABLE IF NOT EXISTS runs (
-  id TEXT PRIMARY KEY, matrix TEXT NOT NULL, command TEXT NOT NULL, started_s REAL NOT NULL, ended_s REAL,
-  exit_code INTEGER) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS latest (
-  cell TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, key TEXT NOT NULL,
-  PRIMARY KEY (cell, stage)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS infeasible (fingerprint TEXT PRIMARY KEY, message TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID;
-"""
-_NAMES: Final = ("artifacts", "attempts", "runs", "latest", "infeasible", "pins")
+  folder TEXT NOT NULL, started_s REAL NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
+    "CREATE INDEX attempts_by_fingerprint ON attempts (fingerprint)",
+    """CREATE TABLE runs (
+  number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, matrix TEXT NOT NULL, command TEXT NOT NULL,
+  started_s REAL NOT NULL, ended_s REAL, exit_code INTEGER)""",
+    """CREATE TABLE latest (
+  cell TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, key TEXT, PRIMARY KEY (cell, stage)) WITHOUT ROWID""",
+    "CREATE TABLE infeasible (fingerprint TEXT PRIMARY KEY, message TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID",
+)
+_EVENTS: Final = {
+    "run": "INSERT OR REPLACE INTO runs (number, id, matrix, command, started_s) VALUES (?, ?, ?, ?, ?)",
+    "run_ended": "UPDATE runs SET ended_s = ?, exit_code = ? WHERE id = ?",
+    "attempt": "INSERT OR REPLACE INTO attempts (id, run, stage, fingerprint, number, folder, started_s) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "attempt_ended": "UPDATE attempts SET ended_s = ?, outcome = ?, folder = ?, failure = ?, message = ?, hint = ? "
+    "WHERE id = ?",
+    "latest": "INSERT OR REPLACE INTO latest VALUES (?1, ?2, ?3, (SELECT key FROM artifacts WHERE fingerprint = ?3))",
+    "infeasible": "INSERT OR REPLACE INTO infeasible VALUES (?, ?)",
+    "infeasible_forgotten": "DELETE FROM infeasible",
+    "pin": "INSERT OR REPLACE INTO pins VALUES (?, ?)",
+    "pins_forgotten": "DELETE FROM pins",
+}
+"""What the history tells, and what it does to the index, now and when the index is made anew."""
+
+_TEXT: Final = (str,)
+_WHOLE: Final = (int,)
+_NUMBER: Final = (int, float)
+_MAYBE: Final = type(None)
 
 
-class UnusableIndexError(Exception):
-    """The file is damaged, or of an older release: it is to be put aside under `suffix`, and made anew."""
-
-    def __init__(self, message: str, *, suffix: str) -> None:
-        super().__init__(message)
-        self.suffix = suffix
+T = TypeVar("T")
+Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,60 +112,87 @@ class RunRow:
 
 
 class Index:
-    """One connection to a workspace's `state.db`. Other processes may write at the same time.
+    """A workspace's `state.db`, and the history it can be made from. Other processes may write at the same time.
 
-    Opening raises UnusableIndexError for what can be rebuilt, StateError for what cannot be helped from here.
+    `manifests` are all there are, each with its file's size. With `read_only` nothing is written; what is remembered is
+    forgotten at the end. Raises StateError for what cannot be helped from here.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                self._db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={SCHEMA}; COMMIT;")
-            elif version > SCHEMA:
-                raise StateError(
-                    f"{path}: index of schema {version}, this release reads {SCHEMA}",
-                    hint="use the release that wrote it, or move state.db away: it is rebuilt from the manifests",
-                )
-            elif version < SCHEMA:
-                self._db.close()
-                raise UnusableIndexError(f"{path}: index of an older release", suffix=f"schema-{version}")
-            for table in _NAMES:  # damage is better found here than in the middle of a run
-                self._db.execute(f"SELECT * FROM {table} LIMIT 1").fetchone()  # noqa: S608
-        except sqlite3.OperationalError as error:
-            raise StateError(f"{path}: cannot open the index: {error}", hint="is the folder writable?") from error
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise UnusableIndexError(f"{path}: damaged index: {error}", suffix="damaged") from error
+    def __init__(
+        self, path: Path, manifests: Callable[[], Iterable[tuple[Manifest, int]]], *, read_only: bool = False
+    ) -> None:
+        self.history = History(path.with_name(HISTORY))
+        self._workspace = path.parent
+        self._manifests = manifests
+        self._read_only = read_only
+        self._database = Database(path, schema=SCHEMA, tables=_TABLES, fill=self._fill, read_only=read_only)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._db.close()
+        """Close the file."""
+        self._database.close()
 
-    def sound(self) -> bool:
-        """Whether every page of the file can be made sense of. Reads all of it."""
-        try:
-            return bool(self._db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError:
-            return False
+    def remake(self) -> str:
+        """Make the file anew, whatever is in it. Returns what is lost, in words."""
+        return self._database.remake() or "nothing is lost"
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All changes inside are made together, or none; each alone would be a transaction of its own."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:  # some errors have rolled back already
-                self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+    def _fill(self, db: sqlite3.Connection) -> str | None:
+        artifacts = events = damaged = 0
+        for found, manifest_bytes in self._manifests():
+            _add_artifact(db, found, manifest_bytes)
+            artifacts += 1
+        for event in self.history.events():
+            events += 1
+            try:
+                if event is None:
+                    raise KeyError
+                db.execute(_EVENTS[event[0]], event[1])
+            except (KeyError, sqlite3.Error):
+                damaged += 1
+        if not artifacts and not events:
+            return None
+        if not events:
+            return f"without the history of runs, since {HISTORY} is not there"
+        if damaged:
+            return f"without {damaged} damaged of {events} lines of {HISTORY}"
+        return "nothing is lost"
+
+    def _rows(self, query: str, values: Sequence[Value], *types: tuple[type, ...]) -> list[Row]:
+        """The rows of a query, each value of one of the types that were written."""
+        return self._read(query, values, types, lambda row: row)
+
+    def _read(
+        self, query: str, values: Sequence[Value], types: Sequence[tuple[type, ...]], make: Callable[[Row], T]
+    ) -> list[T]:
+        """As `_rows`, each row made into something."""
+
+        def read(db: sqlite3.Connection) -> list[T]:
+            rows = db.execute(query, values).fetchall()
+            for row in rows:
+                if not all(map(isinstance, row, types)):
+                    raise DamagedError(f"a row of other types: {str(row)[:80]}")
+            return [make(row) for row in rows]
+
+        return self._database.run(read)
+
+    def _change(self, *events: Event) -> int:
+        """Do what the events tell, and write them into the history. Returns how many rows the last one changed."""
+
+        def change(db: sqlite3.Connection) -> int:
+            changed = 0
+            if len(events) > 1:
+                db.execute("BEGIN IMMEDIATE")
+            for name, values in events:
+                changed = db.execute(_EVENTS[name], values).rowcount
+            self._remember(events)
+            if len(events) > 1:
+                db.execute("COMMIT")
+            return changed
+
+        return self._database.run(change)
+
+    def _remember(self, events: Sequence[Event]) -> None:
+        if not self._read_only:
+            self.history.append(events)
 
     # artifacts
 
@@ -164,51 +205,31 @@ class Index:
             marks = ",".join("?" * len(part))
             columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s"
             query = f"SELECT {columns} FROM artifacts WHERE fingerprint IN ({marks})"  # noqa: S608
-            for row in self._db.execute(query, part):
-                files = tuple((name, size) for name, size in json.loads(row[3]))
-                found[row[0]] = ArtifactRow(row[0], row[1], row[2], files, row[4], row[5], row[6])
+            types = (_TEXT, _TEXT, _TEXT, _TEXT, _WHOLE, _WHOLE, _NUMBER)
+            for artifact in self._read(query, part, types, _artifact_row):
+                found[artifact.fingerprint] = artifact
         return found
 
     def all_artifacts(self) -> list[ArtifactRow]:
         """Every published artifact, by stage and label."""
         query = "SELECT fingerprint FROM artifacts ORDER BY stage, label, fingerprint"
-        order = [row[0] for row in self._db.execute(query)]
+        order = [row[0] for row in self._rows(query, (), _TEXT)]
         found = self.artifacts(order)
-        return [found[fingerprint] for fingerprint in order]
+        return [found[fingerprint] for fingerprint in order if fingerprint in found]
 
     def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> None:
         """Record a published artifact, whose manifest file has this size."""
-        files = [[entry.path, entry.size] for entry in manifest.files]
-        duration = manifest.provenance.get("duration_s")
-        self._db.execute(
-            "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                manifest.fingerprint,
-                manifest.stage,
-                manifest.label,
-                manifest.key,
-                json.dumps(files),
-                manifest_bytes,
-                manifest.size_bytes,
-                duration if isinstance(duration, (int, float)) else 0.0,
-                time.time(),
-            ),
-        )
+        self._database.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
 
     def remove_artifact(self, fingerprint: Fingerprint) -> None:
         """Forget an artifact whose files are gone."""
-        self._db.execute("DELETE FROM artifacts WHERE fingerprint = ?", (fingerprint,))
-
-    def key_of(self, fingerprint: Fingerprint) -> str | None:
-        """The canonical key of a published artifact."""
-        row = self._db.execute("SELECT key FROM artifacts WHERE fingerprint = ?", (fingerprint,)).fetchone()
-        return row[0] if row else None
+        self._database.run(lambda db: db.execute("DELETE FROM artifacts WHERE fingerprint = ?", (fingerprint,)))
 
     def durations(self) -> dict[str, float]:
         """Mean seconds of the latest artifacts by label ("stage/toolchain/model/precision") and by each prefix of it."""
         totals: dict[str, tuple[float, int]] = {}
         query = "SELECT label, duration_s FROM artifacts ORDER BY published_s DESC LIMIT 2000"
-        for label, seconds in self._db.execute(query):
+        for label, seconds in self._rows(query, (), _TEXT, _NUMBER):
             parts = label.split("/")
             for depth in range(1, len(parts) + 1):
                 prefix = "/".join(parts[:depth])
@@ -220,16 +241,13 @@ class Index:
 
     def last_attempt(self, fingerprint: Fingerprint) -> int:
         """Number of the latest attempt at this stage run, 0 when it was never tried."""
-        query = "SELECT max(number) FROM attempts WHERE fingerprint = ?"
-        return int(self._db.execute(query, (fingerprint,)).fetchone()[0] or 0)
+        query = "SELECT coalesce(max(number), 0) FROM attempts WHERE fingerprint = ?"
+        return int(self._rows(query, (fingerprint,), _WHOLE)[0][0])
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: Path) -> int:
         """Record that an attempt starts; returns its id."""
-        cursor = self._db.execute(
-            "INSERT INTO attempts (run, stage, fingerprint, number, folder, started_s) VALUES (?, ?, ?, ?, ?, ?)",
-            (run, stage, fingerprint, number, str(folder), time.time()),
-        )
-        return int(cursor.lastrowid or 0)
+        values: tuple[Value, ...] = (run, stage, fingerprint, number, self._name(folder), time.time())
+        return self._begin("attempt", values)
 
     def end_attempt(
         self,
@@ -242,10 +260,7 @@ class Index:
         hint: str | None = None,
     ) -> None:
         """Record how an attempt ended, and where its folder now is."""
-        self._db.execute(
-            "UPDATE attempts SET ended_s = ?, outcome = ?, folder = ?, failure = ?, message = ?, hint = ? WHERE id = ?",
-            (time.time(), outcome, str(folder), failure, message, hint, attempt),
-        )
+        self._change(("attempt_ended", (time.time(), outcome, self._name(folder), failure, message, hint, attempt)))
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """The latest attempt at each of `fingerprints` that was ever tried."""
@@ -261,75 +276,130 @@ class Index:
 
     def _attempts(self, where: str, values: tuple[str, ...]) -> tuple[AttemptRow, ...]:
         columns = "id, run, stage, fingerprint, number, folder, started_s, ended_s, outcome, failure, message, hint"
-        rows = self._db.execute(f"SELECT {columns} FROM attempts WHERE {where}", values)  # noqa: S608 - our own words
-        found = []
-        for row in rows:
-            fields = (*row[:5], Path(row[5]), *row[6:])
-            found.append(AttemptRow(*fields))
-        return tuple(found)
+        known = (_WHOLE, _TEXT, _TEXT, _TEXT, _WHOLE, _TEXT, _NUMBER)
+        later = ((*_NUMBER, _MAYBE), *[(str, _MAYBE)] * 4)
+        query = f"SELECT {columns} FROM attempts WHERE {where}"  # noqa: S608 - our own words
+        return tuple(self._read(query, values, (*known, *later), self._attempt_row))
+
+    def _attempt_row(self, row: Row) -> AttemptRow:
+        number, run, stage, fingerprint, attempt, folder, *rest = row
+        return AttemptRow(number, run, stage, Fingerprint(fingerprint), attempt, self._workspace / folder, *rest)
+
+    def _name(self, folder: Path) -> str:
+        """A folder by its path in the workspace, which may be moved."""
+        return str(folder.relative_to(self._workspace) if folder.is_relative_to(self._workspace) else folder)
 
     # runs
 
     def begin_run(self, run: str, matrix: str, command: tuple[str, ...]) -> None:
         """Record that a run starts."""
-        self._db.execute(
-            "INSERT INTO runs (id, matrix, command, started_s) VALUES (?, ?, ?, ?)",
-            (run, matrix, json.dumps(command), time.time()),
-        )
+        self._begin("run", (run, matrix, json.dumps(command), time.time()))
 
     def end_run(self, run: str, exit_code: int) -> None:
         """Record how a run ended."""
-        self._db.execute("UPDATE runs SET ended_s = ?, exit_code = ? WHERE id = ?", (time.time(), exit_code, run))
+        self._change(("run_ended", (time.time(), exit_code, run)))
 
     def runs(self) -> tuple[RunRow, ...]:
-        """All runs, the newest first."""
-        query = "SELECT id, matrix, command, started_s, ended_s, exit_code FROM runs ORDER BY started_s DESC, id DESC"
-        return tuple(RunRow(row[0], row[1], tuple(json.loads(row[2])), *row[3:]) for row in self._db.execute(query))
+        """All runs, the last that began first, whatever the clock said."""
+        query = "SELECT id, matrix, command, started_s, ended_s, exit_code FROM runs ORDER BY number DESC"
+        types = (_TEXT, _TEXT, _TEXT, _NUMBER, (*_NUMBER, _MAYBE), (int, _MAYBE))
+        return tuple(self._read(query, (), types, _run_row))
+
+    def _begin(self, event: str, values: Sequence[Value]) -> int:
+        """Do what the event tells with the next number there is, which is returned."""
+
+        def begin(db: sqlite3.Connection) -> int:
+            number = int(db.execute(_EVENTS[event], (None, *values)).lastrowid or 0)
+            self._remember([(event, (number, *values))])
+            return number
+
+        return self._database.run(begin)
 
     # what cells last had, for explanations
 
     def latest(self, cells: Iterable[str]) -> dict[tuple[str, str], tuple[Fingerprint, str]]:
-        """For (cell, stage): fingerprint and key of the newest result."""
+        """For (cell, stage): fingerprint and key of the newest result whose key is known."""
         wanted = set(cells)
-        return {
-            (row[0], row[1]): (row[2], row[3])
-            for row in self._db.execute("SELECT cell, stage, fingerprint, key FROM latest")
-            if row[0] in wanted
-        }
+        query = "SELECT cell, stage, fingerprint, key FROM latest WHERE key IS NOT NULL"
+        rows = self._rows(query, (), _TEXT, _TEXT, _TEXT, _TEXT)
+        return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[0] in wanted}
 
-    def set_latest(self, rows: Iterable[tuple[str, str, Fingerprint, str]]) -> None:
-        """Remember (cell, stage, fingerprint, key) as each cell's newest results, in one transaction."""
-        with self.transaction():
-            self._db.executemany("INSERT OR REPLACE INTO latest VALUES (?, ?, ?, ?)", rows)
+    def set_latest(self, rows: Iterable[tuple[str, str, Fingerprint]]) -> None:
+        """Remember (cell, stage, fingerprint) as each cell's newest results, all of them or none."""
+        self._change(*(("latest", row) for row in rows))
 
     # remembered answers
 
     def add_infeasible(self, fingerprint: Fingerprint, message: str) -> None:
         """Remember that these inputs can never work."""
-        self._db.execute("INSERT OR REPLACE INTO infeasible VALUES (?, ?)", (fingerprint, message))
+        self._change(("infeasible", (fingerprint, message)))
 
     def forget_infeasible(self) -> int:
         """Forget all remembered impossibilities; returns how many."""
-        return self._db.execute("DELETE FROM infeasible").rowcount
+        return self._change(("infeasible_forgotten", ()))
 
     def infeasible(self) -> dict[Fingerprint, str]:
         """All remembered impossibilities with their reason."""
-        return dict(self._db.execute("SELECT fingerprint, message FROM infeasible"))
+        return {row[0]: row[1] for row in self._rows("SELECT fingerprint, message FROM infeasible", (), _TEXT, _TEXT)}
 
     def pin(self, request: str) -> Mapping[str, Json] | None:
         """What a request for a model was pinned to before, e.g. a branch to a commit."""
-        row = self._db.execute("SELECT pinned FROM pins WHERE request = ?", (request,)).fetchone()
-        return _mapping(row[0]) if row else None
+        rows = self._rows("SELECT pinned FROM pins WHERE request = ?", (request,), _TEXT)
+        try:
+            value = json.loads(rows[0][0]) if rows else None
+        except ValueError:
+            return None  # asked for again, as if it had never been pinned
+        return value if isinstance(value, dict) else None
 
     def set_pin(self, request: str, pinned: Mapping[str, Json]) -> None:
         """Remember what a request for a model was pinned to."""
-        self._db.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", (request, json.dumps(pinned)))
+        self._change(("pin", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:
         """Ask the hubs anew next time; returns how many pins were forgotten."""
-        return self._db.execute("DELETE FROM pins").rowcount
+        return self._change(("pins_forgotten", ()))
 
 
-def _mapping(text: str) -> Mapping[str, Json]:
-    value: dict[str, Any] = json.loads(text)
+def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> None:
+    files = [[entry.path, entry.size] for entry in manifest.files]
+    duration, finished = (manifest.provenance.get(name) for name in ("duration_s", "finished_s"))
+    db.execute(
+        "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            manifest.fingerprint,
+            manifest.stage,
+            manifest.label,
+            manifest.key,
+            json.dumps(files),
+            manifest_bytes,
+            manifest.size_bytes,
+            duration if isinstance(duration, (int, float)) else 0.0,
+            finished if isinstance(finished, (int, float)) else time.time(),
+        ),
+    )
+
+
+def _artifact_row(row: Row) -> ArtifactRow:
+    files = tuple((name, size) for name, size in _pairs(row[3]))
+    return ArtifactRow(Fingerprint(row[0]), row[1], row[2], files, row[4], row[5], row[6])
+
+
+def _run_row(row: Row) -> RunRow:
+    return RunRow(row[0], row[1], tuple(map(str, _list(row[2]))), *row[3:])
+
+
+def _pairs(text: str) -> list[Any]:
+    pairs = _list(text)
+    if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, int] for pair in pairs):
+        raise DamagedError(f"no files with sizes: {text[:80]}")
+    return pairs
+
+
+def _list(text: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no JSON: {text[:80]}") from error
+    if not isinstance(value, list):
+        raise DamagedError(f"no list: {text[:80]}")
     return value

@@ -1,7 +1,8 @@
 """The store of a workspace: looks artifacts up, gives out attempts, publishes them whole or not at all.
 
     WORKSPACE/
-      state.db                   index, rebuilt from the manifests when lost
+      state.db                   index, rebuilt from manifests and history when lost or damaged
+      history.jsonl              what the index knows and no manifest says
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
       work/FINGERPRINT.lock      the claim of whoever works on it
@@ -19,6 +20,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,7 +29,7 @@ from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import ArtifactRow, Index, UnusableIndexError
+from trtllm_pipeline.store.index import ArtifactRow, Index
 from trtllm_pipeline.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -100,25 +102,15 @@ class Store:
                 f"{workspace}: cannot be a workspace: {error.strerror}",
                 hint="choose another folder with --workspace DIR",
             ) from error
-        self._database = self.workspace / "state.db"
-        lost = not self._database.exists()
-        try:
-            self.index = Index(self._database)
-        except UnusableIndexError as error:
-            self._begin_index_anew(str(error), suffix=error.suffix)
-            lost = True
-        if lost:
-            self._adopt_all()
+        self.index = Index(self.workspace / "state.db", self._manifests)
 
-    def _begin_index_anew(self, why: str, *, suffix: str) -> None:
-        """The manifests know all that is needed; the old file is kept for the curious."""
-        kept = self._database.with_name(f"{self._database.name}.{suffix}")
-        logger.warning("%s; rebuilt from the manifests, without the history of runs; kept as %s", why, kept.name)
-        for part in ("", "-wal", "-shm"):
-            old = Path(f"{self._database}{part}")
-            if old.exists():
-                old.replace(f"{kept}{part}")
-        self.index = Index(self._database)
+    def _manifests(self) -> Iterator[tuple[Manifest, int]]:
+        """All there are, each with its file's size. What is none is left to whoever wants that artifact."""
+        for stage in _names(self.artifacts_dir):
+            for name in _names(self.artifacts_dir / stage):
+                folder = self.artifacts_dir / stage / name
+                with suppress(StateError):
+                    yield manifest.read(folder), _manifest_bytes(folder)
 
     def close(self) -> None:
         """Close the index."""
@@ -159,7 +151,8 @@ class Store:
                 self.index.remove_artifact(fingerprint)
             return None
         path = self._path(stage, fingerprint)
-        if row is None:
+        if row is None or not _whole(path, row):
+            # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it.
             if self._adopt(Path(path)) is None:
                 return None
             row = self.index.artifacts((fingerprint,)).get(fingerprint)
@@ -241,9 +234,8 @@ class Store:
         if final.exists():
             self._discard(final, attempt.fingerprint)
         attempt.folder.rename(final)
-        with self.index.transaction():
-            self.index.add_artifact(sealed, _manifest_bytes(final))
-            self.index.end_attempt(attempt.id, "succeeded", folder=final)
+        self.index.add_artifact(sealed, _manifest_bytes(final))
+        self.index.end_attempt(attempt.id, "succeeded", folder=final)
         return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, _duration(sealed))
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
@@ -259,24 +251,19 @@ class Store:
 
     # upkeep
 
-    def repair(self) -> int:
-        """Rebuild the index's artifacts from the manifests; returns how many there are.
+    def repair(self) -> tuple[int, str]:
+        """Make the index anew from the manifests and the history; returns how many artifacts there are and what is lost.
 
-        A damaged index is put aside first. Folders without a manifest are removed; raises StateError, and removes
-        nothing, for one that cannot be read or that another release wrote.
+        Folders without a manifest are removed; raises StateError, and removes nothing, for one that cannot be read or
+        that another release wrote.
         """
-        if not self.index.sound():
-            self.index.close()
-            self._begin_index_anew(f"{self._database}: damaged index", suffix="damaged")
-        return self._adopt_all()
-
-    def _adopt_all(self) -> int:
+        lost = self.index.remake()
         count = 0
         for stage in _names(self.artifacts_dir):
             for name in _names(self.artifacts_dir / stage):
                 if self._adopt(self.artifacts_dir / stage / name) is not None:
                     count += 1
-        return count
+        return count, lost
 
     def verify(self, tell: Callable[[str], None]) -> tuple[int, list[Fingerprint]]:
         """Read every artifact's files again and compare them with the manifest's digests.

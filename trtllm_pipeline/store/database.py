@@ -1,0 +1,357 @@
+"""The SQLite file under an index: opened, made, read and replaced under one lock, and never trusted.
+
+Every use of it goes through `Database.run`, the one place where damage shows. Whoever finds some makes the file anew
+from what it was made of, and goes on. Opening, making, closing and replacing are done alone (an flock on `state.lock`,
+exclusive), all else beside each other (shared): SQLite's own locks cover neither a first start nor a file that is
+exchanged under its users.
+
+A workspace that cannot be written is read into memory, with what its write-ahead log holds: SQLite itself would have to
+write beside the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+from trtllm_pipeline.errors import StateError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PATIENCE_S: Final = 30.0
+"""How long to wait for what other processes do with the file, each of which takes milliseconds."""
+_SMALL_BYTES: Final = 4 << 20
+"""Up to this size, looking through the whole file for damage takes a few milliseconds."""
+_APPLICATION: Final = 0x54504C00
+"""With the schema's number added, what SQLite's header has as the application's id: one flipped bit changes neither alone."""
+_PARTS: Final = ("", "-wal", "-shm")
+_FULL: Final = "database or disk is full"
+_NOT_WRITABLE: Final = "attempt to write a readonly database"
+_BUSY: Final = ("database is locked", "database table is locked", "locking protocol")
+_NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, "disk I/O error", "unable to open database file", "out of memory")
+"""What SQLite says when the surroundings are to blame. All else it says is damage."""
+
+
+class DamagedError(Exception):
+    """The file holds something that was never written to it. `suffix` names it when it is put aside."""
+
+    def __init__(self, message: str, *, suffix: str = "damaged") -> None:
+        line = " ".join(message.split())[:100]
+        super().__init__(line if suffix != "damaged" else f"the index is damaged: {line}")
+        self.suffix = suffix
+
+
+_BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
+"""What using a damaged file raises. SQLite quotes it in its messages, which then cannot be read either."""
+
+
+class Database:
+    """One connection to `path`; `schema` is its release, `tables` the statements that make its tables.
+
+    `fill` puts into empty tables what there is to know, and returns words for what of it is lost, or None where there
+    was nothing to put. Raises StateError when the file cannot be used, or was written by a newer release.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        schema: int,
+        tables: tuple[str, ...],
+        fill: Callable[[sqlite3.Connection], str | None],
+        read_only: bool = False,
+    ) -> None:
+        self.path = path
+        self._schema = schema
+        self._tables = tables
+        self._fill = fill
+        self._read_only = read_only
+        self._db: sqlite3.Connection | None = None
+        self._opened: tuple[int, int] | None = None
+        """Device and inode of the file that is open."""
+        self._lock = -1
+        try:
+            self._lock = os.open(
+                path.with_name("state.lock"),
+                os.O_RDONLY | os.O_CLOEXEC if read_only else os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                0o666,
+            )
+        except OSError as error:
+            if not read_only:
+                raise self._unusable(str(error.strerror)) from error
+        self._open()
+
+    def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """What `operation` returns, on a sound file. It is called again after damage, so it must be one transaction.
+
+        Raises DamagedError in `operation`, as all of SQLite's own words for damage, to have the file made anew.
+        Raises StateError or OSError when the surroundings are to blame.
+        """
+        for attempt in (1, 2, 3):
+            with self._locked(fcntl.LOCK_SH):
+                if self._db is not None and (self._read_only or self._opened == self._there()):
+                    try:
+                        with _rolled_back(self._db):
+                            return operation(self._db)
+                    except _BROKEN as error:
+                        damage = self._damage(error)
+                else:
+                    damage = None  # exchanged by somebody else meanwhile
+            if damage is not None and attempt == 3:
+                break
+            self._open(damage)
+        raise StateError(
+            f"{self.path}: damaged again as soon as it was made anew: {damage}",
+            hint="see to the disk; or move the file away and try again",
+        )
+
+    def remake(self) -> str | None:
+        """Make the file anew, whatever is in it. Returns the words of `fill`."""
+        with self._locked(fcntl.LOCK_EX):
+            self._shut()
+            try:
+                with closing(self._connect()) as db:
+                    self._check(db, thoroughly=True)
+            except FileNotFoundError:
+                lost = self._make(None)
+            except _BROKEN as error:
+                lost = self._make(self._damage(error))
+            else:
+                lost = self._make(None)
+            self._use()
+            return lost
+
+    def close(self) -> None:
+        """Close the file. Calling it twice does no harm."""
+        if self._db is not None:
+            with self._locked(fcntl.LOCK_EX):
+                self._shut()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    # the lock
+
+    @contextmanager
+    def _locked(self, mode: int) -> Iterator[None]:
+        if self._lock < 0:
+            yield
+            return
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._lock, mode | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._busy() from None
+                time.sleep(0.002)
+            except OSError:
+                if not self._read_only:  # some network file systems let nobody lock what he may not write
+                    raise
+                break
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _busy(self) -> StateError:
+        return StateError(
+            f"{self.path}: another process has kept the index to itself for {_PATIENCE_S:.0f} s",
+            hint="see what works in this workspace: it may be stopped (Ctrl-Z), or its disk may hang",
+        )
+
+    # opening
+
+    def _there(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _open(self, damage: DamagedError | None = None) -> None:
+        """Open the file, made anew where it is missing, damaged, or was found damaged by us before anybody else."""
+        if self._read_only:
+            self._into_memory(damage)
+            return
+        with self._locked(fcntl.LOCK_EX):
+            mine = self._opened
+            self._shut()
+            if self._there() is None:
+                self._tell(None, "rebuilt", self._make(None))
+            elif damage is not None and self._there() == mine:
+                self._tell(damage, "rebuilt", self._make(damage))
+            try:
+                self._use()
+            except _BROKEN as error:
+                self._shut()
+                damage = self._damage(error)
+                self._tell(damage, "rebuilt", self._make(damage))
+                self._use()
+
+    def _use(self) -> None:
+        self._db = self._connect()
+        self._opened = self._there()
+        self._check(self._db, thoroughly=self.path.stat().st_size <= _SMALL_BYTES)
+
+    def _shut(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db, self._opened = None, None
+
+    def _connect(self, path: Path | None = None) -> sqlite3.Connection:
+        """A connection to a file that is there. Raises DamagedError for what is no file."""
+        path = path or self.path
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DamagedError("is not a file")
+        db = sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE_S, isolation_level=None)
+        try:
+            db.execute("PRAGMA synchronous=NORMAL")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _check(self, db: sqlite3.Connection, *, thoroughly: bool) -> None:
+        """Raise DamagedError or sqlite3.Error for what is not as it was made, StateError for a newer release's."""
+        found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
+        schema, application = found
+        if application in {0, _APPLICATION + schema} and 0 < schema < self._schema:
+            raise DamagedError("the index is of an older release", suffix=f"schema-{schema}")
+        if application == _APPLICATION + schema and schema > self._schema:
+            raise StateError(
+                f"{self.path}: index of schema {schema}, this release reads {self._schema}",
+                hint="use the release that wrote it, or move state.db away: it is made anew",
+            )
+        if found != [self._schema, _APPLICATION + self._schema]:
+            raise DamagedError("its header is not ours")
+        tables = [row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
+        if tables != list(self._tables):
+            raise DamagedError("its tables are not ours")
+        if thoroughly:
+            said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if said != "ok":
+                raise DamagedError(str(said))
+
+    def _damage(self, error: Exception) -> DamagedError:
+        """The damage behind an error. Raises what it is instead when the file is not to blame."""
+        if isinstance(error, DamagedError):
+            return error
+        said = str(error)
+        if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+            raise error  # a mistake of ours
+        if said in _BUSY:
+            raise self._busy() from error
+        if said == _FULL:  # as of any other file, so that it is told in one place
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from error
+        # A flipped bit in the header forbids writing as well.
+        if said in _NOT_DAMAGE and not (said == _NOT_WRITABLE and os.access(self.path, os.W_OK)):
+            raise self._unusable(said) from error
+        return DamagedError(said)
+
+    def _unusable(self, why: str) -> StateError:
+        if not self.path.parent.is_dir():
+            return StateError(f"{self.path.parent}: the workspace is gone: moved or removed while it was used")
+        return StateError(
+            f"{self.path}: the index cannot be used: {why}",
+            hint="see to the disk and to who may write there; or choose another --workspace",
+        )
+
+    # making
+
+    def _make(self, damage: DamagedError | None) -> str | None:
+        """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `fill`.
+
+        Made beside and renamed. The old file goes before its write-ahead log: killed in between, there is none, so the
+        next to open makes it.
+        """
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            for part in _PARTS:
+                Path(f"{new}{part}").unlink(missing_ok=True)
+            with closing(sqlite3.connect(new, isolation_level=None)) as db:
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=OFF")
+                lost = self._filled(db)
+        except sqlite3.Error as error:
+            raise self._damage(error) from error
+        for part in _PARTS:
+            old = Path(f"{self.path}{part}")
+            if damage is None:
+                old.unlink(missing_ok=True)
+                continue
+            kept = Path(f"{self.path}.{damage.suffix}{part}")
+            shutil.rmtree(kept) if kept.is_dir() else kept.unlink(missing_ok=True)
+            if old.exists():
+                old.rename(kept)
+        new.replace(self.path)
+        return lost
+
+    def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
+        """Say in one line what was done by itself, where there was anything to do it for."""
+        if lost is not None:
+            why = damage or "the index is not there"
+            kept = (
+                ""
+                if damage is None or self._read_only
+                else f"; the old one is kept as {self.path.name}.{damage.suffix}"
+            )
+            logger.warning("%s: %s; %s from the manifests and the history, %s%s", self.path, why, done, lost, kept)
+
+    def _filled(self, db: sqlite3.Connection) -> str | None:
+        for statement in ("BEGIN", *self._tables):
+            db.execute(statement)
+        lost = self._fill(db)
+        db.execute(f"PRAGMA user_version={self._schema}")
+        db.execute(f"PRAGMA application_id={_APPLICATION + self._schema}")
+        db.execute("COMMIT")
+        return lost
+
+    def _into_memory(self, damage: DamagedError | None) -> None:
+        """Read the file as it stands into memory, or without a sound one what it would be made of."""
+        self._shut()
+        self._db = sqlite3.connect(":memory:", isolation_level=None)
+        if damage is None and self.path.exists():
+            with self._locked(fcntl.LOCK_EX), tempfile.TemporaryDirectory(prefix="pipeline-index-") as folder:
+                try:
+                    for part in ("", "-wal"):
+                        with_log = Path(f"{self.path}{part}")
+                        if with_log.is_file():
+                            shutil.copyfile(with_log, f"{folder}/copy{part}")
+                    with closing(self._connect(Path(folder, "copy"))) as copy:
+                        self._check(copy, thoroughly=True)
+                        copy.backup(self._db)
+                    return
+                except _BROKEN as error:
+                    damage = self._damage(error)
+                except FileNotFoundError:
+                    pass  # a folder, or gone just now
+            self._shut()
+            self._db = sqlite3.connect(":memory:", isolation_level=None)
+        self._tell(damage, "read", self._filled(self._db))
+
+
+@contextmanager
+def _rolled_back(db: sqlite3.Connection) -> Iterator[None]:
+    """Undo what was begun when something goes wrong."""
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:  # some errors have rolled back already
+            with suppress(sqlite3.Error):  # what went wrong says more
+                db.execute("ROLLBACK")
+        raise
