@@ -69,6 +69,7 @@ def test_help_imports_nothing_heavy_and_almost_nothing_of_ours(words: tuple[str,
     assert {name for name in modules if name.startswith("trtllm_pipeline.")} == {
         "trtllm_pipeline.cli",
         "trtllm_pipeline.cli.app",
+        "trtllm_pipeline.terminal",
     }
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.report.layout import csv_value
 
 if TYPE_CHECKING:
     from trtllm_pipeline.stages.asking import Encode
@@ -234,7 +235,7 @@ def _show_rows(rows: Sequence[Mapping[str, Any]], form: str) -> None:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
         emit(text.getvalue().rstrip("\n"))
         return
     lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]

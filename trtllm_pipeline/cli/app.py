@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from trtllm_pipeline import __version__
+from trtllm_pipeline import __version__, terminal
 
 # command -> (module, help). The order is that of `--help`.
 COMMANDS: Final = {
@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit code: 0 done, 1 a stage failed, 2 the user has to mend or do something first, 3 nothing is feasible,
     130 interrupted.
     """
+    if argv is None:
+        terminal.start()
+    terminal.clean_streams()
     # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
     top = parser()
@@ -92,14 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = args.debug or bool(os.environ.get("PIPELINE_DEBUG"))
     try:
         with _terminable(args.arguments):
-            return _dispatch(args.command, args.arguments)
+            done = _dispatch(args.command, args.arguments)
+            sys.stdout.flush()
+            return done
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone, `pipeline plan | head` for instance. Keep the interpreter from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 0  # whoever read our output has gone, `pipeline plan | head` for instance
     except Exception as error:
         from trtllm_pipeline.cli.output import explain_error
 
@@ -126,7 +129,21 @@ def _terminable(arguments: Sequence[str]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line can stand in our files: bytes that are no UTF-8 come as halves of characters."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _dispatch(command: str, arguments: Sequence[str]) -> int:
+    for word in (command, *arguments):
+        if not _is_text(word):
+            from trtllm_pipeline.errors import UsageError
+
+            raise UsageError(f"{word}: is not text in UTF-8", hint="rename it, or give it by a link with another name")
     if command in STAGES:
         module = importlib.import_module(STAGE_MODULES.get(command, "trtllm_pipeline.cli.stage"))
     elif command in COMMANDS:

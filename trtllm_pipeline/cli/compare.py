@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import note, rendered
+from trtllm_pipeline.cli.output import emit_rendered, note, rendered
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.compare import Comparison
@@ -125,8 +125,10 @@ def show(args: argparse.Namespace, result: Comparison, broken: tuple[Break, ...]
         text = writers.to_markdown(result, broken)
     else:
         text = rendered(writers.to_table(result, broken))
+    if args.format != "table":
+        text = clean(text)
     if args.output is None:
-        sys.stdout.write(text)
+        emit_rendered(text)
     else:
         Path(args.output).write_text(text, encoding="utf-8")
         note(f"written to {args.output}")

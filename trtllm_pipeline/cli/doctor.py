@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, rendered
+from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, rendered
 from trtllm_pipeline.doctor import Check, Status, Verdict
 
 _TITLES: Final = {
@@ -108,7 +108,7 @@ def _show(lines: Sequence[_Line]) -> None:
             from rich.text import Text
 
             texts = (Text.assemble((marks[s], _LOOKS[s][2]), text) if s else Text(text) for s, text in lines)
-            return emit(rendered(Text("\n").join(texts)).rstrip("\n"))
+            return emit_rendered(rendered(Text("\n").join(texts)))
     for status, text in lines:
         emit(f"{marks[status]}{text}" if status else text)
     return None

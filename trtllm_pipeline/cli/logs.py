@@ -14,6 +14,7 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.store.store import LOG, Store
+from trtllm_pipeline.terminal import clean
 
 SERVER_LOG: Final = "server.log"
 _POLL_S: Final = 0.2
@@ -136,19 +137,19 @@ def _find(store: Store, planned: OutlineRun, name: str) -> Path | None:
 
 
 def _print(log: Path, lines: int | None, *, follow: bool, store: Store, planned: OutlineRun) -> None:
-    """Copy the log to stdout as it is; when following, until nobody works on the stage run any more."""
+    """Copy the log to stdout; when following, until nobody works on the stage run any more."""
     from trtllm_pipeline.report.standing import is_held
 
     out = sys.stdout
     with log.open(encoding="utf-8", errors="replace", newline="") as file:
-        text = file.read()
+        text = clean(file.read())
         if lines is not None:
             text = "".join(text.splitlines(keepends=True)[-lines:])
         out.write(text)
         while follow:
             # Looked at before reading: what was written before the end is still read after it.
             goes_on = is_held(store, planned.fingerprint)
-            more = file.read()
+            more = clean(file.read())
             text = more or text
             out.write(more)
             out.flush()

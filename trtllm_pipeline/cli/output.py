@@ -6,12 +6,18 @@ import json
 import sys
 from typing import Any
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError
 
 
 def emit(text: str) -> None:
     """Data, to stdout."""
     print(text)  # noqa: T201
+
+
+def emit_rendered(text: str) -> None:
+    """What `rendered` made, to stdout, with its colours."""
+    print(text, end="", file=terminal.raw(sys.stdout))
 
 
 def emit_json(value: Any) -> None:
@@ -28,11 +34,9 @@ def rendered(content: Any) -> str:
     """Rich content as text, coloured where stdout is a terminal, without spaces at the ends of lines."""
     import shutil
 
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((120, 0)).columns if terminal else 160
-    console = Console(width=width, highlight=False, emoji=False, markup=False, force_terminal=terminal)
+    tty = sys.stdout.isatty()
+    width = shutil.get_terminal_size((120, 0)).columns if tty else 160
+    console = terminal.console(sys.stdout, width=width, force_terminal=tty)
     with console.capture() as capture:
         console.print(content)
     return "".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines())

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
+from trtllm_pipeline.terminal import raw
 from trtllm_pipeline.userfile import decode
 
 if TYPE_CHECKING:
@@ -364,7 +365,7 @@ def _measure(
         nonlocal count
         count += 1
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{count} of {total} requests")
+            raw(sys.stderr).write(f"\r{count} of {total} requests")
 
     left_out = {"form", "words", "command", "format", "tokenizer", "profile_export_file", "engine", "repository"}
     settings = {name: value for name, value in vars(args).items() if name not in left_out}

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_json, rendered
+from trtllm_pipeline.cli.output import emit_json, emit_rendered, rendered
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.recommend import Candidate, Slo
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         rate = "out tok/s/GPU" if any(devices(cell) > 1 for cell in measured.cells) else "out tok/s"
         for number, group in enumerate(groups):
             text = rendered(_table(group, parts, slos, OBJECTIVES[args.objective], rate))
-            print("\n" * (number > 0) + text, end="")  # noqa: T201 - this command's data
+            emit_rendered("\n" * (number > 0) + text)
     return 0 if any(each.reason is None for each in found) else 3
 
 

@@ -11,6 +11,7 @@ from typing import TextIO
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.terminal import clean
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
             if args.format == "junit":
                 from trtllm_pipeline.report.junit import to_junit
 
-                stream.write(to_junit(rows, record, matrix))
+                stream.write(clean(to_junit(rows, record, matrix)))
             else:
                 from trtllm_pipeline.report.page import to_html
 
-                stream.write(to_html(rows, record, matrix, finished=finished, limits=limits))
+                stream.write(clean(to_html(rows, record, matrix, finished=finished, limits=limits)))
             return
         print_report(
             rows,

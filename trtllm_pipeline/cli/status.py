@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json
+from trtllm_pipeline.cli.output import emit_json, emit_rendered
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.planfile import Outline, OutlineCell
 from trtllm_pipeline.report.standing import Standing, standings
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.terminal import clean
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         emit_json(to_json(run_id, outline, cells, seen))
     else:
-        emit(to_text(run_id, outline, cells, seen))
+        emit_rendered(to_text(run_id, outline, cells, seen))
     return 0
 
 
@@ -111,7 +112,7 @@ def to_text(
     drawn += legend((status for status in StageStatus if counts[status]), width=width, ascii_only=ascii_only)
     lines = [f"run {run_id}" if run_id else "as the matrix stands now"]
     lines[0] += f", all cells: {' '.join(parts)}" if parts else ""
-    lines += styled(drawn, sys.stdout)
+    above = [clean(lines.pop()), *styled(drawn, sys.stdout)]
     for run, planned in runs.items():
         standing = seen[run]
         who = f"{planned.stage}, {planned.cells[0]}" + (
@@ -131,4 +132,4 @@ def to_text(
     if never:
         lines.append(f"\n{count(len(never), 'cell')} can never work:")
         lines += [f"  {cell.id}: {cell.reason}" for cell in never]
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in (*above, clean("\n".join(lines))) if line)

@@ -14,6 +14,7 @@ from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, told, who
 from trtllm_pipeline.report.names import count, duration
+from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
 _LOG_LINES: Final = 10
@@ -46,7 +47,7 @@ class QuietObserver:
         """Say nothing."""
 
     def _say(self, *lines: str) -> None:
-        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.write(clean("".join(f"{line}\n" for line in lines)))
         self._stream.flush()
 
 

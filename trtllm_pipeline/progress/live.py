@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.plan import Plan, StageRun
@@ -36,10 +37,8 @@ class LiveObserver:
     """Draws the picture. What failed is printed above it and stays in the terminal's history."""
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
-        from rich.console import Console
-
         self._clock = clock
-        self._console = Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=False)
+        self._console = terminal.console(stream, soft_wrap=False)
         self._picture = Picture(clock, ascii_only=self._console.options.ascii_only)
         self._live: Live | None = None
         self._frame: list[Text] = []
@@ -69,7 +68,7 @@ class LiveObserver:
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Show why a stage run waits."""
-        self._picture.tracker.waiting[run.id] = why
+        self._picture.tracker.waiting[run.id] = " ".join(terminal.clean(why).split())
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Draw, a few times a second."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.report.compare import Comparison, Delta, Pair, Payback, Verdict
 from trtllm_pipeline.report.gate import Break
+from trtllm_pipeline.report.layout import csv_value
 from trtllm_pipeline.report.names import count, shared_parts, without
 
 if TYPE_CHECKING:
@@ -273,7 +274,8 @@ def to_csv(comparison: Comparison) -> str:
             low, high = delta.interval or (None, None)
             figures = [delta.base, delta.new, delta.change, low, high]
             names = [delta.metric, unit(delta.metric)]
-            writer.writerow([pair.cell, pair.base, pair.level, *names, *figures, delta.method, delta.verdict.value])
+            values = [pair.cell, pair.base, pair.level, *names, *figures, delta.method, delta.verdict.value]
+            writer.writerow(map(csv_value, values))
     return text.getvalue()
 
 

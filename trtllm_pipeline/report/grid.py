@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.report.names import shorten
+from trtllm_pipeline.terminal import clean, console
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -102,15 +103,12 @@ def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
     """Lines as they are to be written to `stream`: in colour on a terminal that has any, plain elsewhere."""
     from io import StringIO
 
-    from rich.console import Console
-
-    system = Console(file=stream).color_system
-    if system is None:
-        return [line.plain for line in lines]
-    console = Console(file=StringIO(), force_terminal=True, width=10_000, highlight=False)
+    if console(stream).color_system is None:
+        return [clean(line.plain) for line in lines]
+    canvas = console(StringIO(), force_terminal=True, width=10_000)
     drawn = []
     for line in lines:
-        with console.capture() as capture:
-            console.print(line, end="")
+        with canvas.capture() as capture:
+            canvas.print(line, end="")
         drawn.append(capture.get())
     return drawn

@@ -14,9 +14,10 @@ from xml.etree import ElementTree as Xml
 
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellStatus, Row
+from trtllm_pipeline.terminal import clean
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write, such as the escape characters of coloured logs."""
+"""What XML 1.0 has no way to write."""
 _SKIPPED: Final = {
     Ending.NOT_RUN: "not run: something it needs failed, or the run ended before",
     Ending.SKIPPED: "not needed in this run",
@@ -76,4 +77,4 @@ def _impossible(row: Row) -> Xml.Element:
 
 
 def _clean(text: str) -> str:
-    return _NOT_XML.sub("", text)
+    return _NOT_XML.sub("", clean(text))

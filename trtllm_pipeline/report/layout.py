@@ -1,4 +1,4 @@
-"""JSON a person can still read and a large plan can afford: a line for each entry, written as it is made."""
+"""How values are written: JSON a person can still read and a large plan can afford; CSV that no spreadsheet runs."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
             yield f"{before}{encode(name)}: {encode(part)}"
         before = ","
     yield "}"
+
+
+def csv_value(value: object) -> object:
+    """`value`, where it is text that a spreadsheet would run as a formula with an apostrophe before it."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+    return value

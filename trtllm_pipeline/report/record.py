@@ -7,7 +7,6 @@ each artifact or failed attempt. What is gone or cannot be read is left out; it 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +22,13 @@ from trtllm_pipeline.report.standing import is_held
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import AttemptRow, RunRow
 from trtllm_pipeline.store.store import JOB, LOG, Artifact, Store
+from trtllm_pipeline.terminal import clean
 
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"
 _TAIL_BYTES: Final = 1_500
 _FAILED_TAIL_BYTES: Final = 8_000
 """Of a log's end: enough to see what the last thing was, and for a failure what led to it."""
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """Control sequences of terminals (ECMA-48, 5.4)."""
 
 
@@ -264,7 +263,7 @@ def _tail(path: Path, size: int) -> str:
         with path.open("rb") as file:
             length = file.seek(0, 2)
             file.seek(max(0, length - size))
-            text = _COLOURS.sub("", file.read().decode("utf-8", "replace"))
+            text = clean(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
     return text if length <= size else "…\n" + text.partition("\n")[2]

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.layout import json_lines
+from trtllm_pipeline.report.layout import csv_value, json_lines
 from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, CellStatus, Level, Row
 from trtllm_pipeline.userfile import decode_mapping
@@ -104,7 +105,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     names = [name for name in lines[0] if name not in seldom] if lines else ["cell"]
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: csv_value(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
@@ -392,15 +393,13 @@ def print_report(
         stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished))
         return
     if form != "table":
-        stream.write(to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix))
+        stream.write(terminal.clean(to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix)))
         return
-    from rich.console import Console
-
     width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
-    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    console = terminal.console(stream, width=width)
     with console.capture() as capture:
         console.print(to_table(rows, width, workspace=workspace))
-    stream.write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
+    terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
 
 
 def _piped_width() -> int:

@@ -1,0 +1,64 @@
+"""A program started with closed streams, a full stdout, or in a locale that is not UTF-8."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
+PIPELINE = f"{shlex.quote(sys.executable)} -m trtllm_pipeline"
+NOT_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def shell(command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        check=False,
+        capture_output=True,
+        timeout=60,
+        cwd=folder,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_neither_fail_nor_end_in_a_file(tmp_path: Path, closed: str) -> None:
+    done = shell(f"{PIPELINE} run -m {TINY} --until download --progress plain {closed}", tmp_path)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    listed = shell(f"{PIPELINE} store list --format json", tmp_path)
+    assert [each["stage"] for each in json.loads(listed.stdout)["artifacts"]] == ["download"]
+
+
+def test_a_stdout_that_is_full_is_said_once(tmp_path: Path) -> None:
+    done = shell(f"{PIPELINE} plan -m {TINY} > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: stdout cannot be written: No space left on device\n")
+    assert done.stderr.count(b"\n") == 2
+
+
+def test_a_stderr_that_is_full_stops_no_run(tmp_path: Path) -> None:
+    done = shell(f"{PIPELINE} run -m {TINY} --until download --progress plain 2> /dev/full", tmp_path)
+    assert done.returncode == 0
+
+
+def test_names_beyond_ascii_in_the_c_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "ünï"
+    folder.mkdir()
+    (folder / "ä.yaml").write_bytes(TINY.read_bytes())
+    done = shell(f"{PIPELINE} run -m ünï/ä.yaml -w ünï/ws --until download --format json", tmp_path, **NOT_UTF8)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.decode("ascii"))["run"]["matrix"] == "ünï/ä.yaml"
+    wrong = shell(f"{PIPELINE} plan -m ünï/b.yaml", tmp_path, **NOT_UTF8)
+    assert wrong.stderr.startswith(rb"error: \u00fcn\u00ef/b.yaml: there is no such file")
+
+
+def test_a_name_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
+    done = shell(rf"{PIPELINE} plan -m $'\xe9.yaml'", tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, rb"error: \udce9.yaml: is not text in UTF-8")
