@@ -31,25 +31,27 @@ class StatCache:
     """Digests by path, size, modification time, change time and inode, kept in a file of JSON lines.
 
     The change time is in it because nobody can set it back. Processes may share the file: each appends whole lines and
-    reads what was there when it started. Losing the file, or a line of it, only costs reading again.
+    reads what was there when it started. Losing the file, or a line of it, only costs reading again. With `keep` false
+    nothing is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep: bool = True) -> None:
         self._path = path
+        self._keep = keep
         self._known: dict[str, tuple[_Stamp, str]] = {}
         lines = 0
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open("rb") as file:
                 for line in file:
                     lines += 1
                     try:
                         name, size, mtime, ctime, inode, digest = json.loads(line)
-                    except (ValueError, TypeError):
-                        continue  # the last line of a process that was killed
-                    self._known[name] = ((size, mtime, ctime, inode), digest)
-        except (FileNotFoundError, UnicodeDecodeError):
+                        self._known[name] = ((size, mtime, ctime, inode), digest)
+                    except (ValueError, TypeError, RecursionError):
+                        continue  # damaged, or the last line of a process that was killed
+        except FileNotFoundError:
             pass
-        if lines > 2 * len(self._known) + 100:
+        if keep and lines > 2 * len(self._known) + 100:
             self._compact()
         self._descriptor: int | None = None
 
@@ -80,8 +82,12 @@ class StatCache:
             if after == stamp:
                 break
             stamp = after  # written to while it was read
-        if max(stamp[1], stamp[2]) < time.time_ns() - _SETTLED_NS:
+        # A clock that was set back leaves files from the future, which did not change just now either.
+        now = time.time_ns()
+        if min(abs(now - stamp[1]), abs(now - stamp[2])) > _SETTLED_NS:
             self._known[name] = (stamp, digest)
+            if not self._keep:
+                return digest
             if self._descriptor is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)

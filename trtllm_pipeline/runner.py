@@ -153,7 +153,7 @@ def plan_cells(
         if store is not None:
             from trtllm_pipeline.digest import StatCache
 
-            cache = stack.enter_context(StatCache(store.workspace / _DIGESTS))
+            cache = stack.enter_context(StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None))
         pin = _Pins(store, cache, guess=guess).pin
         return planning.make_plan(
             [pin(cell) if cell.reason is None else cell for cell in cells],
@@ -358,6 +358,7 @@ def run(
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
 
+    store.check_writable()
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store)
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -394,6 +395,7 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
     from trtllm_pipeline.execution import capacity, execute
     from trtllm_pipeline.executors.local import LocalExecutor
 
+    store.check_writable()
     plan = _runnable_plan(request, load(request), store)
     present = _present(plan, store)
     outcome = execute(

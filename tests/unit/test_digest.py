@@ -54,12 +54,32 @@ def test_what_was_written_a_moment_ago_is_not_remembered(tmp_path: Path, monkeyp
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_file_from_before_the_clock_was_set_back_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one")
+    now = time.time_ns()
+    monkeypatch.setattr("time.time_ns", lambda: now - 10**15)
+    StatCache(tmp_path / "cache").digest(file)
+    assert (tmp_path / "cache").exists()
+
+
+def test_without_keeping_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"one")
+    (tmp_path / "cache").write_bytes(b"\n" * 500)
+    cache = StatCache(tmp_path / "cache", keep=False)
+    assert cache.digest(tmp_path / "f") == cache.digest(tmp_path / "f")
+    assert (tmp_path / "cache").read_bytes() == b"\n" * 500
+
+
 def test_torn_lines_and_foreign_bytes_only_cost_reading(tmp_path: Path) -> None:
     file, memory = tmp_path / "f", tmp_path / "cache"
     file.write_bytes(b"one")
     with StatCache(memory) as cache:
         cache.digest(file)
-    memory.write_bytes(b'["/half", 3, ' + b"\n" + memory.read_bytes() + b'["/torn", 1')
+    odd = b'[["/list"], 1, 2, 3, 4, "d"]\n' + b"[" * 100_000 + b"\n\xff\xfe\n{}\n"
+    memory.write_bytes(b'["/half", 3, ' + b"\n" + odd + memory.read_bytes() + b'["/torn", 1')
     assert StatCache(memory).digest(file) == blake3(b"one").hexdigest()
     memory.write_bytes(hashlib.sha256(b"x").digest())
     assert StatCache(memory).digest(file) == blake3(b"one").hexdigest()

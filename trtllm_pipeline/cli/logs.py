@@ -138,8 +138,6 @@ def _find(store: Store, planned: OutlineRun, name: str) -> Path | None:
 
 def _print(log: Path, lines: int | None, *, follow: bool, store: Store, planned: OutlineRun) -> None:
     """Copy the log to stdout; when following, until nobody works on the stage run any more."""
-    from trtllm_pipeline.report.standing import is_held
-
     out = sys.stdout
     with log.open(encoding="utf-8", errors="replace", newline="") as file:
         text = clean(file.read())
@@ -148,7 +146,7 @@ def _print(log: Path, lines: int | None, *, follow: bool, store: Store, planned:
         out.write(text)
         while follow:
             # Looked at before reading: what was written before the end is still read after it.
-            goes_on = is_held(store, planned.fingerprint)
+            goes_on = store.is_claimed(planned.fingerprint)
             more = clean(file.read())
             text = more or text
             out.write(more)

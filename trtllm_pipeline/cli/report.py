@@ -98,7 +98,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         Path(output).write_text(text.getvalue(), encoding="utf-8", newline="")
     except OSError as error:
-        raise UsageError(f"--output {output}: cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"--output {output}: cannot be written: {error.strerror}", hint="--output FILE writes it elsewhere"
+        ) from error
     note(f"written to {output}")
     return 0
 

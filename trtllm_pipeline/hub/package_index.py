@@ -73,10 +73,11 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
     logger.info("%s", output)
     if status != 0:
         raise _pip_failed(requirement, output, offline=offline)
-    wheels = sorted(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
+    wheels = {wheel: _sha256(wheel) for wheel in folder.glob("*.whl")}
     if not wheels:
         raise DownloadError(f"{requirement}: pip succeeded but left no wheel\n{output[-500:]}")
-    if (found := _sha256(wheels[-1])) != sha256:
+    if sha256 not in wheels.values():
+        found = " and ".join(sorted(wheels.values()))
         for wheel in wheels:
             wheel.unlink()
         raise DownloadError(
@@ -84,7 +85,7 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
             failure=FailureClass.USER,
             hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
         )
-    return wheels[-1]
+    return next(wheel for wheel, found in wheels.items() if found == sha256)
 
 
 def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:

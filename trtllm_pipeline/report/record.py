@@ -18,7 +18,6 @@ from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.report.names import shared_parts
 from trtllm_pipeline.report.planfile import NAME as PLAN
 from trtllm_pipeline.report.planfile import Outline, OutlineRun, read_plan
-from trtllm_pipeline.report.standing import is_held
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.index import AttemptRow, RunRow
 from trtllm_pipeline.store.store import JOB, LOG, Artifact, Store
@@ -133,8 +132,10 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, or None while that is not known."""
-        return None if self.about is None or self.about.ended_s is None else self.about.ended_s - self.about.started_s
+        """How long it took, or None while that is not known, as of one in which the clock was set back."""
+        if self.about is None or self.about.ended_s is None or self.about.ended_s < self.about.started_s:
+            return None
+        return self.about.ended_s - self.about.started_s
 
 
 def read_record(store: Store, folder: Path) -> Record:
@@ -210,7 +211,7 @@ def _ending(
     if attempts:
         outcome = attempts[-1].outcome
         if outcome is None:
-            return Ending.RUNNING if is_held(store, run.fingerprint) else Ending.INTERRUPTED
+            return Ending.RUNNING if store.is_claimed(run.fingerprint) else Ending.INTERRUPTED
         if outcome == "stopped":
             return Ending.SERVED if run.scope is Scope.SERVICE else Ending.INTERRUPTED
         return {"succeeded": Ending.MADE, "failed": Ending.FAILED}.get(outcome, Ending.INTERRUPTED)

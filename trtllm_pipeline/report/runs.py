@@ -15,7 +15,7 @@ from trtllm_pipeline.store.store import Store
 
 def find_run(store: Store, wanted: str | None) -> Path:
     """The folder of a run: the latest, or the one whose id begins with `wanted`. Raises UsageError."""
-    known = [path.name for path in store.runs_dir.iterdir() if (path / NAME).is_file()]
+    known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
     order = {run.id: -place for place, run in enumerate(store.index.runs())}
     # Ids begin with their time, so runs that the index has lost are still in order, after those it knows.
     known.sort(key=lambda run: (run not in order, -order.get(run, 0), run))

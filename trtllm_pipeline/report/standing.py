@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageSt
 from trtllm_pipeline.plan import is_result
 from trtllm_pipeline.report.planfile import Outline, OutlineRun
 from trtllm_pipeline.stages.base import PROGRESS_FILE
-from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.index import AttemptRow
 from trtllm_pipeline.store.store import LOG, Artifact, Store
 
@@ -49,7 +47,7 @@ def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
     present = store.present({run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE})
     attempts = store.index.attempts(run.fingerprint for run in runs)
     infeasible = store.index.infeasible()
-    locks = {name.removesuffix(".lock") for name in os.listdir(store.work_dir) if name.endswith(".lock")}
+    claimed = store.claimed()
     needed = _needed(outline, present)
     found: dict[StageRunId, Standing] = {}
     for run in runs:  # after everything it needs
@@ -57,7 +55,7 @@ def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
         attempt = attempts.get(run.fingerprint)
         if artifact is not None:
             found[run.id] = Standing(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
-        elif run.fingerprint in locks and is_held(store, run.fingerprint):
+        elif run.fingerprint in claimed and store.is_claimed(run.fingerprint):
             found[run.id] = _running(attempt)
         elif run.id not in needed:
             found[run.id] = Standing(StageStatus.SKIPPED, log=_log(attempt))
@@ -68,19 +66,6 @@ def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
         else:
             found[run.id] = _after(run, attempt, found)
     return found
-
-
-def is_held(store: Store, fingerprint: Fingerprint) -> bool:
-    """Whether some process works on this stage run now."""
-    path = store.work_dir / f"{fingerprint}.lock"
-    if not path.exists():
-        return False
-    # Shared and for a moment: whoever wants it just then finds it busy once, and looks again.
-    claim = claims.take(path, shared=True, remove=False)
-    if claim is None:
-        return True
-    claim.release()
-    return False
 
 
 def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[StageRunId]:

@@ -58,6 +58,22 @@ def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | No
         os.close(fd)
 
 
+def is_held(path: Path) -> bool:
+    """Whether some process has the claim on `path`. Writes nothing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared and for a moment: whoever wants it just then finds it busy once, and looks again.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def machine_leases() -> Path:
     """Folder of the claims on this machine's GPUs and on the machine as a whole, shared by all of a user's workspaces.
 

@@ -86,7 +86,11 @@ class Attempt:
 
 
 class Store:
-    """One workspace, opened. Creating one creates its folders. Raises StateError when it cannot be used."""
+    """One workspace, opened. Creating one creates its folders. Raises StateError when it cannot be used.
+
+    One that cannot be written, such as a colleague's or an archive, can be looked at: what would be written down is
+    kept in memory, and nothing is made, mended or removed.
+    """
 
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.absolute()
@@ -94,15 +98,34 @@ class Store:
         self._artifacts = str(self.artifacts_dir)
         self.work_dir = self.workspace / "work"
         self.runs_dir = self.workspace / "runs"
-        try:
-            for folder in (self.artifacts_dir, self.work_dir, self.runs_dir):
-                folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        database = self.workspace / "state.db"
+        self.unwritable = self._unwritable(database)
+        """What of the workspace may not be written, or None where all may."""
+        if self.unwritable is None:
+            try:
+                for folder in (self.artifacts_dir, self.work_dir, self.runs_dir):
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StateError(
+                    f"{workspace}: cannot be a workspace: {error.strerror}",
+                    hint="choose another folder with --workspace DIR",
+                ) from error
+        self.index = Index(database, self._manifests, read_only=self.unwritable is not None)
+
+    def _unwritable(self, database: Path) -> Path | None:
+        if not (database.exists() or self.artifacts_dir.is_dir()):
+            return None  # not a workspace yet; whether it can be one shows when it is made
+        parts = (self.workspace, self.artifacts_dir, self.work_dir, self.runs_dir, database)
+        return next((part for part in parts if part.exists() and not os.access(part, os.W_OK)), None)
+
+    def check_writable(self) -> None:
+        """Raise StateError when nothing can be written here."""
+        if self.unwritable is not None:
             raise StateError(
-                f"{workspace}: cannot be a workspace: {error.strerror}",
-                hint="choose another folder with --workspace DIR",
-            ) from error
-        self.index = Index(self.workspace / "state.db", self._manifests)
+                f"{self.workspace}: can only be looked at: {self.unwritable} may not be written",
+                hint="work in a copy of it (cp -r), or in another --workspace; status, report, logs, plan, explain, "
+                "compare, recommend and store verify need not write",
+            )
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:
         """All there are, each with its file's size. What is none is left to whoever wants that artifact."""
@@ -172,6 +195,8 @@ class Store:
 
     def _discard(self, folder: Path, fingerprint: Fingerprint) -> None:
         self.index.remove_artifact(fingerprint)
+        if self.unwritable is not None:
+            return
         away = self.work_dir / f"{fingerprint}.discarded.{os.getpid()}"
         try:
             folder.rename(away)
@@ -184,6 +209,15 @@ class Store:
     def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
         """The right to work on this stage run, or None when another process has it."""
         return claims.take(self.work_dir / f"{fingerprint}.lock")
+
+    def claimed(self) -> frozenset[Fingerprint]:
+        """What is worked on now, or was when a pipeline was killed; `is_claimed` tells."""
+        names = (name for name in _names(self.work_dir) if name.endswith(".lock"))
+        return frozenset(Fingerprint(name.removesuffix(".lock")) for name in names)
+
+    def is_claimed(self, fingerprint: Fingerprint) -> bool:
+        """Whether some process works on this stage run now."""
+        return claims.is_held(self.work_dir / f"{fingerprint}.lock")
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
         """A fresh attempt folder. The caller holds the claim, so what older attempts left is nobody's and goes."""
@@ -257,6 +291,7 @@ class Store:
         Folders without a manifest are removed; raises StateError, and removes nothing, for one that cannot be read or
         that another release wrote.
         """
+        self.check_writable()
         lost = self.index.remake()
         count = 0
         for stage in _names(self.artifacts_dir):
@@ -294,6 +329,7 @@ class Store:
 
     def sweep(self) -> int:
         """Remove what killed pipelines left in `work/`, except failed attempts, whose logs are kept. Returns how many."""
+        self.check_writable()
         removed = 0
         folders = [name for name in _names(self.work_dir) if not name.endswith(".lock") and name != "partial"]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})

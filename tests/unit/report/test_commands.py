@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -312,3 +313,14 @@ def test_only_what_went_through_all_its_stages_is_taken(
     assert code == (0 if reason is None else 3)
     code, out, _ = pipeline("recommend", str(path), "--format", "json", "--min-accuracy", "-1%")
     assert [each["reason"] for each in json.loads(out)["candidates"]] == [reason or "accuracy was not measured"]
+
+
+def test_the_latest_run_is_the_last_that_began(pipeline: Pipeline, store: Store) -> None:
+    """Though the clock was set back before it, which its id and its time show."""
+    folder = store.runs_dir / "20250101-000000-cc"
+    shutil.copytree(store.runs_dir / "20260102-000000-bb", folder)
+    store.index.begin_run(folder.name, "/m/quick.yaml", ("pipeline", "run"))
+    assert json.loads(pipeline("status", "--format", "json")[1])["run"] == folder.name
+    assert f"run {folder.name} has not ended" in pipeline("report")[2]
+    assert "latest~3: there are 3 runs" in pipeline("compare", "latest", "latest~3")[2]
+    assert pipeline("compare", "latest~2", "20260101-000000-aa")[0] == 0
