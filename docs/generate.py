@@ -28,6 +28,7 @@ from trtllm_pipeline.serving.lint import RULES
 from trtllm_pipeline.signatures import SIGNATURES, classify
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
@@ -36,7 +37,7 @@ SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--wor
 _EVERYWHERE: Final = ("timeout_s", "retries")
 _NOWHERE: Final = "—"
 _LANES: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
-_RELEASES: Final = (*(f"0.{minor}" for minor in range(8, 22)), "1.0", "1.1", "1.2")
+_RELEASES: Final = (*(f"0.{minor}.0" for minor in range(8, 22)), "1.0.0", "1.1.0", "1.2.0", "1.3.0rc20", "1.3.0rc21")
 _COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
 _ONE_GPU: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),
@@ -225,7 +226,9 @@ def precisions(_name: str) -> Iterator[str]:
             answers[release] = tuple(_works_on(lane, release, precision, kv) for precision, kv in rows)
         same = [list(group) for _, group in itertools.groupby(_RELEASES, answers.__getitem__)]
         columns += [
-            (f"{name} {_span(group)}", answers[group[0]]) for group in same if set(answers[group[0]]) != {_NOWHERE}
+            (f"{name} {_span([each.removesuffix('.0') for each in group])}", answers[group[0]])
+            for group in same
+            if set(answers[group[0]]) != {_NOWHERE}
         ]
     yield "| precision | " + " | ".join(head for head, _ in columns) + " |"
     yield "|---" * (len(columns) + 1) + "|"
@@ -242,7 +245,7 @@ def _works_on(lane: str, release: str, precision: str, kv: str | None) -> str:
     toolchain = toolchains.load(lane)
     works = []
     for sm in _COMPUTE_CAPABILITIES:
-        machine = assume.parse(f"tensorrt_llm=={release}.0,sm={sm},gpus=1,gpu_memory_gib=80")
+        machine = assume.parse(f"tensorrt_llm=={release},sm={sm},gpus=1,gpu_memory_gib=80")
         works.append(toolchain.missing(machine) is None and toolchain.infeasible(cell, machine) is None)
     runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
     return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
@@ -250,6 +253,25 @@ def _works_on(lane: str, release: str, precision: str, kv: str | None) -> str:
 
 def _span(values: Sequence[object]) -> str:
     return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def refusals(_name: str) -> Iterator[str]:
+    """The table of what TensorRT-LLM refuses after its options are parsed."""
+    yield "| rule | name | lane | releases | severity | finds | says who | what to do |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for rule in REFUSALS:
+        lane = ", ".join(_LANES[each] for each in rule.lanes)
+        spans = [f"from {rule.since} on"] * bool(rule.since) + [f"before {rule.before}"] * bool(rule.before)
+        cells = (
+            rule.name,
+            lane,
+            ", ".join(spans) or "all",
+            rule.severity,
+            rule.what,
+            rule.source,
+            rule.hint or "as it says",
+        )
+        yield f"| `{rule.id}` | {' | '.join(map(_line, cells))} |"
 
 
 def families(_name: str) -> Iterator[str]:
@@ -327,6 +349,7 @@ _KINDS: Final = {
     "gates": gates,
     "rules": rules,
     "precisions": precisions,
+    "refusals": refusals,
     "families": families,
     "failures": failures,
 }

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
 ASSUMED: Final = "assumed"
 """Stands for a version or name that nobody gave: equal to no real one, so results of the two are never mixed up."""
-LAST_WITH_ENGINES: Final = "1.3.0rc3"
-"""The newest release known to have `trtllm-build`. Upstream removed it later on the way to 1.3; which candidate was the
-first without it is not known, so later ones are assumed to have none. `build=yes` says otherwise."""
+LAST_WITH_ENGINES: Final = "1.3.0rc20"
+"""The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
+otherwise."""
 _FIRST_WITH_SERVE: Final = "0.15"
 _FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
 """TensorRT-LLM's package depends on it since then."""

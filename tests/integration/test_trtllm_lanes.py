@@ -68,6 +68,7 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
         assert cell["smoke"] is not None
     assert lane.starts() == ALL_STARTS
     assert all(start.exit == 0 and start.release == release for start in lane.installed.invocations())
+    assert {start.no_usage_stats for start in lane.installed.invocations()} == {"1"}
     made = [name.partition("/")[0] for name in lane.artifacts()]
     stages = {"download": 1, "convert": 1, "quantize": 1, "build": 3, "check": 3, "repository": 3, "smoke": 3}
     assert {stage: made.count(stage) for stage in stages} == stages

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from tests.standins import faults, releases
+from tests.standins import faults, refusals, releases
 from tests.standins.faults import Fault
 from tests.standins.programs import FACTS, INVOCATIONS
 
@@ -40,6 +40,8 @@ class Invocation:
     argv: tuple[str, ...]
     cwd: str
     cuda_visible_devices: str | None
+    no_usage_stats: str | None
+    """TRTLLM_NO_USAGE_STATS, which turns telemetry off."""
     release: str
     rank: int
     started: float
@@ -205,13 +207,8 @@ def _ways(version: Version) -> dict[str, Any]:
         backend = "tensorrt"
     elif at >= (1, 0):
         backend = "trt"
-    least = 90 if at < (0, 12) else 89
-    most = 90 if at < (0, 17) else 119 if at < (0, 20) else 129
     return {
         "engine_backend": backend,
-        "fp8_context_fmha": {"least_sm": least, "most_sm": most},
         "knows_rope_type": at >= (0, 12),
-        "needs_paged_context_fmha": at[:2] == (0, 20),
-        "refuses_streamingllm": at >= (1, 1),
-        "gates_blackwell": version >= Version("1.3.0rc3"),
+        "refusals": {program: refusals.of(program, str(version)) for program in refusals.recorded()},
     }

@@ -11,8 +11,8 @@ from typing import Any, Final
 from packaging.version import InvalidVersion, Version
 
 RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "recorded.json"
-FIRST_WITHOUT_ENGINES: Final = Version("1.3.0")
-"""`trtllm-build` was still in 1.3.0rc3 and left before 1.3.0; in which candidate, is not known."""
+FIRST_WITHOUT_ENGINES: Final = Version("1.3.0rc21")
+"""1.3.0rc20 calls itself the last with the TensorRT backend."""
 FIRST_SERVE: Final = Version("0.15.0")
 FIRST_NESTED_EXAMPLES: Final = Version("0.20.0")
 """From here on `examples/models/core/FAMILY`; before, `examples/FAMILY`."""
@@ -78,6 +78,7 @@ _BETWEEN: Final[dict[str, dict[str, Between]]] = {
         "0.19.0": Between("0.20.0", "0.18.2", ("serve --cluster_size", "serve --reasoning_parser")),
         "0.21.0": Between("1.0.0", "0.20.0", ("serve --backend", "serve --fail_fast_on_attention_window_too_large")),
         "1.1.0": Between("1.1.0rc6", "1.2.0", ("serve --backend",)),
+        "1.3.0rc7": Between("1.3.0rc3", _AFTER_REMOVAL, ("serve --served_model_name", "serve --kv_cache_dtype")),
         str(FIRST_WITHOUT_ENGINES): Between(_AFTER_REMOVAL),
     },
 }

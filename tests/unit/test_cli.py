@@ -105,6 +105,16 @@ def test_exec_leaves_stdout_to_the_result(job: Path, capfd: pytest.CaptureFixtur
     assert json.loads(capfd.readouterr().out) == {"schema": 1, "output_dir": str(Path("json/out").absolute())}
 
 
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_what_is_started_from_here_sends_no_telemetry_unless_told(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv(app.NO_TELEMETRY, "")  # so that it is put back as it was
+    monkeypatch.delenv(app.NO_TELEMETRY) if before is None else monkeypatch.setenv(app.NO_TELEMETRY, before)
+    app.main(["recipes", "list"])
+    assert os.environ[app.NO_TELEMETRY] == after
+
+
 def test_matrix_init_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

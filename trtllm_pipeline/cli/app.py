@@ -56,6 +56,10 @@ STAGE_MODULES: Final = {
 }
 
 
+NO_TELEMETRY: Final = "TRTLLM_NO_USAGE_STATS"
+"""With 1, no process of TensorRT-LLM says anything of itself. A user's own word for it stays."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The top of the command line; each command adds its own options when it is chosen."""
     top = argparse.ArgumentParser(
@@ -87,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     terminal.clean_streams()
     # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
+    # TensorRT-LLM's telemetry is on by default since candidates of 1.3. Whatever is started from here inherits this.
+    os.environ.setdefault(NO_TELEMETRY, "1")
     top = parser()
     args = top.parse_args(argv)
     if args.command is None:

@@ -28,6 +28,7 @@ from pydantic import (
 from trtllm_pipeline.accuracy.scores import METRICS
 from trtllm_pipeline.hub import dataset_file
 from trtllm_pipeline.matrix.document import nearest
+from trtllm_pipeline.toolchains.calibration_rows import DEFAULT_DATA
 
 Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
 Precision = Literal[
@@ -355,7 +356,7 @@ class Download(Section):
 class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
-    data: DataFile = "builtin:general"
+    data: DataFile = DEFAULT_DATA
     """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
     a file of a data set on the Hugging Face Hub."""
     samples: Positive | None = None

@@ -27,6 +27,10 @@ MOST: Final = 512
 _EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
 
 
+DEFAULT_DATA: Final = "builtin:general"
+"""What a matrix calibrates on unless it names something else."""
+
+
 def default_set() -> Path:
     """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
     return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"

@@ -134,6 +134,7 @@ def main(tool: str, folder: str, arguments: Sequence[str]) -> int:
         "argv": list(arguments),
         "cwd": str(Path.cwd()),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "no_usage_stats": os.environ.get("TRTLLM_NO_USAGE_STATS"),
         "release": work.release,
         "rank": work.rank,
         "started": time.time(),

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.standins.faults import WORDS
+from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.checkpoint import is_whole
 from tests.standins.programs.engine import engine_bytes
 
-_FP8: Final = frozenset(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A8_AWQ"))
-_FP8_CONTEXT: Final = frozenset(("FP8", "W4A8_AWQ", "NVFP4"))
-"""Quantizations with which use_fp8_context_fmha is kept; with others it is turned off and a warning says so."""
-_NOT_ON_BLACKWELL: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+_FP8_INPUTS: Final = frozenset(("FP8", "W4A8_AWQ", "NVFP4"))
+"""Quantizations whose layers take FP8 or FP4 activations."""
+_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+"""Those that some GPU does not have."""
 
 
 def run(work: Work, argv: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         for name, option in table.items()
         if "plugin_kind" in option and name.lstrip("-") in options
     }
-    _check(work, checkpoint, options, plugins)
+    check(work, checkpoint, plugins)
     work.begin()
     world = int(checkpoint["mapping"]["world_size"])
     under_mpi = work.ranks > 1
@@ -120,33 +120,24 @@ def _read_checkpoint(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check(work: Work, checkpoint: Mapping[str, Any], options: Mapping[str, Any], plugins: dict[str, Any]) -> None:
-    """Raise ProgramError for what this release refuses on these GPUs. Turns off in `plugins` what it would turn off."""
+def check(work: Work, checkpoint: Mapping[str, Any], plugins: dict[str, Any]) -> None:
+    """Raise ProgramError for what this release refuses on these GPUs. Turns on and off in `plugins` what it would."""
     quantization = checkpoint["quantization"]
-    algorithm, kv = quantization["quant_algo"], quantization["kv_cache_quant_algo"]
-    if work.sm < 89 and (algorithm in _FP8 or kv == "FP8"):
-        raise ProgramError(WORDS["fp8_hardware"], traceback=False)
-    if plugins.get("use_fp8_context_fmha") == "enable":
-        if algorithm not in _FP8_CONTEXT:
-            plugins["use_fp8_context_fmha"] = "disable"
-            print("[TRT-LLM] [W] FP8 Context FMHA is disabled because it needs an FP8 model.", file=sys.stderr)
-        elif (
-            work.sm < work.facts["fp8_context_fmha"]["least_sm"] or work.sm > work.facts["fp8_context_fmha"]["most_sm"]
-        ):
-            raise ProgramError(WORDS["fp8_fmha"], traceback=False)
-    if plugins.get("use_paged_context_fmha") == "enable" and kv == "INT8":
-        plugins["use_paged_context_fmha"] = "disable"
-        print("[TRT-LLM] [W] Paged Context FMHA is disabled because of the INT8 KV cache.", file=sys.stderr)
-    off = kv != "INT8" and plugins.get("use_paged_context_fmha") == "disable"
-    if algorithm and off and work.facts["needs_paged_context_fmha"]:
-        raise refusal("this release cannot build a quantized checkpoint with use_paged_context_fmha off")
-    if plugins.get("streamingllm") == "enable" and work.facts["refuses_streamingllm"]:
-        raise refusal("this release has no streamingllm any more")
-    if 100 <= work.sm < 120 and work.facts["gates_blackwell"]:
-        if kv == "INT8" or (algorithm or "").startswith(("W8A16", "W4A16", "W8A8_SQ")):
-            raise ProgramError(
-                f"RuntimeError: stand-in: {algorithm} with KV cache {kv} is not supported on SM {work.sm}"
-            )
-        for name in _NOT_ON_BLACKWELL:
-            if plugins.get(name) not in {None, "disable"}:
-                raise ProgramError(f"RuntimeError: stand-in: {name} is not supported on SM {work.sm}")
+    algorithm = quantization["quant_algo"]
+    attention = refusals.attention_facts(plugins)
+    facts = {
+        "sm": work.sm,
+        "quant_algo": algorithm,
+        "quantized": algorithm is not None,
+        "fp8_inputs": algorithm in _FP8_INPUTS,
+        "kv_cache": quantization["kv_cache_quant_algo"],
+        **{name: plugins.get(name) for name in _PLUGINS},
+        **attention,
+    }
+    for row, said in refusals.applied(work.facts["refusals"]["trtllm-build"], facts):
+        if row["does"] == "refuses":
+            raise ProgramError(said, traceback=not said.startswith("["))
+        print(said, file=sys.stderr)
+    for name, before in attention.items():
+        if facts[name] != before:
+            plugins[name] = "enable" if facts[name] else "disable"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments
 from tests.standins.programs.checkpoint import read_model, write_checkpoint
 
@@ -32,8 +33,19 @@ def run(work: Work, argv: Sequence[str]) -> int:
         raise ProgramError("OSError: GPU is required for inference.")
     model = read_model(work, options["model_dir"])
     qformat, kv = options["qformat"], options["kv_cache_dtype"]
-    if qformat not in _WITHOUT_CALIBRATION or kv is not None:
-        _check_dataset(options.get("calib_dataset", _DEFAULT_DATASET), work.facts["hub_datasets"])
+    calibrates = qformat not in _WITHOUT_CALIBRATION or kv is not None
+    dataset = options.get("calib_dataset", _DEFAULT_DATASET)
+    facts = {
+        "architecture": model["architectures"][0],
+        "calibrates": calibrates,
+        "dataset_known": dataset == "pileval" or _DEFAULT_DATASET in dataset,
+        "dataset_is_folder": Path(dataset).is_dir(),
+        "dataset_named_cnn": _DEFAULT_DATASET in dataset,
+    }
+    for _, said in refusals.applied(work.facts["refusals"]["quantize.py"], facts):
+        raise ProgramError(said)
+    if calibrates:
+        _check_dataset(dataset, work.facts["hub_datasets"])
     work.begin()
     time.sleep(work.seconds("quantize.py"))
     awq: dict[str, Any] = {

@@ -21,10 +21,13 @@ from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
+_LIMITS: Final = ("max_batch_size", "max_beam_width")
+"""Of an engine, that a server may be told to stay below."""
 _WORKER_S: Final = 300
 """Workers end by themselves after this: a launcher that forgets them is found out, and the machine stays clean."""
 
@@ -41,7 +44,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
         name: _option(table[command], options, name) for name in ("--tp_size", "--pp_size", "--extra_llm_api_options")
     }
     model = Path(options["model"])
-    limit = _load(work, model, options, value)
+    given = {word.partition("=")[0].lstrip("-") for word in argv}
+    limit = _load(work, model, {name: options[name] for name in options if name not in _LIMITS or name in given}, value)
     work.begin()
     time.sleep(work.seconds("trtllm-serve"))
     workers = _spawn_workers(int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1) - 1)
@@ -73,6 +77,9 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
     if is_engine(model) and backend == wanted:
         config = read_engine(work, model)["build_config"]
         limit = int(config["max_seq_len"])
+        facts = {name: options.get(name) for name in _LIMITS} | {f"engine_{name}": config.get(name) for name in _LIMITS}
+        for _, said in refusals.applied(work.facts["refusals"]["trtllm-serve"], facts):
+            raise ProgramError(said)
     else:
         file = model / "config.json"
         if not file.is_file():

@@ -7,12 +7,14 @@ the repository says `triton_backend: python`, the same file can be the model's o
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.standins import refusals
 from trtllm_pipeline.serving import installation, triton
 
 MODEL: Final = Path(__file__).with_name("model.py")
@@ -38,7 +40,10 @@ def install_server(folder: Path, environment: Mapping[str, str] | None = None) -
     for source in (*(path for path in (found.backends / "python").iterdir() if path.is_file()), *stub):
         shutil.copy(source, python)
     (home / "backends" / "tensorrtllm").mkdir()
-    shutil.copy(MODEL, home / "backends" / "tensorrtllm")
+    backend = home / "backends" / "tensorrtllm"
+    shutil.copy(MODEL, backend)
+    shutil.copy(str(refusals.__file__), backend)
+    (backend / "refusals.json").write_text(json.dumps(refusals.recorded()["tensorrtllm"]), encoding="utf-8")
     library = triton.python_library()
     folders = [str(each) for each in (found.libraries, library and library.parent) if each is not None]
     server = home / "bin" / "tritonserver"

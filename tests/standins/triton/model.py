@@ -9,6 +9,7 @@ the time each token takes, in seconds.
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -163,10 +164,32 @@ def _load(engine, settings):
         raise RuntimeError(f"Error opening engine file: {engine / f'rank{rank}.engine'}")
     build = config["build_config"]
     longest = build.get("max_seq_len") or build["max_input_len"] + build["max_output_len"]
-    tokens = settings.get("max_tokens_in_paged_kv_cache", "")
-    if tokens.isdecimal() and int(tokens) < longest:
-        raise RuntimeError(
-            f"Assertion failed: maxTokensInPagedKvCache ({tokens}) must be large enough to process at least 1 sequence "
-            f"to completion (i.e. must be larger than {longest})"
-        )
+    _refuse(settings, build, longest)
     return {"max_seq_len": longest, "max_input_len": min(build["max_input_len"], longest - 1)}
+
+
+def _refuse(settings, build, longest):
+    """Raise RuntimeError for pairs of the repository and the engine that the runtime refuses, as recorded beside this."""
+    folder = Path(__file__).parent
+    if not (folder / "refusals.json").is_file():
+        return
+    sys.path.insert(0, str(folder))
+    import refusals
+
+    plugins = build.get("plugin_config", {})
+    paged = plugins.get("use_paged_context_fmha")
+    facts = {
+        "use_paged_context_fmha": None if paged is None else paged in {True, "enable"},
+        "engine_max_beam_width": build.get("max_beam_width"),
+        "engine_max_seq_len": longest,
+    }
+    for name in ("max_beam_width", "sink_token_length", "max_tokens_in_paged_kv_cache"):
+        value = settings.get(name, "")
+        facts[name] = int(value) if value.isdecimal() else None
+    for name in ("enable_chunked_context", "enable_kv_cache_reuse"):
+        facts[name] = {"true": True, "false": False}.get(settings.get(name, "").lower())
+    rows = json.loads((folder / "refusals.json").read_text(encoding="utf-8"))
+    for row, said in refusals.applied(rows, facts):
+        if row["does"] == "refuses":
+            raise RuntimeError(said)
+        print(said, flush=True)

@@ -367,6 +367,16 @@ def test_rows_that_a_script_cannot_have_fail_the_stage_in_words(
         dataset.write(tmp_path / "rows.jsonl", tmp_path / "model", Selection(**selection), tmp_path / "calibration")
 
 
+@pytest.mark.parametrize("name", ["cnn_dailymail", "my-ScienceQA-runs"])
+def test_a_path_that_quantize_py_would_take_for_a_data_set_is_refused(
+    rows: Callable[..., Path], tmp_path: Path, name: str
+) -> None:
+    data = rows({"text": "x"})
+    with pytest.raises(StageError, match="takes a path with [a-z_]+ in it for the data set of that name"):
+        dataset.write(data, tmp_path / "model", Selection(), tmp_path / name / "calibration")
+    assert not (tmp_path / name).exists()
+
+
 def test_the_command_line_of_a_stage_writes_the_set(
     rows: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

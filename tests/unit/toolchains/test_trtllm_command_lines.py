@@ -65,9 +65,9 @@ def test_the_engine_is_the_same_in_every_release(release: str) -> None:
         ("0.19.0", "int8_wo", "fp8", 90, "enable", "disable"),
         ("1.0.0", "fp16", "int8", 90, "disable", "disable"),
         ("1.0.0", "nvfp4", "fp8", 100, "enable", "enable"),
-        ("0.19.0", "fp8", "fp8", 120, "enable", "disable"),
+        ("0.19.0", "fp8", "fp8", 120, "disable", "disable"),
         ("0.20.0", "fp8", "fp8", 120, "enable", "enable"),
-        ("1.0.0", "fp8", "fp8", None, "enable", "disable"),
+        ("1.0.0", "fp8", "fp8", None, "disable", "disable"),
     ],
 )
 def test_attention_over_prompts(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.lanes import settings_of
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
@@ -54,7 +55,11 @@ def _machine(
 
 
 def _cell(model: dict[str, Json] = QWEN2_7B, *, kv: str | None = None, **changed: Any) -> Cell:
-    build: dict[str, Json] = {"max_num_tokens": None, "timeout_s": None, "retries": None, **changed.pop("build", {})}
+    settings = settings_of({f"build.{name}": value for name, value in changed.pop("build", {}).items()})
+    settings["quantize"] |= {"kv_cache_precision": kv, "options": changed.pop("script_options", {})}
+    settings["quantize"]["calibration"] |= changed.pop("calibration", {})
+    settings["repository"] |= {"enable_chunked_context": changed.pop("chunked", None), **changed.pop("repository", {})}
+    settings["serve"] |= changed.pop("serve", {})
     asked: dict[str, Any] = {
         "id": CellId("test"),
         "model": "model",
@@ -66,11 +71,7 @@ def _cell(model: dict[str, Json] = QWEN2_7B, *, kv: str | None = None, **changed
         "isl": 2048,
         "osl": 1024,
         "recipe": model | changed.pop("recipe", {}),
-        "settings": {
-            "quantize": {"kv_cache_precision": kv, "options": changed.pop("script_options", {})},
-            "build": build,
-            "repository": {"enable_chunked_context": changed.pop("chunked", None)},
-        },
+        "settings": settings,
     }
     return Cell(**(asked | changed))
 
@@ -130,7 +131,7 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (
             _cell(build={"max_num_tokens": 1024, "use_paged_context_fmha": "disable"}, chunked=True),
             _machine(),
-            "passes of 1024 tokens split a prompt of 2048",
+            "enable_chunked_context: engines have it with use_paged_context_fmha, which is off for fp16 with no quantized",
         ),
         (
             _cell(script_options={"awq_block_size": 64}),
@@ -216,11 +217,7 @@ def test_what_cannot_work_says_why(cell: Cell, machine: Machine, expected: str) 
         (_cell(recipe={"releases": {"tensorrt_llm": ">=1.2"}}), _machine("1.3.0rc3")),
         (_cell(precision="int4_awq", script_options={"awq_block_size": 64}), _machine()),
         (_cell(build={"max_num_tokens": 1024}, chunked=True), _machine()),
-        (_cell(kv="int8", chunked=True), _machine()),  # no prompt is longer than a pass
-        (
-            _cell(kv="fp8", build={"max_num_tokens": 1024, "use_paged_context_fmha": True}, chunked=True),
-            _machine("0.16.0"),
-        ),
+        (_cell(precision="fp8", build={"max_num_tokens": 1024}, chunked=True), _machine("0.16.0")),
         (_pytorch(build={"max_num_tokens": 1024}, chunked=True), _machine("1.3.0", build=None)),
     ],
 )

@@ -419,7 +419,7 @@ SERVE = {"serve.frontend": "trtllm_serve"}
         (
             cell("fp8", recipe={"family": "gpt2", "num_key_value_heads": 32}),
             machine(more=",examples=no"),
-            "gpt2 in fp8: without the example scripts Model Optimizer makes checkpoints, and not this one",
+            "gpt2 in fp8: there are no example scripts of TensorRT-LLM, so Model Optimizer makes checkpoints, and not this one",
         ),
         (cell(tp=2), replace(machine(), mpirun=None), "2 ranks are started by mpirun, which is not on PATH"),
         (

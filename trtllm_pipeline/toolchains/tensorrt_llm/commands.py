@@ -1,7 +1,7 @@
 """Command lines of TensorRT-LLM's programs for a release. Pure: nothing is run, read or looked for here.
 
 Whatever a release decides comes from the table of options. Defaults that moved between releases are always written out,
-so that one matrix makes the same engine everywhere. What cannot work is refused by `feasibility.py` before it gets here.
+so that one matrix makes the same engine everywhere. What cannot work is refused by `rules.py` before it gets here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _SERVE: Final = "trtllm-serve"
 _CONFIG: Final = "--extra_llm_api_options"
 """The one spelling of it that every release has which has it at all."""
 _FP8_KV: Final = frozenset({"fp8", "nvfp4"})
-_FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
+FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
+"""Precisions whose layers take FP8 or FP4 activations."""
+W4A8_PAGED: Final = "1.2.0"
+"""First release known to take w4a8_awq with an FP8 cache and paged context attention."""
 _TOKENS_PER_BLOCK: Final = 64
 _NUM_TOKENS: Final = 8192
 
@@ -184,6 +187,11 @@ def takes_dataset(release: str) -> bool:
     return options.exists(_QUANTIZE, release, "--calib_dataset")
 
 
+def calibrates_as_told(release: str) -> bool:
+    """Whether `quantize.py` does all that can be asked of it: 0.10 has the option, and takes no folder for it."""
+    return not takes_dataset(release) or at_least(release, "0.11")
+
+
 # ----------------------------------------------------------------------------------------------------------- engines
 
 
@@ -230,21 +238,27 @@ def build(
     arguments.add("--workers", max(1, min(workers, world_size)))
     table = options.load()[_BUILD]
     chosen = {table.canonical(options.spelling(key)) for key in extra or {}}
-    for name, value in build_defaults(release, precision=precision, family=family, kv=kv, sm=sm).items():
+    for name, value in build_defaults(release, precision=precision, family=family, kv=kv, sm=sm, extra=extra).items():
         if name not in chosen:
             arguments.add(name, value)
     return arguments.with_extra(extra)
 
 
 def build_defaults(
-    release: str, *, precision: str, family: str, kv: str | None, sm: int | None
+    release: str,
+    *,
+    precision: str,
+    family: str,
+    kv: str | None,
+    sm: int | None,
+    extra: Mapping[str, Json] | None = None,
 ) -> dict[str, Scalar | None]:
     """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them.
 
     None as a value is a switch that is on.
     """
     dtype = data_type(precision, family)
-    fp8_fmha = uses_fp8_context_fmha(release, precision, kv, sm)
+    attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=extra)
     wanted: dict[str, Scalar] = {
         "--gpt_attention_plugin": dtype,
         # TensorRT's own FP8 multiplication is the faster one for all but the smallest batches.
@@ -252,8 +266,8 @@ def build_defaults(
         "--nccl_plugin": dtype,
         "--moe_plugin": dtype,
         "--tokens_per_block": _TOKENS_PER_BLOCK,
-        "--use_paged_context_fmha": _on_off(_uses_paged_context_fmha(release, kv, fp8_fmha=fp8_fmha)),
-        "--use_fp8_context_fmha": _on_off(fp8_fmha),
+        "--use_paged_context_fmha": _on_off(attention.paged),
+        "--use_fp8_context_fmha": _on_off(attention.fp8),
     }
     found: dict[str, Scalar | None] = {
         name: value for name, value in wanted.items() if options.exists(_BUILD, release, name)
@@ -267,21 +281,68 @@ def build_defaults(
     return found
 
 
-def uses_fp8_context_fmha(release: str, precision: str, kv: str | None, sm: int | None) -> bool:
-    """Whether attention over prompts runs in FP8: layers with FP8 inputs, an FP8 cache, and a GPU the release has kernels
-    for (SM 89 and 90 since 0.12; SM 100 since 0.17, SM 120 since 0.20). Before 0.12 it lacks paged prompts, and is off.
+@dataclass(frozen=True, slots=True)
+class ContextAttention:
+    """Attention over prompts, as `trtllm-build` is asked for it."""
+
+    paged: bool
+    """It reads the KV cache, as chunked context and KV cache reuse need it (use_paged_context_fmha)."""
+    fp8: bool
+    """It computes in FP8 (use_fp8_context_fmha)."""
+
+
+def context_attention(
+    release: str, *, precision: str, kv: str | None, sm: int | None, extra: Mapping[str, Json] | None = None
+) -> ContextAttention:
+    """What is asked for: a user's word, and else what the release can do with these weights, this cache and this GPU."""
+    said = extra or {}
+    off = options.switched(said, "context_fmha") is False or options.switched(said, "streamingllm") is True
+    fp8, paged = (options.switched(said, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
+    if fp8 is None:
+        fp8 = not off and uses_fp8_context_fmha(release, precision, kv, sm)
+    if paged is None:
+        # With FP8 layers and an FP8 cache, paged prompts mean FP8 attention; with other layers the builder of 0.19 and
+        # later, where it is the default, decides itself. It never goes with an INT8 cache.
+        with_fp8_cache = (
+            fp8 and _pages_fp8(release, precision) if precision in FP8_INPUTS else at_least(release, "0.19")
+        )
+        paged = not off and (kv is None or (kv == "fp8" and with_fp8_cache))
+    return ContextAttention(paged=paged, fp8=fp8)
+
+
+def builder_keeps_paged(*, precision: str, kv: str | None, extra: Mapping[str, Json]) -> bool:
+    """Whether use_paged_context_fmha, asked for, is in the engine: from 0.19 on the builder turns it off, with a warning,
+    where the cache or the layers do not go with it. Before, it refuses.
     """
-    if precision not in _FP8_INPUTS or kv != "fp8" or sm is None:
+    if options.switched(extra, "context_fmha") is False or options.switched(extra, "streamingllm") is True:
+        return False
+    return kv is None or (kv == "fp8" and precision in FP8_INPUTS)
+
+
+def uses_fp8_context_fmha(release: str, precision: str, kv: str | None, sm: int | None) -> bool:
+    """Whether attention over prompts runs in FP8 unless told otherwise: layers with FP8 inputs, an FP8 cache, a GPU the
+    release has kernels for. Before 0.12 it lacks paged prompts, and is off.
+    """
+    return (
+        precision in FP8_INPUTS and kv == "fp8" and has_fp8_context_fmha(release, sm) and _pages_fp8(release, precision)
+    )
+
+
+def has_fp8_context_fmha(release: str, sm: int | None) -> bool:
+    """Whether the release has FP8 kernels for attention over prompts that work with paged ones: SM 89 and 90 since 0.12,
+    SM 100 since 0.17, SM 120 since 0.20.
+    """
+    if sm is None:
         return False
     since = "0.12" if sm in {89, 90} else "0.17" if 100 <= sm < 120 else "0.20" if sm >= 120 else None
     return since is not None and at_least(release, since)
 
 
-def _uses_paged_context_fmha(release: str, kv: str | None, *, fp8_fmha: bool) -> bool:
-    # With a quantized cache it needs the FP8 kernels, until 0.19 where it became the default and the way that is tested.
-    if kv == "int8":
-        return False
-    return kv is None or fp8_fmha or at_least(release, "0.19")
+def _pages_fp8(release: str, precision: str) -> bool:
+    """Whether the release takes paged prompts with an FP8 cache for layers of `precision`: w4a8_awq counts as FP8 there
+    only in releases that were read since 1.2.
+    """
+    return precision != "w4a8_awq" or at_least(release, W4A8_PAGED)
 
 
 def _on_off(on: bool) -> str:
@@ -391,8 +452,6 @@ def serve_pytorch(
     arguments.add("--max_num_tokens", num_tokens)
     if config is not None:
         arguments.add(_CONFIG, config)
-    if arguments.has("--telemetry"):
-        arguments.argv.append("--no-telemetry")
     return _finish(arguments, kv_fraction, extra)
 
 
@@ -409,4 +468,6 @@ def _serve(release: str, program: str, model: str) -> _Arguments:
 def _finish(arguments: _Arguments, kv_fraction: float | None, extra: Mapping[str, Json] | None) -> list[str]:
     if kv_fraction is not None:
         arguments.add("--kv_cache_free_gpu_memory_fraction", kv_fraction)
+    if arguments.has("--telemetry"):
+        arguments.argv.append("--no-telemetry")
     return arguments.with_extra(extra)

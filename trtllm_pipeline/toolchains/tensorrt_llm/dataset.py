@@ -20,6 +20,8 @@ from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, 
 BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
 _FILE: Final = "train.jsonl"
+_TAKEN: Final = ("cnn_dailymail", "scienceqa", "science_qa")
+"""Words that quantize.py looks for anywhere in a path, and takes for the data set of that name."""
 
 
 def folder(work: Work) -> Path:
@@ -49,6 +51,12 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
 
     Raises MatrixError for malformed rows, StageError where a conversation needs a chat template and `model` has none.
     """
+    if taken := next((word for word in _TAKEN if word in str(output).lower()), None):
+        raise StageError(
+            f"{output}: quantize.py takes a path with {taken} in it for the data set of that name",
+            failure=FailureClass.USER,
+            hint="use a workspace whose path has no such word: mv WORKSPACE ELSEWHERE keeps what is done",
+        )
     rows = choose(read_rows(data), selection)
     render = chat_renderer(model)
 

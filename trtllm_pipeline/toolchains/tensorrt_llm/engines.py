@@ -18,8 +18,8 @@ from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.calibration_rows import MOST, Selection, default_set, with_true_samples
 from trtllm_pipeline.toolchains.model_optimizer import formats, job
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
 from trtllm_pipeline.toolchains.tensorrt_llm import (
+    case,
     checkpoint,
     commands,
     dataset,
@@ -50,9 +50,9 @@ def _route(cell: Cell, machine: Machine) -> str:
 
 def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     script = lanes.script(machine, releases.QUANTIZE_SCRIPT)
-    if script is None:
-        return (job.command(work, lanes.quantizing_python(machine)),)
     release, params = installed(machine).release, work.params
+    if script is None or not commands.calibrates_as_told(release):
+        return (job.command(work, lanes.quantizing_python(machine)),)
     data = {"calibration_data": str(work.files.get("calibration_data", default_set()))}  # by hand none need be named
     given = Selection.parse(params.get("calibration"))  # raises for what is not understood
     taken = Selection.parse(_calibrated({"calibration": asdict(given)}, data, machine)["calibration"])
@@ -204,8 +204,8 @@ def _build_params(cell: Cell) -> Mapping[str, Json]:
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
-        "max_num_tokens": min(feasibility.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
-        "options": feasibility.build_options(cell),
+        "max_num_tokens": min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
+        "options": case.build_options(cell),
     }
 
 
@@ -248,7 +248,7 @@ CONVERT: Final = Stage(
 
 BUILD: Final = Stage(
     name="build",
-    version=1,
+    version=2,
     summary="build an engine from a checkpoint, with the tokenizer beside it",
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run",
     commands=_build,
@@ -325,10 +325,9 @@ def _missing(machine: Machine) -> str | None:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
-    asked = help_for(machine, feasibility.build_options(cell), program)
+    asked = help_for(machine, case.build_options(cell), program)
     return (
         feasibility.infeasible(cell, machine, asked)
-        or _unmade(cell, machine)
         or lanes.unservable(cell, machine, _read_settings(cell))
         or _unfilled(cell, machine)
     )
@@ -349,21 +348,6 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
         templates.check_asked(templates.asked(given, parameters), places, found.release)
     except StageError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
-    return None
-
-
-def _unmade(cell: Cell, machine: Machine) -> str | None:
-    """Why no checkpoint can be made where the release's example scripts are not, or None."""
-    if installed(machine).examples is not None:
-        return None
-    lacks = lanes.quantizing_lacks(machine)
-    if lacks is not None:
-        return f"there are no example scripts of TensorRT-LLM, and {lacks}; `pipeline doctor` says what is looked for"
-    if cell.recipe["family"] not in MODEL_TYPES or cell.precision == "fp32":
-        return (
-            f"{cell.recipe['family']} in {cell.precision}: without the example scripts Model Optimizer makes checkpoints, "
-            "and not this one"
-        )
     return None
 
 

@@ -19,8 +19,9 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.stages.common import launch
+from trtllm_pipeline.toolchains.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import ENGINES
+from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 
@@ -139,6 +140,11 @@ def calibration_data(cell: Cell) -> Mapping[str, str]:
     return {"calibration_data": str(_calibration(cell)["data"])}
 
 
+def has_own_calibration_data(cell: Cell) -> bool:
+    """Whether a matrix names the text to calibrate on."""
+    return _calibration(cell).get("data") != DEFAULT_DATA
+
+
 def _calibration(cell: Cell) -> Mapping[str, Json]:
     found = cell.settings["quantize"]["calibration"]
     assert isinstance(found, dict)
@@ -167,12 +173,17 @@ def identity(machine: Machine) -> dict[str, Json]:
     return {
         **probe.identity(machine),
         "cpu": f"{machine.cpu} x {machine.cpus}",
-        # What makes checkpoints.
-        "checkpoints": "scripts"
-        if machine.tensorrt_llm and machine.tensorrt_llm.examples
-        else f"model_optimizer {machine.model_optimizer}",
+        "checkpoints": _checkpoint_makers(machine),
         "templates": _templates(machine),
     }
+
+
+def _checkpoint_makers(machine: Machine) -> str:
+    """What makes engines' checkpoints: the release's scripts, Model Optimizer, or each some."""
+    scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
+    if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
+        return "scripts"
+    return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}"
 
 
 def _templates(machine: Machine) -> str | None:

@@ -174,6 +174,16 @@ def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
     return arguments
 
 
+def switched(options: Mapping[str, Json], name: str) -> bool | None:
+    """What a user's options say of a switch that takes enable or disable; None where they say nothing of it."""
+    value = options.get(name, options.get(f"--{name}"))
+    return (
+        {"enable": True, True: True, "disable": False, False: False}.get(value)
+        if isinstance(value, str | bool)
+        else None
+    )
+
+
 def spelling(key: str) -> str:
     """`--name` for `name`; what has dashes keeps them."""
     return key if key.startswith("-") else f"--{key}"

@@ -15,13 +15,14 @@ from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.calibration_rows import with_true_samples
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import feasibility, lanes, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm import case, feasibility, lanes, llmapi
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import PYTORCH_PRECISIONS
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
 _FORMAT: Final = "hugging_face"
 _QUANTIZE_OPTIONS: Final = lanes.checkpoint_options(
-    precisions=feasibility.PYTORCH_PRECISIONS,
+    precisions=PYTORCH_PRECISIONS,
     caches=(lanes.NONE, "fp8", "nvfp4"),
     families=(),
     checkpoint_format=_FORMAT,
@@ -50,7 +51,7 @@ def _repository_params(cell: Cell) -> Mapping[str, Json]:
         **lanes.repository_params(cell, llmapi.SETTINGS),
         "max_batch_size": cell.max_batch_size,
         "max_seq_len": cell.isl + cell.osl,
-        "max_num_tokens": feasibility.num_tokens(cell),
+        "max_num_tokens": case.num_tokens(cell),
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
         "llm_args": cell.settings["repository"]["llm_args"],

@@ -1,0 +1,379 @@
+"""The table of what TensorRT-LLM refuses after parsing: an example for each rule, and plans of everything against facts.
+
+The facts are `tests/data/tensorrt_llm/refusals.json`, by which the stand-ins refuse; they know nothing of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.standins import refusals
+from tests.standins.programs import ProgramError, Work, build
+from tests.standins.programs.quantize import ALGORITHMS
+from tests.unit.lanes import ENGINES, PYTORCH, infeasible, settings_of, values
+from tests.unit.lanes import cell as some_cell
+from trtllm_pipeline.assume import parse
+from trtllm_pipeline.domain import Cell, CellId
+from trtllm_pipeline.execution import command_lines
+from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.matrix.models import PRECISIONS
+from trtllm_pipeline.matrix.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.plan import make_plan
+from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import refusal
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES
+
+BY_ID: Final = {rule.id: rule for rule in RULES}
+GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
+
+
+class Example(NamedTuple):
+    """A cell that a rule refuses, and one that differs only in what the rule is about, which works."""
+
+    broken: Cell
+    good: Cell
+    on: Machine
+    good_on: Machine | None = None
+
+
+def cell(precision: str = "fp16", *, lane: str = ENGINES, **settings: Any) -> Cell:
+    """A cell of Llama with settings `SECTION__KEY`."""
+    return some_cell(precision, toolchain=lane, settings={key.replace("__", ".", 1): settings[key] for key in settings})
+
+
+def on(release: str = "1.2.0", sm: int = 90) -> Machine:
+    """A machine on which memory decides nothing but for `TLM604`."""
+    return parse(f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=80")
+
+
+TRTLLM_SERVE: Final = {"serve__frontend": "trtllm_serve"}
+EXAMPLES: Final[Mapping[str, Example]] = {
+    "TLM101": Example(cell(), cell(), on("1.3.0rc21"), on("1.3.0rc20")),
+    "TLM102": Example(some_cell(recipe={"family": "mamba"}), cell(), on()),
+    "TLM103": Example(cell(lane=PYTORCH), cell(lane=PYTORCH), on("0.21.0"), on("1.0.0")),
+    "TLM104": Example(some_cell(recipe={"precisions": ["bf16"]}), cell(), on()),
+    "TLM201": Example(cell("nvfp4"), cell("fp8"), on("0.16.0")),
+    "TLM202": Example(cell("w4a8_awq"), cell("int4_awq"), on("0.9.0", 89)),
+    "TLM203": Example(cell(), cell(), on("0.16.0", 100), on("0.17.0", 100)),
+    "TLM204": Example(cell(), cell(), on("0.16.0", 70), on("0.15.0", 70)),
+    "TLM205": Example(cell("int4_awq"), cell("nvfp4"), on(sm=100)),
+    "TLM206": Example(cell("int8_sq", lane=PYTORCH), cell("int4_awq", lane=PYTORCH), on()),
+    "TLM207": Example(cell("w4a8_awq", lane=PYTORCH), cell("nvfp4", lane=PYTORCH), on(sm=120)),
+    "TLM208": Example(cell("nvfp4", lane=PYTORCH), cell("nvfp4", lane=PYTORCH), on("1.3.0rc19"), on("1.3.0rc20")),
+    "TLM209": Example(cell(quantize__kv_cache_precision="bf16"), cell(quantize__kv_cache_precision="fp16"), on()),
+    "TLM301": Example(cell("fp8", quantize__options={"smooth": 1}), cell("fp8"), on()),
+    "TLM302": Example(cell("fp8"), cell("fp8"), replace(on("0.10.0"), model_optimizer=None), on("0.10.0")),
+    "TLM303": Example(some_cell("fp8", recipe=GEMMA2), some_cell("bf16", recipe=GEMMA2), on("0.13.0")),
+    "TLM304": Example(cell("fp8", **{"quantize__calibration.data": "mine.jsonl"}), cell("fp8"), on("0.9.0")),
+    "TLM401": Example(cell(build__multi_block_mode="enable"), cell(build__remove_input_padding="enable"), on()),
+    "TLM402": Example(
+        cell(build__context_fmha="disable", build__use_paged_context_fmha="enable"),
+        cell(build__context_fmha="disable"),
+        on(),
+    ),
+    "TLM403": Example(
+        cell(build__streamingllm="enable", build__use_paged_context_fmha="enable"),
+        cell(build__streamingllm="enable"),
+        on("1.0.0"),
+    ),
+    "TLM404": Example(
+        cell(build__use_fp8_context_fmha="enable"), cell("fp8", build__use_fp8_context_fmha="enable"), on()
+    ),
+    "TLM405": Example(
+        cell(quantize__kv_cache_precision="int8", build__use_paged_context_fmha="enable"),
+        cell(quantize__kv_cache_precision="int8"),
+        on(),
+    ),
+    "TLM406": Example(
+        cell(quantize__kv_cache_precision="fp8", build__use_paged_context_fmha="enable"),
+        cell(quantize__kv_cache_precision="fp8"),
+        on("0.16.0"),
+    ),
+    "TLM407": Example(
+        cell("w4a8_awq", quantize__kv_cache_precision="fp8", build__use_paged_context_fmha="enable"),
+        cell("w4a8_awq", quantize__kv_cache_precision="fp8"),
+        on("0.16.0"),
+    ),
+    "TLM408": Example(
+        cell(quantize__kv_cache_precision="fp8", build__use_paged_context_fmha="enable"),
+        cell(quantize__kv_cache_precision="fp8"),
+        on(),
+    ),
+    "TLM409": Example(
+        cell("fp8", build__use_fp8_context_fmha="disable", build__use_paged_context_fmha="enable"),
+        cell("fp8", build__use_fp8_context_fmha="disable"),
+        on(),
+    ),
+    "TLM410": Example(cell("fp8", build__use_fp8_context_fmha="disable"), cell("fp8"), on("0.20.0")),
+    "TLM411": Example(cell(build__streamingllm="enable"), cell(), on("1.1.0")),
+    "TLM412": Example(cell("fp8", build__gemm_swiglu_plugin="fp8"), cell("fp8"), on(sm=100)),
+    "TLM501": Example(
+        cell(repository__max_beam_width=2), cell(repository__max_beam_width=2, build__max_beam_width=2), on()
+    ),
+    "TLM502": Example(cell(**TRTLLM_SERVE, serve__options={"max_batch_size": 64}), cell(**TRTLLM_SERVE), on()),
+    "TLM503": Example(
+        cell(repository__sink_token_length=4),
+        cell(repository__sink_token_length=4, build__use_paged_context_fmha="disable"),
+        on(),
+    ),
+    "TLM504": Example(
+        cell(quantize__kv_cache_precision="fp8", repository__enable_chunked_context=True),
+        cell("fp8", repository__enable_chunked_context=True),
+        on(),
+    ),
+    "TLM505": Example(
+        cell(quantize__kv_cache_precision="int8", repository__enable_kv_cache_reuse=True),
+        cell(repository__enable_kv_cache_reuse=True),
+        on(),
+    ),
+    "TLM506": Example(
+        cell(repository__max_tokens_in_paged_kv_cache=191), cell(repository__max_tokens_in_paged_kv_cache=192), on()
+    ),
+    "TLM507": Example(
+        cell(build__kv_cache_type="continuous"),
+        cell(build__kv_cache_type="continuous", repository__batching_strategy="V1"),
+        on(),
+    ),
+    "TLM508": Example(cell(repository__decoding_mode="lookahead"), cell(repository__decoding_mode="top_k"), on()),
+    "TLM509": Example(cell(repository__gpu_device_ids=[0, 1]), cell(repository__gpu_device_ids=[1]), on()),
+    "TLM510": Example(cell(lane=PYTORCH, build__fast_build=True), cell(lane=PYTORCH), on()),
+    "TLM601": Example(some_cell(tp=16), some_cell(tp=8), on()),
+    "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
+    "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),
+    "TLM604": Example(some_cell("fp32", recipe={"parameters": 70_000_000_000}), some_cell("fp32"), on()),
+}
+
+
+def test_every_rule_has_an_example_and_words() -> None:
+    assert list(EXAMPLES) == [rule.id for rule in RULES] == sorted({rule.id for rule in RULES})
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(rule.what and rule.source and rule.lanes for rule in RULES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_rule_finds_its_example_and_nothing_is_wrong_with_the_other(name: str) -> None:
+    example = EXAMPLES[name]
+    found = refusal(example.broken, example.on)
+    assert found is not None
+    assert found[0].id == name, found
+    said = infeasible(example.broken, example.on)
+    if found[0].lanes == (PYTORCH,) or name != "TLM103":  # a lane that is missing at all says so in words of its own
+        assert said is not None
+    assert infeasible(example.good, example.good_on or example.on) is None
+
+
+# ----------------------------------------------------------------------------------------------- against the facts
+
+RELEASES: Final = (
+    *("0.8.0", "0.9.0", "0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2"),
+    *("0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.3.0rc3", "1.3.0rc20", "1.3.0rc21", "1.3.0"),
+)
+GPUS: Final = (80, 89, 90, 100, 120)
+LAYOUTS: Final = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (4, 2))
+VARIED: Final = "llama of no recipe"
+"""Of whose precisions nothing is known, so that they all are tried."""
+CACHES: Final = (None, "fp8", "int8")
+VARIANTS: Final[tuple[Mapping[str, Any], ...]] = (
+    {},
+    {"repository.enable_chunked_context": True},
+    {"repository.sink_token_length": 4},
+    {"repository.max_beam_width": 4},
+    {"repository.max_tokens_in_paged_kv_cache": 1000},
+    {"build.context_fmha": "disable"},
+    {"build.context_fmha": "disable", "build.use_paged_context_fmha": "enable"},
+    {"build.streamingllm": "enable", "build.use_paged_context_fmha": "enable"},
+    {"build.use_fp8_context_fmha": "disable", "build.use_paged_context_fmha": "enable"},
+    {"build.streamingllm": "enable"},
+    {"build.use_paged_context_fmha": "enable"},
+    {"build.use_paged_context_fmha": "disable"},
+    {"build.use_fp8_context_fmha": "enable"},
+    {"build.use_fp8_context_fmha": "disable"},
+)
+"""Settings that decide between what works and what does not."""
+
+
+@lru_cache(maxsize=1)
+def recipes() -> dict[str, dict[str, Any]]:
+    """The shipped recipes that say anything of TensorRT-LLM, and a model without one."""
+    found = {path.stem: load_recipe(path).model_dump(mode="json") for path in sorted(recipes_folder().glob("*.yaml"))}
+    for recipe in found.values():
+        recipe["source"] = recipe["sources"][0]
+    known = {name: recipe for name, recipe in found.items() if set(recipe["precisions"] or {}) - {"embedded"}}
+    return {
+        VARIED: {**known["llama-3.1-8b-instruct"], "precisions": None, "releases": {}, "precision_releases": {}}
+    } | known
+
+
+@lru_cache(maxsize=32)
+def settings(variant: int, cache: str | None) -> dict[str, Any]:
+    return settings_of({**VARIANTS[variant], "quantize.kv_cache_precision": cache})
+
+
+def cells(lane: str) -> Iterator[Cell]:
+    """All recipes, precisions and layouts; caches and other settings with one recipe on one GPU."""
+    for model, recipe in recipes().items():
+        for precision in PRECISIONS:
+            points = [(layout, None, 0) for layout in LAYOUTS]
+            if model == VARIED:
+                points += [((1, 1), cache, number) for cache in CACHES for number in range(len(VARIANTS))][1:]
+            for (tp, pp), cache, number in points:
+                # The PyTorch lane has none of the builder's switches.
+                if lane == PYTORCH and any(name.startswith("build.") for name in VARIANTS[number]):
+                    continue
+                yield Cell(
+                    id=CellId(f"{model}/{precision}/tp{tp}pp{pp}/{cache}/{number}"),
+                    model=model,
+                    toolchain=lane,
+                    precision=precision,
+                    tp=tp,
+                    pp=pp,
+                    max_batch_size=8,
+                    isl=4096 if recipe["family"] == "gemma2" else 1024,
+                    osl=1024,
+                    recipe=recipe,
+                    settings=settings(number, cache),
+                )
+
+
+def _of_theirs(argvs: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Options of the one command line that is a program of TensorRT-LLM; of our worker, what it is told of the cache."""
+    for argv in argvs:
+        if {Path(word).name for word in argv} & {"quantize.py", "trtllm-build"}:
+            return values(list(argv))
+    (job,) = (json.loads(argv[argv.index("--job") + 1]) for argv in argvs if "--job" in argv)
+    cache = job["params"]["kv_cache_precision"]
+    return {} if cache == "none" else {"--kv_cache_dtype": cache}
+
+
+def refused_by_facts(cell: Cell, commands: Mapping[str, dict[str, str]], release: str, sm: int) -> Iterator[str]:
+    """What the programs of a release would say to a cell's command lines: read from those, and from nothing of ours."""
+    seen: dict[str, Any] = {
+        "sm": sm,
+        "precision": cell.precision,
+        "family": cell.recipe["family"],
+        "tokens": cell.isl + cell.osl,
+    }
+    for row in refusals.of("none", release):
+        if row["lane"] == cell.toolchain and refusals.met(row, seen):
+            yield f"{row['rule']}: {refusals.words(row, seen)}"
+    if cell.toolchain != ENGINES:
+        return
+    quantize, build = commands.get("quantize", {}), commands["build"]
+    cache = quantize.get("--kv_cache_dtype")
+    if "--qformat" in quantize:
+        architecture = {"gemma2": "Gemma2ForCausalLM"}.get(str(cell.recipe["family"]))
+        facts = {"architecture": architecture, "calibrates": True, "dataset_known": "--calib_dataset" not in quantize}
+        yield from (said for _, said in refusals.applied(refusals.of("quantize.py", release), facts))
+    algorithm = ALGORITHMS.get(cell.precision)
+    plugins = {name.lstrip("-"): value for name, value in build.items()}
+    attention = refusals.attention_facts(plugins)
+    facts = {
+        "sm": sm,
+        "quant_algo": algorithm,
+        "quantized": algorithm is not None,
+        "fp8_inputs": algorithm in {"FP8", "W4A8_AWQ", "NVFP4"},
+        "kv_cache": cache.upper() if cache else None,
+        **attention,
+    }
+    asked = cell.settings["build"]
+    for row, said in refusals.applied(refusals.of("trtllm-build", release), facts):
+        turned = row["does"] if isinstance(row["does"], dict) else {}
+        # What we write out ourselves the builder may turn off; what a matrix asks for it may not.
+        if row["does"] == "refuses" or any(asked.get(name) is not None for name in turned):
+            yield f"{row['rule']}: {said}"
+    repository = cell.settings["repository"]
+    names = ("max_beam_width", "sink_token_length", "max_tokens_in_paged_kv_cache", "enable_chunked_context")
+    facts |= {name: repository[name] for name in names}
+    facts |= {"engine_max_beam_width": int(plugins.get("max_beam_width", 1)), "engine_max_seq_len": cell.isl + cell.osl}
+    yield from (f"{row['rule']}: {said}" for row, said in refusals.applied(refusals.of("tensorrtllm", release), facts))
+
+
+@pytest.mark.parametrize("lane", [ENGINES, PYTORCH])
+@pytest.mark.parametrize("release", RELEASES)
+def test_no_planned_cell_is_refused_by_the_release(release: str, lane: str) -> None:
+    toolchain, wrong, planned_cells = toolchains.load(lane), [], 0
+    last = "build" if lane == ENGINES else "download"
+    for sm in GPUS:
+        # Enough of everything, so that nothing but the rules in question decides.
+        machine = parse(f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=640")
+        if toolchain.missing(machine) is not None:
+            continue
+        works = [each for each in cells(lane) if toolchain.infeasible(each, machine) is None]
+        planned_cells += len(works)
+        # Options do not depend on the layout, so one of each is enough to look at.
+        works = list({each.id.replace(f"/tp{each.tp}pp{each.pp}", ""): each for each in works}.values())
+        planned = make_plan(works, {lane: toolchain}, machine, digest=lambda path, _cell: (path, "c"), until=last)
+        lines: dict[str, tuple[str, dict[str, str]]] = {}
+        for name, run in planned.stage_runs.items():
+            if run.stage.name in {"quantize", "build"} and lane == ENGINES:
+                argvs = command_lines(run, {each: f"/{each}" for each in run.inputs}, "/attempt", machine)
+                lines[name] = run.stage.name, _of_theirs(argvs)
+        for each in works:
+            commands = dict(lines[run] for run in planned.by_cell[each.id] if run in lines)
+            wrong += [f"{each.id} on SM {sm}: {said}" for said in refused_by_facts(each, commands, release, sm)]
+    assert wrong == []
+    known = {ENGINES: on(release).tensorrt_llm.build is not None, PYTORCH: release.startswith("1.")}
+    assert (planned_cells > 100) is known[lane], planned_cells
+
+
+def test_the_facts_are_of_rules_that_hold_then() -> None:
+    for program, rows in refusals.recorded().items():
+        for row in rows:
+            if row["rule"] is None:
+                continue
+            spans = [release for release in RELEASES if row in refusals.of(program, release)]
+            assert all(BY_ID[row["rule"]].holds_in(release) for release in spans), row
+
+
+# ------------------------------------------------------------------------------------------------ by the stand-ins
+
+MADE_OF: Final = {
+    # facts that stand-ins work out, and what they work them out of
+    "fp8_inputs": {True: "FP8", False: "W8A16"},
+    "quantized": {True: "FP8", False: None},
+}
+
+
+@pytest.mark.parametrize("row", refusals.recorded()["trtllm-build"], ids=lambda row: f"{row['rule']}-{row['since']}")
+def test_the_builder_s_stand_in_refuses_as_recorded(
+    row: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted: dict[str, Any] = {
+        name: value[0] if isinstance(value, list) else value for name, value in row["when"].items()
+    }
+    sm = wanted.get("sm", 90)
+    if isinstance(sm, dict):
+        sm = sm.get("least") or sm["below"] - 1
+    algorithm = wanted.get("quant_algo")
+    for name, made_of in MADE_OF.items():
+        if name in wanted:
+            algorithm = made_of[wanted[name]]
+    plugins: dict[str, Any] = {
+        name: "fp8" if isinstance(value, dict) else "enable" if value else "disable"
+        for name, value in wanted.items()
+        if name not in {"sm", "quant_algo", "kv_cache", *MADE_OF}
+    }
+    # Alone: a row before it may have words of its own for the same.
+    work = Work("trtllm-build", tmp_path, {"gpus": [{"sm": sm}], "refusals": {"trtllm-build": [row]}})
+    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": wanted.get("kv_cache")}
+    words = refusals.words(row, {"sm": sm})
+    if row["does"] == "refuses":
+        with pytest.raises(ProgramError) as refused:
+            build.check(work, {"quantization": quantization}, plugins)
+        assert str(refused.value) == words
+    else:
+        build.check(work, {"quantization": quantization}, plugins)
+        assert words in capsys.readouterr().err
+        assert {name: plugins[name] for name in row["does"]} == {
+            name: "enable" if on else "disable" for name, on in row["does"].items()
+        }
+    build.check(
+        replace(work, facts={**work.facts, "refusals": {"trtllm-build": []}}), {"quantization": quantization}, {}
+    )

@@ -1,0 +1,111 @@
+"""A cell on a machine with TensorRT-LLM, with what follows of it: the question that rules are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+
+ENGINES: Final = "tensorrt_llm"
+PYTORCH: Final = "tensorrt_llm_pytorch"
+_OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
+"""Keys of settings.build that are ours; all others are options of trtllm-build."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a rule looks at. Nothing is run or read."""
+
+    cell: Cell
+    machine: Machine
+    installed: TensorRTLLM
+    shape: Shape
+    family: str
+    asked_kv: str | None
+    kv: str | None
+    """How the KV cache is quantized, None for not at all."""
+    build: Mapping[str, Json]
+    """Options of trtllm-build that a matrix gives."""
+    installed_help: str | None
+    """What the installed `trtllm-build --help` prints, where there is one to ask."""
+
+    @staticmethod
+    def of(cell: Cell, machine: Machine, installed: TensorRTLLM, installed_help: str | None) -> Case:
+        """The question for a cell on a machine that has `installed`."""
+        asked = cell.settings["quantize"].get("kv_cache_precision")
+        asked_kv = None if asked is None else str(asked)
+        return Case(
+            cell=cell,
+            machine=machine,
+            installed=installed,
+            shape=Shape.of(cell.recipe),
+            family=str(cell.recipe["family"]),
+            asked_kv=asked_kv,
+            kv=commands.kv_precision(cell.precision, asked_kv),
+            build=build_options(cell),
+            installed_help=installed_help,
+        )
+
+    @property
+    def release(self) -> str:
+        """The TensorRT-LLM that is installed."""
+        return self.installed.release
+
+    @property
+    def sm(self) -> int | None:
+        """Compute capability of the weakest GPU as one number, None without one."""
+        return self.machine.sm
+
+    @property
+    def route(self) -> str:
+        """The stage that makes the checkpoint: convert or quantize."""
+        return commands.route(self.release, self.family, self.cell.precision, self.kv)
+
+    @property
+    def attention(self) -> commands.ContextAttention:
+        """What trtllm-build is asked for."""
+        return commands.context_attention(
+            self.release, precision=self.cell.precision, kv=self.kv, sm=self.sm, extra=self.build
+        )
+
+    @property
+    def paged_context_fmha(self) -> bool:
+        """Whether the engine will have it: the builder turns it off where its own conditions are not met."""
+        return self.attention.paged and commands.builder_keeps_paged(
+            precision=self.cell.precision, kv=self.kv, extra=self.build
+        )
+
+    def switch(self, name: str) -> bool | None:
+        """What a matrix says of a switch of trtllm-build, None where it says nothing."""
+        return options.switched(self.build, name)
+
+    def option(self, name: str, default: Json = None) -> Json:
+        """The value that a matrix gives an option of trtllm-build."""
+        return self.build.get(name, self.build.get(f"--{name}", default))
+
+    def repository(self, name: str) -> Any:
+        """A setting of the Triton repository, None where the release's own holds."""
+        return self.cell.settings["repository"].get(name)
+
+
+def splits_prompts(cell: Cell) -> bool:
+    """Whether a prompt may take several forward passes."""
+    return cell.settings["repository"]["enable_chunked_context"] is True
+
+
+def num_tokens(cell: Cell) -> int:
+    """Tokens of one forward pass over all requests."""
+    asked = cell.settings["build"]["max_num_tokens"]
+    if isinstance(asked, int):
+        return asked
+    return commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
+
+
+def build_options(cell: Cell) -> dict[str, Json]:
+    """The options of trtllm-build that a matrix gives."""
+    return {name: value for name, value in cell.settings["build"].items() if name not in _OWN_BUILD_SETTINGS}
