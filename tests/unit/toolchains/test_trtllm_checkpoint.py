@@ -372,7 +372,7 @@ def test_a_path_that_quantize_py_would_take_for_a_data_set_is_refused(
     rows: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
     data = rows({"text": "x"})
-    with pytest.raises(StageError, match="takes a path with [a-z_]+ in it for the data set of that name"):
+    with pytest.raises(StageError, match="in it for the data set of that name"):
         dataset.write(data, tmp_path / "model", Selection(), tmp_path / name / "calibration")
     assert not (tmp_path / name).exists()
 
