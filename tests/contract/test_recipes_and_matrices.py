@@ -14,7 +14,7 @@ import trtllm_pipeline
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.matrix import recipes
 from trtllm_pipeline.matrix.document import read
-from trtllm_pipeline.matrix.expand import expand, infeasible
+from trtllm_pipeline.matrix.expand import expand
 from trtllm_pipeline.matrix.load import TEMPLATE, load_matrix
 from trtllm_pipeline.matrix.models import Recipe, Settings, json_schema
 from trtllm_pipeline.matrix.recipes import load_recipe, matrices_folder, recipes_folder
@@ -29,7 +29,7 @@ CELLS = {
     "nightly": 6,
     "phi3": 1,
     "quickstart": 6,
-    "qwen2": 18,
+    "qwen2": 24,
     "qwen2-tp4": 1,
     "tiny": 2,
 }
@@ -206,20 +206,32 @@ def test_what_recipes_open_with_can_be_run() -> None:
         assert any(cell.model == path.stem and cell.reason is None for cell in cells), path.stem
 
 
-def test_qwen2_is_the_job_of_the_well_known_script_with_a_reason_for_what_it_cannot_do() -> None:
-    path = matrices_folder() / "qwen2.yaml"
-    cells = expand(load_matrix(path), default_toolchain="tensorrt_llm")
-    assert {(cell.tp, cell.pp) for cell in cells} == {(8, 1), (4, 2)}
-    assert {(cell.precision, cell.max_batch_size) for cell in cells} == {
-        (precision, batch) for precision in ("fp16", "fp8", "int8_wo") for batch in (4, 8)
+def test_qwen2_is_the_well_known_script_row_by_row() -> None:
+    cells = expand(load_matrix(matrices_folder() / "qwen2.yaml"), default_toolchain="embedded")
+    assert {cell.toolchain for cell in cells} == {"tensorrt_llm"}
+    rows = {(cell.model, cell.tp, cell.pp, cell.precision, cell.max_batch_size, cell.isl, cell.osl) for cell in cells}
+    layouts = (("qwen2-7b", 1, 1), *(("qwen2-72b-instruct", tp, pp) for tp, pp in ((4, 1), (4, 2), (8, 1))))
+    precisions = ("fp8", "fp16", "int8_wo")
+    assert rows == {
+        (*layout, precision, batch, 2048, 1024) for layout in layouts for precision in precisions for batch in (4, 8)
     }
-    assert {(cell.isl, cell.osl) for cell in cells} == {(2048, 1024)}
-    caches = {(cell.precision, cell.settings["quantize"]["kv_cache_precision"]) for cell in cells}
-    assert caches == {("fp16", None), ("int8_wo", None), ("fp8", "fp8")}
-    assert not any(cell.model == "qwen2-7b-instruct" and cell.tp == 8 for cell in cells)
-    small = load_recipe(recipes_folder() / "qwen2-7b-instruct.yaml")
-    reason = infeasible(small, toolchain="tensorrt_llm", precision="fp16", tp=8, pp=1, isl=2048, osl=1024)
-    assert reason == "28 attention heads cannot be divided over tp8"
+    caches = {"fp8": "fp8", "fp16": None, "int8_wo": "int8"}
+    for cell in cells:
+        settings = cell.settings
+        assert settings["quantize"]["kv_cache_precision"] == caches[cell.precision]
+        assert settings["quantize"]["calibration"]["samples"] == 32
+        attention = settings["build"].get("use_fp8_context_fmha")
+        assert attention == ("disable" if cell.precision == "fp8" else None)
+        assert settings["perf"]["max_tokens"] == 300
+        repository = settings["repository"]
+        for switch in ("decoupled", "accumulate_tokens", "exclude_input_in_output", "add_special_tokens"):
+            assert repository[switch] is True
+        assert repository["skip_special_tokens"] is True
+        assert repository["enable_kv_cache_reuse"] is False
+        assert (repository["max_tokens_in_paged_kv_cache"], repository["max_attention_window_size"]) == (8560, [8560])
+        assert repository["kv_cache_free_gpu_mem_fraction"] == 0.5
+        assert repository["batching_strategy"] == "inflight_fused_batching"
+        assert repository["max_queue_delay_microseconds"] == 0
 
 
 def test_lanes_are_an_axis() -> None:
