@@ -51,7 +51,12 @@ def engine(folder: Path, world: int = 1) -> Path:
     about = {
         "version": "0.12.0",
         "pretrained_config": {"mapping": {"world_size": world}},
-        "build_config": {"max_input_len": 20, "max_seq_len": 30},
+        "build_config": {
+            "max_input_len": 20,
+            "max_seq_len": 30,
+            "max_beam_width": 1,
+            "plugin_config": {"use_paged_context_fmha": "enable"},
+        },
     }
     (folder / "config.json").write_text(json.dumps(about), encoding="utf-8")
     (folder / "rank0.engine").write_bytes(b"{}")
@@ -152,6 +157,8 @@ def test_limits_of_the_engine_hold(server: triton.Server) -> None:
     [
         (2, {}, r"mpiSize == tp \* pp \(1 vs 2\)"),
         (1, {"max_tokens_in_paged_kv_cache": "16"}, r"maxTokensInPagedKvCache \(16\) must be large enough"),
+        (1, {"max_beam_width": "2"}, r"max beam width \(2\) must not exceed engine max beam width \(1\)"),
+        (1, {"sink_token_length": "4"}, r"Cannot support StreamingLLM now when enabling paged KV context FMHA"),
     ],
 )
 def test_what_the_runtime_refuses_keeps_the_server_from_starting(
