@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from trtllm_pipeline.serving.http import Connection, HttpError
+from trtllm_pipeline.serving.http import HttpError, fetch
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -26,7 +25,7 @@ TRITON: Final = {
 SAMPLE_S: Final = 0.1
 TIMEOUT_S: Final = 10.0
 """Of a look at the counters: an endpoint that hangs must not hold the run."""
-_LINE: Final = re.compile(r"^(\w+)\{([^}]*)\} ([0-9.eE+-]+)$")
+_LINE: Final = re.compile(r"(\w+)\{([^}]*)\} +(\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?)", re.ASCII)
 _MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
 
 Counters = dict[str, dict[str, float]]
@@ -36,12 +35,18 @@ Counters = dict[str, dict[str, float]]
 def parse(text: str) -> Counters:
     """Triton's counters in a metrics page (Prometheus text), versions of a model together."""
     counters: Counters = {}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match and match[1] in TRITON and (model := _MODEL.search(match[2])):
+    for name, labels, value in samples(text):
+        if name in TRITON and (model := _MODEL.search(labels)):
             values = counters.setdefault(model[1], {})
-            values[TRITON[match[1]]] = values.get(TRITON[match[1]], 0.0) + float(match[3])
+            values[TRITON[name]] = values.get(TRITON[name], 0.0) + value
     return counters
+
+
+def samples(text: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of each sample with labels in a page of Prometheus text, as far as it is a count."""
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield match[1], match[2], float(match[3])
 
 
 def growth(before: Counters, after: Counters) -> Counters:
@@ -57,20 +62,16 @@ async def triton(address: str | None) -> Counters | None:
     """The counters at a metrics endpoint (host:port); None when there is none, or it is not Triton's."""
     if address is None:
         return None
-    body = bytearray()
+    page = await metrics_page(address, timeout_s=TIMEOUT_S)
+    return None if page is None else parse(page) or None
+
+
+async def metrics_page(address: str, *, timeout_s: float) -> str | None:
+    """What a metrics endpoint says; None when nothing does."""
     try:
-        connection = Connection(address)
-    except ValueError:
+        return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
+    except (OSError, HttpError, ValueError):
         return None
-    try:
-        await asyncio.wait_for(connection.open(), TIMEOUT_S)
-        asking = connection.request("GET", "/metrics", b"", lambda _now_ns, part: body.extend(part))
-        await asyncio.wait_for(asking, TIMEOUT_S)
-    except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
-        return None
-    finally:
-        connection.close()
-    return parse(body.decode(errors="replace")) or None
 
 
 @contextmanager

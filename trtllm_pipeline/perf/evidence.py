@@ -6,7 +6,6 @@ Everything found goes into the event file; `perf/validity.py` judges it.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,12 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.perf import roofline
+from trtllm_pipeline.perf import counters, roofline
 from trtllm_pipeline.perf.load import EventFile
 from trtllm_pipeline.perf.metrics import Tokenizer
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.target import AnyClient, Target
 from trtllm_pipeline.serving.client import Client, running_since
-from trtllm_pipeline.serving.http import Connection, HttpError
 from trtllm_pipeline.serving.limits import EngineLimits
 from trtllm_pipeline.serving.readback import read_back
 
@@ -33,9 +31,6 @@ _CHARACTERS_PER_TOKEN: Final = 4
 """Of ordinary English, about; for probes where there is no tokenizer."""
 _NOT_TOLD: Final = frozenset({"tp"})
 """Declared for the roofline; neither engine nor server has it under that name."""
-_REUSED: Final = re.compile(
-    r'^nv_trt_llm_kv_cache_block_metrics\{[^}]*kv_cache_block_type="reused"[^}]*\}\s+(\S+)', re.MULTILINE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +87,12 @@ async def reused_blocks(client: Client) -> float | None:
     """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric; None where it tells none."""
     if client.service.metrics is None:
         return None
-    text = bytearray()
-    connection = Connection(client.service.metrics)
-    try:
-        await connection.open()
-        await asyncio.wait_for(
-            connection.request("GET", "/metrics", b"", lambda _now_ns, part: text.extend(part)), client.timeout_s
-        )
-    except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
-        return None
-    finally:
-        connection.close()
-    found = [float(value) for value in _REUSED.findall(text.decode(errors="replace"))]
+    page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
+    found = [
+        value
+        for name, labels, value in counters.samples(page or "")
+        if name == "nv_trt_llm_kv_cache_block_metrics" and 'kv_cache_block_type="reused"' in labels
+    ]
     return sum(found) if found else None
 
 

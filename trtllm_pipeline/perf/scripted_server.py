@@ -384,7 +384,7 @@ class _GrpcConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._http2 = Http2(transport.write, self._on)
+        self._http2 = Http2(transport.write, self._on, serving=True)
         self._http2.start()
 
     def data_received(self, data: bytes) -> None:

@@ -16,16 +16,20 @@ import re
 import struct
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import quote
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving.http import Connection, HttpError
+from trtllm_pipeline.serving import fields
+from trtllm_pipeline.serving.http import MAX_STREAM_BYTES, Connection, HttpError, fetch
 from trtllm_pipeline.serving.http2 import GrpcCall, Http2Error, unary
+from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, ProtocolError
 from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:
@@ -38,8 +42,13 @@ PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 STREAMING: Final = frozenset({"grpc", "http"})
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-# Triton's own default limit is 4 MiB; answers with logits are larger.
-_CHANNEL_OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+)
+_SPARE_MESSAGES: Final = 1 << 12
+_MESSAGES_PER_TOKEN: Final = 64
+"""More of one answer, beside the spare ones, no server needs for what it was asked for: several choices, a role, usage."""
 # TensorRT-LLM's data types of optional inputs: (config.pbtxt enum, KServe name, struct format of one element).
 _DTYPES: Final = {
     "TYPE_BOOL": ("BOOL", "?"),
@@ -223,7 +232,11 @@ class Model:
             name=config.name,
             batched=config.max_batch_size > 0,
             decoupled=config.model_transaction_policy.decoupled,
-            inputs={tensor.name: names[tensor.data_type].name for tensor in config.input},
+            # A number that a newer server may have for a type that this client does not know.
+            inputs={
+                tensor.name: names[tensor.data_type].name if tensor.data_type in names else str(tensor.data_type)
+                for tensor in config.input
+            },
             accumulates=config.parameters["accumulate_tokens"].string_value.lower() == "true"
             if "accumulate_tokens" in config.parameters
             else False,
@@ -337,30 +350,25 @@ class Client:
             await asyncio.sleep(0.1)
 
     async def _config_over_http(self, model: str) -> model_config_pb2.ModelConfig:
-        from google.protobuf import json_format
-        from tritonclient.grpc import model_config_pb2
-
         where = f"the configuration of {model!r} at {self.service.http}"
-        body = bytearray()
         try:
-            connection = Connection(self.service.http)
-            await asyncio.wait_for(connection.open(), self.timeout_s)
-            asking = connection.request(
-                "GET", f"/v2/models/{model}/config", b"", lambda _now_ns, part: body.extend(part)
+            status, body = await fetch(
+                self.service.http, f"/v2/models/{quote(model, safe='')}/config", timeout_s=self.timeout_s
             )
-            status = await asyncio.wait_for(asking, self.timeout_s)
-            connection.close()
-            if status != 200:
-                raise ServerError(f"{where}: {_told(bytes(body)) or f'HTTP status {status}'}")
-            return json_format.Parse(bytes(body), model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
-        except (ValueError, json_format.ParseError) as error:
+        except ValueError as error:
             raise ServerError(f"{where}: {error}", failure=FailureClass.USER) from error
-        except (OSError, HttpError, asyncio.TimeoutError) as error:
+        except (OSError, HttpError) as error:
             raise ServerError(
-                f"{where}: {str(error) or 'it took too long'}",
+                f"{where}: {error}",
                 failure=FailureClass.TRANSIENT,
                 hint="is the server running, and is this its address?",
             ) from error
+        if status != 200:
+            raise ServerError(f"{where}: {_told(body) or f'HTTP status {status}'}")
+        try:
+            return config_of(body)
+        except ProtocolError as error:
+            raise ServerError(f"{where}: {error}", failure=FailureClass.USER) from error
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as clients are told."""
@@ -376,16 +384,10 @@ class Client:
         return {name: await ask() for name, ask in asking.items() if known[name]}
 
     async def _http_ready(self) -> bool:
-        connection = Connection(self.service.http)
         try:
-            await connection.open()
-            asking = connection.request("GET", "/v2/health/ready", b"", lambda _now_ns, _part: None)
-            status = await asyncio.wait_for(asking, self.timeout_s)
-        except (OSError, HttpError, asyncio.TimeoutError):  # the last another class than TimeoutError in Python 3.10
+            return (await fetch(self.service.http, "/v2/health/ready", timeout_s=self.timeout_s))[0] == 200
+        except (OSError, HttpError):
             return False
-        finally:
-            connection.close()
-        return status == 200
 
     async def _grpc_ready(self) -> bool:
         from tritonclient.grpc import service_pb2
@@ -428,8 +430,8 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
 def _told(body: bytes) -> str:
     """The error in a JSON answer of Triton."""
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+        return fields.shortened(str(fields.parse(body).get("error") or ""))
+    except ProtocolError:
         return ""
 
 
@@ -438,10 +440,11 @@ class TimedLane(ABC):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._messages = self._asked_tokens = 0
 
     async def open(self) -> None:
         """Connect; what goes wrong shows with the first request."""
-        with suppress(HttpError, Http2Error, OSError, asyncio.TimeoutError):
+        with suppress(ProtocolError, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._connect(), self._timeout_s)
 
     @abstractmethod
@@ -451,17 +454,28 @@ class TimedLane(ABC):
         """Send `request` and wait for its whole answer."""
         answer = Answer()
         message = self._encode(request)
+        self._messages, self._asked_tokens = 0, request.max_tokens
         try:
             await asyncio.wait_for(self._exchange(message, answer), self._timeout_s)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-            answer.error = f"no complete answer within {self._timeout_s:g} s"
-        except (HttpError, Http2Error, OSError) as error:
+            answer.error = f"no complete answer within {self._timeout_s:g} s: {_so_far(answer)}"
+        except (ProtocolError, OSError) as error:
             answer.error = str(error) or type(error).__name__
         answer.end_ns = time.monotonic_ns()
         answer.sent_ns = answer.sent_ns or answer.end_ns
+        answer.error = answer.error and fields.shortened(answer.error)
         if answer.error is not None:
             await self.close()
         return answer
+
+    def _count_message(self) -> None:
+        """Another message of the answer came. Raises ProtocolError when no answer can need that many."""
+        self._messages += 1
+        most = _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * self._asked_tokens
+        if self._messages > most:
+            raise ProtocolError(
+                f"the server sent more than {most} messages for an answer of {self._asked_tokens} tokens"
+            )
 
     @abstractmethod
     def _encode(self, request: Generation) -> bytes: ...
@@ -472,6 +486,18 @@ class TimedLane(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Give up what is held between requests."""
+
+
+def _so_far(answer: Answer) -> str:
+    """What came of an answer that did not end."""
+    if not answer.sent_ns:
+        return "not connected"
+    if answer.events:
+        ago_s = (time.monotonic_ns() - answer.events[-1].time_ns) / 1e9
+        return f"{len(answer.events)} parts came, the last {ago_s:.1f} s ago"
+    if answer.first_byte_ns is not None:
+        return "it began, but no text came"
+    return "nothing came" if answer.headers_ns is None else "its head came, and nothing after it"
 
 
 class _GrpcUnary(TimedLane):
@@ -495,13 +521,17 @@ class _GrpcUnary(TimedLane):
         return await self._call.connect()
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
+        from google.protobuf.message import DecodeError
         from tritonclient.grpc import service_pb2
 
         if await self._call.connect():
             answer.connected_ns = time.monotonic_ns()
         answer.sent_ns = time.monotonic_ns()
         now_ns, raw = await unary(self._call, _SERVICE + "ModelInfer", message)
-        response = service_pb2.ModelInferResponse.FromString(raw)
+        try:
+            response = service_pb2.ModelInferResponse.FromString(raw)
+        except DecodeError as error:
+            raise Http2Error(f"not a response of ModelInfer: {error}") from error
         answer.arrived(now_ns, self._call.late_ns)
         answer.received(now_ns, text_output(response), num_output_tokens(response))
 
@@ -543,6 +573,7 @@ class _GrpcStream(_GrpcUnary):
             response = message_in.infer_response
             if response.id not in (request_id, "") or done.done():
                 return None  # the rest of an earlier request that ended with an error
+            self._count_message()
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
@@ -577,14 +608,19 @@ class HttpLane(TimedLane):
 
         async def post() -> int:
             answer.sent_ns = time.monotonic_ns()
-            return await connection.request("POST", self._path, message, arrived, self._headers)
+            try:
+                limit = MAX_STREAM_BYTES if self._stream else MAX_MESSAGE_BYTES
+                return await connection.request("POST", self._path, message, arrived, self._headers, max_bytes=limit)
+            finally:
+                answer.headers_ns = connection.answer.headers_ns
 
         def arrived(now_ns: int, part: bytes) -> None:
             answer.arrived(now_ns, connection.late_ns)
-            if self._stream and connection.status == 200:
+            if self._stream and connection.answer.status == 200:
                 for data in events.feed(part):
+                    self._count_message()
                     self._parse(now_ns, data, answer)
-            else:
+            elif len(whole) < MAX_MESSAGE_BYTES:  # more than that is no refusal of a stream that anybody reads
                 whole.extend(part)
 
         new = await connection.open()
@@ -595,33 +631,33 @@ class HttpLane(TimedLane):
         except HttpError:
             # A server may close a connection between requests at any time, so just as this one was sent: then it was
             # never taken, and goes once more over a new one (RFC 9112, section 9.5).
-            if new or connection.status:
+            if new or connection.answer.began:
                 raise
             await connection.open()
             answer.connected_ns = time.monotonic_ns()
             status = await post()
-        answer.headers_ns = connection.headers_ns
         if not self._stream or status != 200:
-            self._parse(connection.latest_ns, bytes(whole), answer)
+            self._parse(connection.answer.latest_ns, whole, answer)
         if status != 200:
             answer.error = f"HTTP status {status}: {answer.error}" if answer.error else f"HTTP status {status}"
 
-    def _parse(self, now_ns: int, data: bytes, answer: Answer) -> None:
+    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
         try:
-            body = json.loads(data)
+            body = fields.parse(data)
             # TensorRT-LLM and vLLM say it without OpenAI's envelope.
             error = body.get("message") if body.get("object") == "error" else body.get("error")
             if error is None:
                 self._take(now_ns, body, answer)
-        except (ValueError, AttributeError, KeyError, IndexError, TypeError):
-            answer.error = f"not the JSON that was expected: {data[:200]!r}"
-            return
-        if error is not None:
-            answer.error = str(error.get("message") or error) if isinstance(error, dict) else str(error)
+                return
+            told = error.get("message") or error if isinstance(error, dict) else error
+            said = fields.text(told, "the error") if isinstance(told, str) else fields.shown(told)
+        except ProtocolError as error:
+            said = str(error)
+        answer.error = answer.error or said
 
     @abstractmethod
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
-        """Note one response."""
+        """Note one response. Raises ProtocolError for one that is none."""
 
     async def close(self) -> None:
         """Close the connection: an answer that was not read to its end cannot be followed by another."""
@@ -633,7 +669,7 @@ class _Http(HttpLane):
 
     def __init__(self, client: Client) -> None:
         stream = client.protocol in STREAMING
-        path = f"/v2/models/{client.model.name}/generate{'_stream' if stream else ''}"
+        path = f"/v2/models/{quote(client.model.name, safe='')}/generate{'_stream' if stream else ''}"
         super().__init__(client.service.http, path, stream=stream, timeout_s=client.timeout_s)
         self._model = client.model
 
@@ -646,9 +682,12 @@ class _Http(HttpLane):
             answer.events = list(deltas(answer.events))
 
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
-        text, tokens = body.get("text_output", ""), body.get("num_output_tokens")
-        whole = text if isinstance(text, str) else "".join(text)
-        answer.received(now_ns, whole, tokens if isinstance(tokens, int) else None)
+        text, tokens = body.get("text_output"), body.get("num_output_tokens")
+        # Several sequences are several elements, the counts too: those are of no use.
+        parts = text if isinstance(text, list) else [text]
+        whole = "".join(fields.text(part, "text_output") for part in parts)
+        count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
+        answer.received(now_ns, whole, count)
 
 
 class ServerSentEvents:
@@ -658,22 +697,33 @@ class ServerSentEvents:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line = bytearray()
+        """The line that has not ended."""
         self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._after_cr = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Data of each event that `chunk` completes."""
-        buffer = self._rest + chunk
-        # A CR at the very end may be the first half of a CRLF.
-        held = b"\r" if buffer.endswith(b"\r") else b""
-        lines = buffer[: len(buffer) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop() + held
-        for line in lines:
+        """Data of each event that `chunk` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
+        if not chunk:
+            return
+        # The second half of a CRLF ends nothing.
+        start = int(self._after_cr and chunk.startswith(b"\n"))
+        self._after_cr = chunk.endswith(b"\r")
+        *ended, rest = chunk[start:].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in ended:
+            if self._line:
+                line = bytes(self._line) + line
+                self._line.clear()
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._data_bytes += len(line)
             elif not line and self._data:
-                data, self._data = b"\n".join(self._data), []
+                data, self._data, self._data_bytes = b"\n".join(self._data), [], 0
                 yield data
+        self._line += rest
+        if len(self._line) + self._data_bytes > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"an event of the answer is longer than {MAX_MESSAGE_BYTES} bytes")
 
 
 def deltas(events: Sequence[Event]) -> Iterator[Event]:
@@ -685,8 +735,9 @@ def deltas(events: Sequence[Event]) -> Iterator[Event]:
     final = events[-1].text if events else ""
     seen = 0
     for event in events:
-        pairs = enumerate(zip(event.text, final, strict=False))
-        agreed = next((index for index, (one, other) in pairs if one != other), min(len(event.text), len(final)))
+        # The longest beginning that they share, by halving: comparing characters one by one takes seconds for long ones.
+        text = event.text
+        agreed = bisect_left(range(1, len(text) + 1), True, key=lambda size: not final.startswith(text[:size]))
         if agreed > seen:
             yield event._replace(text=final[seen:agreed])
             seen = agreed
@@ -707,6 +758,19 @@ def parse_config(path: Path) -> model_config_pb2.ModelConfig:
         raise ServerError(f"{path}: {error}") from error
 
 
+def config_of(body: bytes) -> model_config_pb2.ModelConfig:
+    """A model's configuration as Triton sends it over HTTP. Raises ProtocolError when it is none."""
+    from google.protobuf import json_format
+    from tritonclient.grpc import model_config_pb2
+
+    value = fields.parse(body)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()  # half a character beyond the first 65536 is a SystemError below
+        return json_format.ParseDict(value, model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
+    except (UnicodeEncodeError, OverflowError, json_format.ParseError) as error:
+        raise ProtocolError(f"not a model's configuration: {fields.shortened(str(error))}") from error
+
+
 def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: str) -> service_pb2.ModelInferRequest:
     """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents.
 
@@ -716,6 +780,8 @@ def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: st
 
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
+        if model.inputs[name] not in _DTYPES:
+            raise ServerError(f"input {name} of {model.name} is {model.inputs[name]}, which this client does not send")
         datatype, code = _DTYPES[model.inputs[name]]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         shape = [1, len(values)] if model.batched else [len(values)]
@@ -745,29 +811,55 @@ def wire_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.
     """Data type of each tensor of a configuration by name, as requests and metadata spell it."""
     from tritonclient.grpc import model_config_pb2
 
-    names = {tensor.name: model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_") for tensor in tensors}
+    kinds = model_config_pb2.DataType.DESCRIPTOR.values_by_number
+    names = {
+        tensor.name: kinds[tensor.data_type].name.removeprefix("TYPE_")
+        if tensor.data_type in kinds
+        else str(tensor.data_type)
+        for tensor in tensors
+    }
     return {name: "BYTES" if kind == "STRING" else kind for name, kind in names.items()}
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
-    """First element of the tensor `text_output` of a response, "" when there is none (an empty final response)."""
+    """First element of the tensor `text_output` of a response, "" when there is none (an empty final response).
+
+    Raises ProtocolError for a tensor that is cut off.
+    """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "text_output":
             if index < len(response.raw_output_contents):
                 raw = response.raw_output_contents[index]
-                return bytes(raw[4 : 4 + int.from_bytes(raw[:4], "little")]).decode(errors="replace")
-            return bytes(tensor.contents.bytes_contents[0]).decode(errors="replace")
+                size = int.from_bytes(raw[:4], "little")
+                return bytes(_part(raw, tensor.name, 4, size)).decode(errors="replace")
+            return bytes(_first(tensor.contents.bytes_contents, tensor.name)).decode(errors="replace")
     return ""
 
 
 def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
-    """First element of the tensor `num_output_tokens` of a response, None when there is none."""
+    """First element of the tensor `num_output_tokens` of a response, None when there is none.
+
+    Raises ProtocolError for a tensor that is cut off, and for a negative number.
+    """
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "num_output_tokens":
             if index < len(response.raw_output_contents):
-                return int.from_bytes(response.raw_output_contents[index][:4], "little", signed=True)
-            return int(tensor.contents.int_contents[0])
+                raw = _part(response.raw_output_contents[index], tensor.name, 0, 4)
+                return fields.count(int.from_bytes(raw, "little", signed=True), tensor.name)
+            return fields.count(int(_first(tensor.contents.int_contents, tensor.name)), tensor.name)
     return None
+
+
+def _part(raw: bytes, name: str, start: int, size: int) -> bytes:
+    if len(raw) < start + size:
+        raise ProtocolError(f"{name} in the server's answer is cut off: {len(raw)} of {start + size} bytes")
+    return raw[start : start + size]
+
+
+def _first(values: Sequence[Any], name: str) -> Any:
+    if not values:
+        raise ProtocolError(f"{name} in the server's answer is empty")
+    return values[0]
 
 
 def running_since(pid: int) -> int | None:

@@ -6,15 +6,16 @@ what vLLM, SGLang and TensorRT-LLM call the thinking of a model in a message.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving import fields
 from trtllm_pipeline.serving.client import Answer, Generation, HttpLane, Lane
-from trtllm_pipeline.serving.http import Connection, HttpError
+from trtllm_pipeline.serving.http import HttpError, fetch
+from trtllm_pipeline.serving.wire import ProtocolError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,12 +47,14 @@ class OpenAiClient:
         status, body = await self._get("/models")
         if status == 200:
             try:
-                names = [str(entry["id"]) for entry in json.loads(body)["data"]]
-            except (ValueError, KeyError, TypeError):
+                listed = fields.items(fields.parse(body)["data"], "data")
+                names = [fields.text(fields.mapping(entry, "data")["id"], "id") for entry in listed]
+            except (ProtocolError, KeyError):
                 names = [self.name]
             if self.name not in names:
+                known = fields.shortened(", ".join(names) or "none")
                 raise ServerError(
-                    f"{self.url} has no model {self.name!r}; it has {', '.join(names) or 'none'}",
+                    f"{self.url} has no model {self.name!r}; it has {known}",
                     failure=FailureClass.USER,
                 )
         elif status in {401, 403}:
@@ -82,22 +85,16 @@ class OpenAiClient:
             return {"http": False}
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        body = bytearray()
         try:
-            connection = Connection(self.url)
-            await asyncio.wait_for(connection.open(), self.timeout_s)
-            asking = connection.request("GET", path, b"", lambda _now_ns, part: body.extend(part), self.headers)
-            status = await asyncio.wait_for(asking, self.timeout_s)
+            return await fetch(self.url, path, timeout_s=self.timeout_s, headers=self.headers)
         except ValueError as error:
             raise ServerError(str(error), failure=FailureClass.USER) from error
-        except (OSError, HttpError, asyncio.TimeoutError) as error:
+        except (OSError, HttpError) as error:
             raise ServerError(
-                f"no answer from {self.url}: {str(error) or 'it took too long'}",
+                f"no answer from {self.url}: {error}",
                 failure=FailureClass.TRANSIENT,
                 hint="is the server running, and is this its address?",
             ) from error
-        connection.close()
-        return status, bytes(body)
 
 
 class _OpenAiLane(HttpLane):
@@ -124,34 +121,40 @@ class _OpenAiLane(HttpLane):
         if answer.error is None and answer.finish_reason is None:
             answer.error = "the answer ended without a finish_reason"
 
-    def _parse(self, now_ns: int, data: bytes, answer: Answer) -> None:
+    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
         if data != b"[DONE]":
             super()._parse(now_ns, data, answer)
 
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
-        for choice in body.get("choices", ()):
-            said = choice.get("delta") or choice.get("message") or choice
-            thought = said.get("reasoning_content") or said.get("reasoning") or ""
-            text = (said.get("content") if self._endpoint == "chat" else said.get("text")) or _calls(said)
+        for each in fields.items(body.get("choices"), "choices"):
+            choice = fields.mapping(each, "a choice")
+            said = fields.mapping(choice.get("delta") or choice.get("message") or choice, "what a choice says")
+            thought = fields.text(said.get("reasoning_content") or said.get("reasoning"), "reasoning")
+            key = "content" if self._endpoint == "chat" else "text"
+            text = fields.text(said.get(key), key) or _calls(said)
             if thought:
                 answer.received(now_ns, thought, None, reasoning=True)
             if text or not thought:
                 answer.received(now_ns, text, None)
             if "role" in said and not text and not thought and answer.role_ns is None:
                 answer.role_ns = now_ns
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-        usage = body.get("usage")
+            answer.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or answer.finish_reason
+        usage = fields.mapping(body.get("usage"), "usage")
         if usage:
             answer.usage_ns = now_ns
-            answer.output_tokens = usage.get("completion_tokens")
-            answer.input_tokens = usage.get("prompt_tokens")
-            answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            answer.output_tokens = fields.count(usage.get("completion_tokens"), "completion_tokens")
+            answer.input_tokens = fields.count(usage.get("prompt_tokens"), "prompt_tokens")
+            details = fields.mapping(usage.get("prompt_tokens_details"), "prompt_tokens_details")
+            answer.cached_tokens = fields.count(details.get("cached_tokens"), "cached_tokens")
 
 
 def _calls(said: Mapping[str, Any]) -> str:
     """What a message says in calls of tools: it is generated as text is."""
-    functions = [call.get("function") or {} for call in said.get("tool_calls") or ()]
-    return "".join(f"{function.get('name') or ''}{function.get('arguments') or ''}" for function in functions)
+    parts = []
+    for each in fields.items(said.get("tool_calls"), "tool_calls"):
+        function = fields.mapping(fields.mapping(each, "a tool call").get("function"), "a function")
+        parts += [fields.text(function.get(name), name) for name in ("name", "arguments")]
+    return "".join(parts)
 
 
 def options(temperature: float, *, seed: int) -> dict[str, float | int]:

@@ -6,12 +6,14 @@ import http.client
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving.http import HttpError, Parser, request_head
 from trtllm_pipeline.signatures import classify
 
 TAIL_BYTES: Final = 1 << 18
@@ -80,14 +82,30 @@ class Server(Protocol):
 def ask(
     host: str, port: int, method: str, path: str, body: object = None, *, timeout_s: float = 10
 ) -> tuple[int, bytes]:
-    """Send one HTTP request, `body` as JSON; status and answer. Raises OSError or HTTPException when there is none."""
-    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body))
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+    """Send one HTTP request, `body` as JSON; status and answer, all within `timeout_s`.
+
+    Raises OSError or HTTPException when there is none.
+    """
+    deadline = time.monotonic() + timeout_s
+    data = b"" if body is None else json.dumps(body).encode()
+    got = bytearray()
+    answer = Parser(lambda _now_ns, part: got.extend(part))
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    with socket.create_connection((host, port), timeout_s) as connection:
+        connection.sendall(request_head(method, path, authority, len(data), {"Connection": "close"}) + data)
+        while not answer.complete:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"no complete answer from {authority} within {timeout_s:g} s")
+            connection.settimeout(left_s)
+            try:
+                if part := connection.recv(1 << 16):
+                    answer.feed(0, part)
+                else:
+                    answer.end("the server closed the connection")
+            except HttpError as error:
+                raise http.client.HTTPException(f"{authority}: {error}") from error
+    return answer.status, bytes(got)
 
 
 def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:

@@ -26,6 +26,17 @@ _CONTROL_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size)
 _MAX_AGE_NS: Final = 10_000_000_000
 _SAME_MOMENT_NS: Final = 5_000
 
+MAX_MESSAGE_BYTES: Final = 1 << 24
+"""Longest thing that is taken in one piece, whatever the protocol: an event, a message, a body. It is text, so much of it
+is taken apart within a part of a second."""
+MAX_UNSENT_BYTES: Final = 1 << 26
+"""What waits for a peer that reads nothing."""
+
+
+class ProtocolError(Exception):
+    """The peer broke off, or what it says is not what its protocol is, or more than this client takes."""
+
+
 Arrived = Callable[[int, bytes], None]
 """(CLOCK_MONOTONIC nanoseconds, bytes) of one read."""
 Ended = Callable[[str], None]
@@ -39,6 +50,28 @@ def _both_clocks() -> tuple[int, int]:
         if after_ns - before_ns < _SAME_MOMENT_NS:
             break
     return before_ns, unix_ns
+
+
+async def _handshake(loop: asyncio.AbstractEventLoop, sock: ssl.SSLSocket) -> None:
+    """Not in a thread: one that waits for a silent peer outlives every limit in time."""
+    while True:
+        ready: asyncio.Future[None] = loop.create_future()
+        try:
+            return sock.do_handshake()
+        except ssl.SSLWantReadError:
+            loop.add_reader(sock, _set, ready)
+        except ssl.SSLWantWriteError:
+            loop.add_writer(sock, _set, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(sock)
+            loop.remove_writer(sock)
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 class Wire:
@@ -69,12 +102,8 @@ class Wire:
                 await loop.sock_connect(sock, address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if tls is not None:
-                    # The handshake in a thread: it is over before anything is measured.
-                    sock.settimeout(30)
-                    wrapped = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
-                    sock = wrapped
-                    await loop.run_in_executor(None, wrapped.do_handshake)
-                    sock.setblocking(False)
+                    sock = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+                    await _handshake(loop, sock)
                 else:
                     with suppress(OSError):  # times of reading then
                         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -85,8 +114,15 @@ class Wire:
                     raise
         raise OSError(f"{host} has no address")
 
+    def asked(self) -> None:
+        """A question is about to be sent: no answer is older, though the clock that the kernel stamps by be set."""
+        self._latest_ns = max(self._latest_ns, time.monotonic_ns())
+
     def write(self, data: bytes) -> None:
         """Send now what the kernel takes, the rest as soon as it can. A broken connection shows as `ended`."""
+        if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
+            self._end(f"the server does not read what it is sent, {len(self._unsent)} bytes wait for it")
+            return
         if self._unsent:
             self._unsent += data
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,19 +22,16 @@ TO_THE_END = b"HTTP/1.0 200 OK\r\n\r\nall of it"
 
 def read(raw: bytes, *cuts: int, end: bool = False) -> tuple[int, list[tuple[int, bytes]], bool]:
     """(status, parts with the number of the read, whether the connection may be kept) of an answer that is cut."""
-
-    async def run() -> tuple[int, list[tuple[int, bytes]], bool]:
-        parts: list[tuple[int, bytes]] = []
-        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        answer = http._Answer(http.Connection("x:1"), lambda now_ns, part: parts.append((now_ns, part)), done)
-        edges = [0, *cuts, len(raw)]
-        for number, (start, stop) in enumerate(pairwise(edges)):
+    parts: list[tuple[int, bytes]] = []
+    answer = http.Parser(lambda now_ns, part: parts.append((now_ns, part)))
+    edges = [0, *cuts, len(raw)]
+    for number, (start, stop) in enumerate(pairwise(edges)):
+        if start < stop:
             answer.feed(number, raw[start:stop])
-        if end:
-            answer.end("closed")
-        return await done, parts, answer.keep_alive
-
-    return asyncio.run(run())
+    if end:
+        answer.end("closed")
+    assert answer.complete
+    return answer.status, parts, answer.keep_alive
 
 
 @pytest.mark.parametrize("raw", [CHUNKED, LENGTH], ids=["chunked", "length"])
@@ -71,6 +67,7 @@ def pair() -> tuple[Http2, Http2, list[tuple[Kind, int, Headers | bytes | int, b
     receiver = Http2(
         lambda data: sender.feed(0, data),
         lambda _now_ns, kind, stream, value, ended: told.append((kind, stream, value, ended)),
+        serving=True,
     )
     return sender, receiver, told, travelling
 

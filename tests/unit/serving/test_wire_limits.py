@@ -1,0 +1,294 @@
+"""The limits of every parser, and the words for what is beyond them."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from trtllm_pipeline.serving import client as serving
+from trtllm_pipeline.serving import http, http2, openai
+from trtllm_pipeline.serving.client import Answer, Event, ServerSentEvents, Service, deltas
+from trtllm_pipeline.serving.http2 import Http2, Messages
+from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, ProtocolError
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def read(raw: bytes, **options: int) -> tuple[http.Parser, bytes]:
+    body = bytearray()
+    answer = http.Parser(lambda _now_ns, part: body.extend(part), **options)
+    answer.feed(0, raw)
+    return answer, bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (OK + b"Content-Length: -5\r\n\r\nabc", "content-length is '-5', expected a number of bytes"),
+        (OK + b"Content-Length: +5\r\n\r\nabc", "content-length is '+5'"),
+        (OK + b"Content-Length: 1_0\r\n\r\nabc", "content-length is '1_0'"),
+        (OK + b"Content-Length: \xb2\r\n\r\nabc", "content-length is '²'"),
+        (OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabc", "content-length is '5, 6'"),
+        (OK + b"Content-Length: 99999999999\r\n\r\nabc", "has 99999999999 bytes, of which this client takes 16777216"),
+        (CHUNKED + b"-5\r\nabc", "size of a chunk is b'-5', expected hexadecimal digits"),
+        (CHUNKED + b"ZZZ\r\nabc", "size of a chunk is b'ZZZ'"),
+        (CHUNKED + b"0x5\r\nabc", "size of a chunk is b'0x5'"),
+        (CHUNKED + b"\r\nabc", "size of a chunk is b''"),
+        (CHUNKED + b"FFFFFFFFFFFFFFFF\r\nabc", "this client takes 16777216"),
+        (CHUNKED + b"1;" + b"e" * 5000, "size of a chunk is longer than 4096 bytes"),
+        (CHUNKED + b"1\r\nab", "a chunk is longer than it says"),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 20_000, "trailer of the answer is longer than"),
+        (OK + b"Transfer-Encoding: gzip\r\n\r\n", "transfer-encoding is gzip, expected chunked"),
+        (OK + b"Content-Encoding: gzip\r\n\r\n", "comes in gzip, which was not asked for"),
+        (OK + b"a: b\r\n" * 300 + b"\r\n", "has 300 fields, of which this client takes 256"),
+        (OK + b"a: " + b"b" * 70_000, "head of the answer is longer than 65536 bytes"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "head of the answer is longer than 65536 bytes"),
+        (OK + b"a b: c\r\n\r\n", "a line that is no field: 'a b: c'"),
+        (OK + b" folded\r\n\r\n", "a line that is no field"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "switches to another protocol"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "no HTTP answer: 'HTTP/1.1 2000 OK'"),
+        (b"\0\0\0\4\0\0\0\0\0", "no HTTP answer"),
+    ],
+)
+def test_what_is_no_answer_is_refused_in_words(raw: bytes, told: str) -> None:
+    with pytest.raises(http.HttpError) as caught:
+        read(raw)
+    assert told in str(caught.value)
+
+
+def test_a_body_without_length_has_one_limit_more() -> None:
+    answer, body = read(b"HTTP/1.0 200 OK\r\n\r\n12345", max_bytes=5)
+    assert (answer.status, body) == (200, b"12345")
+    with pytest.raises(http.HttpError, match="has 6 bytes, of which this client takes 5"):
+        answer.feed(0, b"6")
+
+
+def test_equal_lengths_are_one() -> None:
+    answer, body = read(OK + b"Content-Length: 3\r\ncontent-length: 3, 3\r\n\r\nabc")
+    assert (answer.complete, answer.keep_alive, body) == (True, True, b"abc")
+
+
+def test_what_follows_an_answer_belongs_to_no_other() -> None:
+    answer, body = read(OK + b"Content-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n\r\n")
+    assert (answer.complete, answer.keep_alive, body) == (True, False, b"abc")
+
+
+def test_an_event_has_a_limit_however_it_comes() -> None:
+    for stream in (b"data: " + b"x" * 100_000, b"x" * 100_000, b"data: x\n" * 12_500):
+        events = ServerSentEvents()
+        with pytest.raises(ProtocolError, match="an event of the answer is longer than"):  # noqa: PT012
+            for _ in range(MAX_MESSAGE_BYTES // 50_000):
+                list(events.feed(stream))
+    events = ServerSentEvents()
+    for _ in range(1000):  # comments and blank lines keep nothing
+        assert list(events.feed(b": " + b"y" * 50_000 + b"\n\n")) == []
+    assert list(events.feed(b"data: x\n\n")) == [b"x"]
+
+
+def framed(*frames: bytes) -> Http2:
+    connection = Http2(lambda _data: None, lambda *_: None)
+    connection.headers(1, ((":path", "/x"),))
+    for each in frames:
+        connection.feed(0, each)
+    return connection
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        (b"\xff\xff\xff\0\0\0\0\0\1", "a frame of 16777215 bytes begins with"),
+        (b"HTTP/1.1 400 Bad Request\r\n", r"begins with b'HTTP/1.1 '; 16384 are allowed"),
+        (
+            http2.frame(1, 0, 1, bytes(16_000)) + 3 * http2.frame(9, 0, 1, bytes(16_000)),
+            "headers are longer than 32768",
+        ),
+        (http2.frame(1, 4, 1, b"\x3f\xff\xff\xff\xff\x0f"), "headers cannot be decoded"),
+        (http2.frame(1, 4, 1, b"\xff" * 16_000), "headers cannot be decoded"),
+        (http2.frame(1, 4, 1, b"\x40\x01a\x7f\xa1\x1f" + b"x" * 4000 + b"\xbe" * 12_000), "headers cannot be decoded"),
+        (http2.frame(4, 0, 0, struct.pack(">HI", 4, 2**31)), "initial window is 2147483648"),
+        (http2.frame(4, 0, 0, struct.pack(">HI", 5, 0)), "largest frame is 0, at least 16384"),
+        (http2.frame(8, 0, 0, struct.pack(">I", 2**31 - 1)), "window is larger than 2147483647"),
+        (http2.frame(8, 0, 1, struct.pack(">I", 2**31 - 1)), "window is larger than 2147483647"),
+        (http2.frame(5, 4, 1, bytes(4)), "the server pushes"),
+        (http2.frame(0, 0, 0, b"x"), "a frame of type 0 is on stream 0"),
+        (http2.frame(4, 0, 1), "a frame of type 4 is on stream 1"),
+        (http2.frame(6, 0, 0, b"short"), "malformed"),
+        (http2.frame(7, 0, 0, b"short"), "malformed"),
+    ],
+)
+def test_frames_beyond_the_protocol_are_refused(frame: bytes, told: str) -> None:
+    with pytest.raises(http2.Http2Error, match=told):
+        framed(frame)
+
+
+def test_a_server_opens_no_streams_at_its_client() -> None:
+    heard: list[object] = []
+    connection = Http2(lambda _data: None, lambda *told: heard.append(told))
+    block = http2.hpack.Encoder().encode([(":status", "200")])
+    for stream in range(2, 2000, 2):
+        connection.feed(0, http2.frame(1, 4, stream, block))
+    assert not connection._streams
+    assert not heard
+
+
+def test_an_orderly_goaway_ends_later_streams_and_the_connection() -> None:
+    heard: list[tuple[object, ...]] = []
+    connection = Http2(lambda _data: None, lambda *told: heard.append(told))
+    for stream in (1, 3):
+        connection.headers(stream, ((":path", "/x"),))
+    connection.feed(5, http2.frame(7, 0, 0, struct.pack(">II", 1, 0)))
+    assert connection.going
+    assert heard == [(5, "reset", 3, 7, True)]
+
+
+def test_windows_are_kept_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "_WINDOW", 1 << 17)
+    sent: list[bytes] = []
+    connection = Http2(sent.append, lambda *_: None)
+    for stream in (1, 3):
+        connection.headers(stream, ((":path", "/x"),))
+    sent.clear()
+    for stream in (1, 3) * 3:
+        connection.feed(0, http2.frame(0, 0, stream, bytes(16_000)))
+    granted = [(int.from_bytes(each[5:9], "big"), int.from_bytes(each[9:], "big")) for each in sent]
+    assert granted == [(0, 80_000)], "a stream that is not half used up needs no more"
+
+
+def test_a_message_has_a_limit() -> None:
+    with pytest.raises(http2.Http2Error, match="a message has 16777217 bytes, of which this client takes 16777216"):
+        Messages().feed(struct.pack(">BI", 0, MAX_MESSAGE_BYTES + 1))
+
+
+def test_a_status_that_is_no_number_has_words() -> None:
+    assert http2._status({"grpc-status": "²", "grpc-message": "x"}) == "status ²: x"
+    assert http2._status({"grpc-status": "9" * 5000, "grpc-message": "x"}) == f"status {'9' * 20}: x"
+    assert len(http2._status({"grpc-status": "5", "grpc-message": "x" * 9000}) or "") < 1100
+
+
+def response(**raw: bytes) -> service_pb2.ModelInferResponse:
+    made = service_pb2.ModelInferResponse()
+    for name, content in raw.items():
+        made.outputs.add(name=name)
+        made.raw_output_contents.append(content)
+    return made
+
+
+def test_a_tensor_that_is_cut_off_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="text_output in the server's answer is cut off: 6 of 9 bytes"):
+        serving.text_output(response(text_output=b"\5\0\0\0ab"))
+    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is cut off"):
+        serving.num_output_tokens(response(num_output_tokens=b"\1"))
+    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is -1, expected a number"):
+        serving.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
+    empty = service_pb2.ModelInferResponse()
+    empty.outputs.add(name="text_output")
+    with pytest.raises(ProtocolError, match="text_output in the server's answer is empty"):
+        serving.text_output(empty)
+
+
+def said(body: str) -> Answer:
+    """What an OpenAI lane makes of one message."""
+    lane = openai._OpenAiLane(openai.OpenAiClient("http://x:1", "m", "chat", stream=True, timeout_s=1))
+    answer = Answer()
+    lane._parse(0, body.encode("latin-1"), answer)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("[" * 5000, "not the JSON that was expected"),
+        ("[]", "not the JSON that was expected: b'[]'"),
+        ("7", "not the JSON that was expected: b'7'"),
+        ('{"choices": 5}', "choices in the server's answer is 5, expected a list"),
+        ('{"choices": [7]}', "a choice in the server's answer is 7, expected an object"),
+        (
+            '{"choices": [{"delta": {"content": {"a": 1}}}]}',
+            'content in the server\'s answer is {"a": 1}, expected text',
+        ),
+        (
+            '{"choices": [{"delta": {}, "finish_reason": 5}]}',
+            "finish_reason in the server's answer is 5, expected text",
+        ),
+        ('{"choices": [{"delta": {"tool_calls": [{"function": 1}]}}]}', "a function in the server's answer is 1"),
+        (
+            '{"usage": {"completion_tokens": -5}}',
+            "completion_tokens in the server's answer is -5, expected a number of",
+        ),
+        ('{"usage": {"completion_tokens": 1e400}}', "completion_tokens in the server's answer is Infinity"),
+        ('{"usage": {"completion_tokens": true}}', "completion_tokens in the server's answer is true"),
+        ('{"usage": {"prompt_tokens": 99999999999999999999}}', "prompt_tokens in the server's answer is 9999"),
+    ],
+)
+def test_a_message_of_another_form_is_refused_in_words(body: str, told: str) -> None:
+    assert told in (said(body).error or "")
+
+
+def test_half_a_character_can_be_written() -> None:
+    answer = said('{"choices": [{"delta": {"content": "a\\ud83d"}}, {"delta": {"content": "\\ud83d\\ude00"}}]}')
+    assert answer.text.encode() == "a\ufffd😀".encode()
+
+
+def test_a_long_error_is_shortened() -> None:
+    told = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
+    assert told is not None
+    assert len(told) < 300
+
+
+def test_an_endless_answer_ends() -> None:
+    lane = serving._Http(_client())
+    lane._asked_tokens = 2
+    with pytest.raises(ProtocolError, match="more than 4224 messages for an answer of 2 tokens"):  # noqa: PT012
+        for _ in range(5000):
+            lane._count_message()
+
+
+def _client() -> serving.Client:
+    client = serving.Client(Service("x:1", "", None, None, "m", None), "m", "http", timeout_s=1)
+    client.model = serving.Model(
+        "a b\r\nX: y", batched=True, decoupled=True, inputs={}, accumulates=False, counts=False
+    )
+    return client
+
+
+def test_a_models_name_cannot_change_the_request() -> None:
+    assert serving._Http(_client())._path == "/v2/models/a%20b%0D%0AX%3A%20y/generate_stream"
+
+
+def test_a_type_that_is_not_known_has_a_name() -> None:
+    config = serving.config_of(b'{"name": "m", "input": [{"name": "x", "data_type": 999}]}')
+    model = serving.Model.of(config)
+    assert model.inputs == {"x": "999"}
+    assert serving.wire_types(config.input) == {"x": "999"}
+    with pytest.raises(serving.ServerError, match="input x of m is 999, which this client does not send"):
+        serving.infer_request(model, {"x": 1}, request_id="1")
+
+
+@pytest.mark.parametrize("body", ["[" * 9000, '{"max_batch_size": 1e400}', '{"parameters": {"\\ud800": {}}}', "{]"])
+def test_a_configuration_that_is_none(body: str) -> None:
+    with pytest.raises(ProtocolError):
+        serving.config_of(body.encode())
+
+
+def test_long_texts_that_grow_are_told_apart_quickly() -> None:
+    final = "x" * 300_000
+    events = [Event(n, final[: n * 3000] + ("y" if n % 2 else ""), None) for n in range(100)] + [
+        Event(100, final, None)
+    ]
+    assert "".join(event.text for event in deltas(events)) == final
+
+
+def test_words_for_what_came_before_the_limit() -> None:
+    answer = Answer()
+    assert serving._so_far(answer) == "not connected"
+    answer.sent_ns = 1
+    assert serving._so_far(answer) == "nothing came"
+    answer.headers_ns = 2
+    assert serving._so_far(answer) == "its head came, and nothing after it"
+    answer.first_byte_ns = 3
+    assert serving._so_far(answer) == "it began, but no text came"
+    answer.received(4, "a", None)
+    assert serving._so_far(answer).startswith("1 parts came, the last ")
