@@ -1,0 +1,253 @@
+"""Servers that stall, lie about lengths, drip, or never stop: every request ends at its limit, and says what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.perf.prompts import Prompt
+from trtllm_pipeline.perf.target import Target, service_at
+from trtllm_pipeline.serving import server
+
+pytestmark = pytest.mark.integration
+
+LIMIT_S = 0.4
+SLACK_S = 1.0
+OK = b"HTTP/1.1 200 OK\r\n"
+EVENTS = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PART = {"text_output": "a", "choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
+CONFIG = {
+    "name": "m",
+    "max_batch_size": 1,
+    "input": [
+        {"name": name, "data_type": kind}
+        for name, kind in (("text_input", "TYPE_STRING"), ("max_tokens", "TYPE_INT32"))
+    ],
+    "model_transaction_policy": {"decoupled": True},
+}
+
+Say = Iterator[bytes | float]
+"""What is sent, and how long nothing is between."""
+
+
+def event(value: object) -> bytes:
+    return b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+
+
+def whole(status: int, body: bytes) -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
+def for_ever(*parts: bytes | float) -> Say:
+    return itertools.cycle(parts)
+
+
+LIES: dict[str, Callable[[], Say]] = {
+    "silent": lambda: iter([60.0]),
+    "closed": lambda: iter([]),
+    "garbage": lambda: iter([b"\x8b\x1f" * 500]),
+    "drip": lambda: (each for byte in OK * 99 for each in (bytes([byte]), 0.05)),
+    "drip of a body": lambda: itertools.chain([EVENTS], for_ever(b"d", 0.05)),
+    "huge head": lambda: itertools.chain([OK], for_ever(b"X-A: " + b"y" * 1000 + b"\r\n")),
+    "500": lambda: iter([whole(500, b'{"error": "boom"}')]),
+    "500 html": lambda: iter([whole(500, b"<html>" + b"x" * 100_000)]),
+    "404": lambda: iter([whole(404, b"")]),
+    "empty": lambda: iter([whole(200, b"")]),
+    "junk": lambda: iter([whole(200, b"not json")]),
+    "not utf-8": lambda: iter([whole(200, b'{"text_output": "\xff"}')]),
+    "half a body": lambda: iter([OK + b"Content-Length: 1000\r\n\r\n{", 60.0]),
+    "half and closed": lambda: iter([OK + b"Content-Length: 1000\r\n\r\n{"]),
+    "negative length": lambda: iter([OK + b"Content-Length: -5\r\n\r\nabc", 60.0]),
+    "negative chunk": lambda: iter([CHUNKED + b"-5\r\nabc", 60.0]),
+    "bad chunk": lambda: iter([CHUNKED + b"ZZZ\r\nabc", 60.0]),
+    "huge chunk": lambda: iter([CHUNKED + b"FFFFFFFFFFFFFFFF\r\nabc", 60.0]),
+    "stalled events": lambda: iter([EVENTS + event(PART), 60.0]),
+    "endless events": lambda: itertools.chain([EVENTS], for_ever(event(PART) * 100)),
+    "endless comments": lambda: itertools.chain([EVENTS], for_ever(b": nothing\n\n" * 1000)),
+    "endless line": lambda: itertools.chain([EVENTS + b"data: "], for_ever(b"x" * 100_000)),
+    "endless trailer": lambda: itertools.chain([CHUNKED + b"0\r\n"], for_ever(b"a: b\r\n" * 1000)),
+    "wrong types": lambda: iter(
+        [EVENTS + event({"choices": 5, "text_output": {"a": 1}}) + event(b"7") + event(b"null")]
+    ),
+    "nested": lambda: iter([EVENTS + event(b"[" * 100_000)]),
+    "nested in a field": lambda: iter([EVENTS + event(b'{"text_output": ' + b"[" * 100_000)]),
+    "no end": lambda: iter([EVENTS + event(PART)]),
+    "nulls": lambda: iter([EVENTS + event({"text_output": 7, "choices": [None]})]),
+    "counts": lambda: iter([EVENTS + event({**PART, "num_output_tokens": -5, "usage": {"completion_tokens": -5}})]),
+}
+FRAMES: dict[str, Callable[[], Say]] = {
+    "silent": lambda: iter([60.0]),
+    "closed": lambda: iter([]),
+    "garbage": lambda: iter([b"\x8b\x1f" * 500]),
+    "settings alone": lambda: iter([b"\0\0\0\4\0\0\0\0\0", 60.0]),
+    "goaway": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\1", 60.0]),
+    "big frame": lambda: iter([b"\xff\xff\xff\0\0\0\0\0\1" + b"x" * 100_000, 60.0]),
+    "headers without end": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\x10\0\1\4\0\0\0\1" + b"\xff" * 4096, 60.0]),
+    "endless pings": lambda: itertools.chain(
+        [b"\0\0\0\4\0\0\0\0\0"], for_ever((b"\0\0\x08\6\0\0\0\0\0" + bytes(8)) * 100)
+    ),
+}
+
+
+class Liar:
+    """Answers GET like an honest server unless `about_all`, and everything else with a lie."""
+
+    def __init__(self, lie: Callable[[], Say], *, about_all: bool) -> None:
+        self._lie, self._about_all = lie, about_all
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self._ended = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self._listening.accept()[0],), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            asked = connection.recv(1 << 16)
+            while not self._about_all and asked.startswith(b"GET"):
+                body = CONFIG if b"/config" in asked else {"data": [{"id": "m"}]}
+                connection.sendall(whole(200, json.dumps(body).encode()))
+                asked = connection.recv(1 << 16)
+            for part in self._lie():
+                if self._ended.is_set():
+                    return
+                if isinstance(part, bytes):
+                    connection.sendall(part)
+                else:
+                    self._ended.wait(part)
+
+
+Start = Callable[..., Liar]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    liars: list[Liar] = []
+
+    def start(lie: Callable[[], Say], *, about_all: bool = False) -> Liar:
+        liars.append(Liar(lie, about_all=about_all))
+        return liars[-1]
+
+    yield start
+    for liar in liars:
+        liar.close()
+
+
+def error_of(port: int, protocol: str, interface: str) -> str | None:
+    """How a request ends, which may be with the error of the client that looks at the server before."""
+    target = Target(protocol, service_at(f"127.0.0.1:{port}", interface, "m"), "m", LIMIT_S, 4)
+
+    async def ask() -> str | None:
+        async with target.client() as client:
+            before = time.monotonic()
+            answer = await client.lane().generate(target.generation(Prompt("1", "x"), 0))
+            assert time.monotonic() - before < LIMIT_S + SLACK_S
+            json.dumps([answer.text, answer.error], ensure_ascii=False).encode()
+            return answer.error
+
+    before = time.monotonic()
+    try:
+        return asyncio.run(ask())
+    except PipelineError as error:
+        return str(error)
+    finally:
+        assert time.monotonic() - before < 2 * (LIMIT_S + SLACK_S)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
+    for protocol, interface in (("http", "http"), ("openai_chat", "openai"), ("openai_chat_unary", "openai")):
+        for about_all in (False, True):
+            error = error_of(start(LIES[lie], about_all=about_all).port, protocol, interface)
+            # Text that nobody said was the last is an answer of generate_stream, and an answer may have no text.
+            assert error or (protocol == "http" and lie in {"no end", "404"}), (protocol, about_all)
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        ("silent", "no complete answer within 0.4 s: nothing came"),
+        ("drip", "no complete answer within 0.4 s: nothing came"),
+        ("drip of a body", "no complete answer within 0.4 s: it began, but no text came"),
+        ("stalled events", "no complete answer within 0.4 s: 1 parts came, the last 0."),
+        ("half and closed", "the answer broke off in its body, after 1 bytes"),
+        ("negative length", "the content-length is '-5'"),
+        ("negative chunk", "the size of a chunk is b'-5'"),
+        ("huge head", "the head of the answer "),
+        ("endless events", "the server sent more than 4352 messages for an answer of 4 tokens"),
+        ("endless line", "an event of the answer is longer than"),
+        ("nested", "not the JSON that was expected: b'[[[["),
+        ("counts", "completion_tokens in the server's answer is -5"),
+    ],
+)
+def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) -> None:
+    assert (error_of(start(LIES[lie]).port, "openai_chat", "openai") or "").startswith(told)
+
+
+@pytest.mark.parametrize("lie", FRAMES)
+def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
+    from trtllm_pipeline.serving.client import Client, Generation, Model, _GrpcStream, _GrpcUnary
+
+    async def ask(lane_kind: type[_GrpcUnary]) -> str | None:
+        client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)
+        inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
+        client.model = Model("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
+        lane = lane_kind(client)
+        before = time.monotonic()
+        answer = await lane.generate(Generation("x", 4))
+        assert time.monotonic() - before < LIMIT_S + SLACK_S
+        return answer.error
+
+    for lane_kind in (_GrpcStream, _GrpcUnary):
+        assert asyncio.run(ask(lane_kind))
+    assert error_of(start(FRAMES[lie]).port, "grpc", "grpc")
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_launch_asks_ends_too(start: Start, lie: str) -> None:
+    port, before = start(LIES[lie], about_all=True).port, time.monotonic()
+    with suppress(OSError, HTTPException):
+        server.ask("127.0.0.1", port, "GET", "/v2/health/ready", timeout_s=LIMIT_S)
+    assert time.monotonic() - before < LIMIT_S + SLACK_S
+
+
+def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
+    port, before = start(LIES["silent"]).port, time.monotonic()
+    target = Target("openai_chat", service_at(f"https://127.0.0.1:{port}", "openai", "m"), "m", LIMIT_S, 4)
+
+    async def look() -> None:
+        async with target.client():
+            pass
+
+    with pytest.raises(PipelineError, match=r"no complete answer within 0.4 s"):
+        asyncio.run(look())
+    assert time.monotonic() - before < LIMIT_S + SLACK_S
+
+
+def test_perf_says_what_the_server_did(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"http://127.0.0.1:{start(LIES['negative length'], about_all=True).port}"
+    assert main(["perf", "-u", url, "-i", "openai", "-m", "m", "--request-timeout-s", "2"]) == 1
+    assert "the content-length is '-5', expected a number of bytes" in capsys.readouterr().err
