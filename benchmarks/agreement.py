@@ -25,12 +25,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.perf import synthetic
-from trtllm_pipeline.perf.load import split
+from trtllm_pipeline.perf.load import drawn
 from trtllm_pipeline.perf.prompts import read
 from trtllm_pipeline.report.intervals import from_pairs
 
@@ -78,9 +77,9 @@ class Load:
 
     def texts(self, concurrency: int) -> tuple[list[str], list[str]]:
         """Prompts of the warm-up and of the measurement, those that ours takes of the file."""
-        warm, measured = (list(part) for part in split(read(self.prompts)))
         count = max(self.requests, 2 * concurrency)
-        return [p.text for p in islice(cycle(warm), 2 * concurrency)], [p.text for p in islice(cycle(measured), count)]
+        warm, measured = drawn(read(self.prompts), count, 2 * concurrency)
+        return [prompt.text for prompt in warm], [prompt.text for prompt in measured]
 
 
 def main() -> None:

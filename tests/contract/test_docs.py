@@ -40,6 +40,7 @@ SCRIPTS = (
     "benchmarks/agreement.py",
     "benchmarks/client.py",
     "benchmarks/converter.py",
+    "benchmarks/fuzz_wire.py",
     "benchmarks/kill_resume.py",
     "benchmarks/orchestration.py",
     "benchmarks/quantize.py",

@@ -261,7 +261,10 @@ def counting(*counts: int) -> Respond:
     ("respond", "message"),
     [
         (counting(1, 1, 1, 1, 1, 1, 1, 2), "more tokens than were asked for in 4 of 4 answers, for prompt 'p0' 9 of 8"),
-        (counting(2, 1, 1, 1, -1, 1, 1, 1), "goes back within 4 of 4 answers"),
+        (
+            counting(2, 1, 1, 1, -1, 1, 1, 1),
+            "4 of 4 requests failed, .* num_output_tokens in the server's answer is -1, expected a number",
+        ),
         (counting(0, 0, 0, 0, 0, 0, 0, 0), "4 of 4 answers have text but no tokens"),
         (counting(1, 0, 0, 0, 1, 0, 0, 0), "counts 8 output tokens where encoding the answers again gives 32"),
     ],
@@ -412,8 +415,8 @@ def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:
     score.run(dataclasses.replace(work, params=params, inputs=inputs, out=scores))
     found = json.loads((scores / "accuracy.json").read_text())
     assert found["answers"] == sum(level["requests"] for level in result(work, "perf.json")["levels"])
-    assert found["not_scored"] == {"rows": 0, "failed_requests": 0, "not_asked": ["3", "7"]}, "warm-up is not timed"
-    assert found["scores"] == {"contains": round(4 / 6, 6)}
+    assert found["not_scored"] == {"rows": 0, "failed_requests": 0, "not_asked": ["6", "7"]}, "six requests"
+    assert found["scores"] == {"contains": round(3 / 6, 6)}
     assert [level["concurrency"] for level in found["levels"]] == [1, 3]
     first = json.loads((scores / "answers.jsonl").read_text().splitlines()[0])
     assert first["answer"] == " one two three four"

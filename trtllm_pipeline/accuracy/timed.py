@@ -22,7 +22,7 @@ class Timed:
     failed: int
     """Measured requests of these questions that have no answer; they are not scored."""
     not_asked: tuple[str, ...]
-    """Ids of questions that no measured request asked: warm-up alone, or fewer requests than prompts."""
+    """Ids of questions that no measured request asked: there were fewer requests than prompts."""
     settings: Mapping[str, Any]
     """Of the load run."""
 

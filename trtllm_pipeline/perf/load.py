@@ -40,7 +40,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +63,8 @@ _SPIN_S: Final = 0.0011
 to a scheduled time is waited by looking at the clock."""
 WARMUP_REQUESTS: Final = 4
 """Before an open loop, where their number is not given."""
+WARMUP_ID: Final = " (warm-up)"
+"""Ends the ids of prompts that are made for the warm-up."""
 _WARM_LANES: Final = 128
 _OBSERVED: Final = tuple(field.name for field in fields(Answer))
 
@@ -105,16 +107,34 @@ class Share:
         return range(self.worker, total, self.workers)
 
 
-def split(prompts: Sequence[Prompt]) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """(warm-up, measured) prompts: every fourth and the rest, so that both have the same lengths and share nothing.
-
-    A single prompt is in both; the analysis says so.
+def warmup_prompt(prompt: Prompt) -> Prompt:
+    """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
+    of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
     """
-    if len(prompts) == 1:
-        return tuple(prompts), tuple(prompts)
-    warmup = tuple(prompts[3::4]) or tuple(prompts[-1:])
-    kept = {prompt.id for prompt in warmup}
-    return warmup, tuple(prompt for prompt in prompts if prompt.id not in kept)
+    text, messages = _without_first_word(prompt.text), prompt.messages
+    if messages:
+        *before, last = messages
+        content = last.get("content")
+        if not isinstance(content, str) or _without_first_word(content) == content:
+            return prompt
+        messages = (*before, {**last, "content": _without_first_word(content)})
+    return (
+        prompt if text == prompt.text else replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages)
+    )
+
+
+def _without_first_word(text: str) -> str:
+    # With the space before: what stands behind it is then the same tokens as it was.
+    _, space, rest = text.lstrip().partition(" ")
+    return f"{space}{rest}" if rest.strip() else text
+
+
+def drawn(
+    prompts: Sequence[Prompt], requests: int, warmup_requests: int, repeat: int = 0
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(warm-up, measured) prompts of a level. Each repeat goes on where the one before ended: all are measured evenly."""
+    measured = islice(cycle(prompts), repeat * requests % len(prompts), None)
+    return tuple(map(warmup_prompt, islice(cycle(prompts), warmup_requests))), tuple(islice(measured, requests))
 
 
 def levels(
@@ -125,13 +145,16 @@ def levels(
     A level has `requests` requests, but never fewer than two for each one in flight, and as many warm-up requests where
     their number is not given; prompts repeat when they run out.
     """
-    warmup, measured = split(prompts)
     return [
         Level(
             concurrency,
             repeat,
-            tuple(islice(cycle(warmup), 2 * concurrency if warmup_requests is None else warmup_requests)),
-            tuple(islice(cycle(measured), max(requests, 2 * concurrency))),
+            *drawn(
+                prompts,
+                max(requests, 2 * concurrency),
+                2 * concurrency if warmup_requests is None else warmup_requests,
+                repeat,
+            ),
         )
         for repeat in range(repeats)
         for concurrency in concurrencies
@@ -150,13 +173,11 @@ def rate_levels(
     seed: int = 0,
 ) -> list[Level]:
     """The levels of an open loop, repeats interleaved. The same seed gives the same times, for every repeat others."""
-    warmup, measured = split(prompts)
     return [
         Level(
             None,
             repeat,
-            tuple(islice(cycle(warmup), warmup_requests)),
-            tuple(islice(cycle(measured), requests)),
+            *drawn(prompts, requests, warmup_requests, repeat),
             rate,
             schedule(requests + warmup_requests, rate, distribution, burstiness=burstiness, seed=seed + repeat),
         )

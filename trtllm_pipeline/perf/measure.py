@@ -27,7 +27,8 @@ async def measure(
 
     Raises ServerError when the server or the model is not there, StageError when `claim` cannot be read.
     """
-    for prompt in prompts:
+    warmup = (prompt for level in plan for prompt in level.warmup)
+    for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
         events.write("prompt", id=prompt.id, text=prompt.text)
     async with target.client() as client:
         await evidence.look(client, target, claim, events, "start")

@@ -185,7 +185,7 @@ def _rates(cell: Cell) -> dict[str, Json]:
 
 PERF = Stage(
     name="perf",
-    version=2,
+    version=3,
     summary="measure latency and throughput over a list of concurrencies or request rates",
     program="trtllm_pipeline.stages.perf:run",
     shared=True,

@@ -35,7 +35,7 @@ def run(work: Work) -> None:
         raise StageError(
             f"perf measured no answer to any of the {len(questions)} questions",
             failure=FailureClass.USER,
-            hint="--input-data must be the file that perf was given; every fourth row of it is for warm-up alone",
+            hint="--input-data must be the file that perf was given",
         )
     scored = result.score(found.samples, metrics, work.progress)
     about = {
