@@ -28,8 +28,9 @@ from trtllm_pipeline.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv
 from trtllm_pipeline.store.claims import Claim, lease_machine
+from trtllm_pipeline.store.inspection import OUT
 from trtllm_pipeline.store.manifest import Manifest, size_bytes
-from trtllm_pipeline.store.store import JOB, OUT, Artifact, Attempt, Store
+from trtllm_pipeline.store.store import JOB, Artifact, Attempt, Store
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""

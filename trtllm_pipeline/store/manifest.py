@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.fingerprint import canonical, fingerprint
 
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"
@@ -25,7 +26,7 @@ class NoManifestError(StateError):
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file or symbolic link below `out/`. A link has a target and no digest."""
+    """One file or symbolic link below its folder. A link has a target and no digest."""
 
     path: str
     size: int
@@ -43,6 +44,8 @@ class Manifest:
     label: str
     files: tuple[FileEntry, ...]
     provenance: Mapping[str, Json]
+    records: tuple[FileEntry, ...] = ()
+    """What lies beside the result: its job, its log. Of manifests of older releases nothing."""
 
     @property
     def size_bytes(self) -> int:
@@ -51,31 +54,52 @@ class Manifest:
 
     def to_json(self) -> dict[str, Json]:
         """The file's content; the key stands in it as a tree, for people."""
-        files: list[Json] = [
-            {"path": entry.path, "link": entry.link}
-            if entry.link is not None
-            else {"path": entry.path, "size": entry.size, "blake3": entry.digest}
-            for entry in self.files
-        ]
-        return {
+        content: dict[str, Json] = {
             "schema": SCHEMA,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "label": self.label,
             "key": json.loads(self.key),
-            "files": files,
+            "files": _listed(self.files),
+            "records": _listed(self.records),
             "provenance": dict(self.provenance),
         }
+        return {**content, "digest": fingerprint(canonical(content))}
+
+    def without(self, records: Collection[str]) -> Manifest:
+        """The same without these records, which are lost."""
+        return replace(self, records=tuple(entry for entry in self.records if entry.path not in records))
+
+    def write(self, folder: Path) -> None:
+        """Write it into `folder`."""
+        text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
+        (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _listed(entries: tuple[FileEntry, ...]) -> list[Json]:
+    return [
+        {"path": entry.path, "link": entry.link}
+        if entry.link is not None
+        else {"path": entry.path, "size": entry.size, "blake3": entry.digest}
+        for entry in entries
+    ]
+
+
+def _entries(listed: Any) -> tuple[FileEntry, ...]:
+    return tuple(
+        FileEntry(entry["path"], 0, link=entry["link"])
+        if "link" in entry
+        else FileEntry(entry["path"], entry["size"], entry["blake3"])
+        for entry in listed
+    )
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest in `folder`.
+    """The manifest of the artifact in `folder`, STAGE/FINGERPRINT.
 
-    Raises NoManifestError when there is none. Another StateError says nothing against the artifact: the manifest was
+    Raises NoManifestError when there is none, or it is damaged or of another artifact. Another StateError says nothing against the artifact: the manifest was
     written by another release, or cannot be read just now.
     """
-    from trtllm_pipeline.fingerprint import canonical
-
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -84,22 +108,26 @@ def read(folder: Path) -> Manifest:
                 f"{path}: manifest schema {data['schema']}, this release reads {SCHEMA}",
                 hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
             )
-        files = tuple(
-            FileEntry(entry["path"], 0, link=entry["link"])
-            if "link" in entry
-            else FileEntry(entry["path"], entry["size"], entry["blake3"])
-            for entry in data["files"]
-        )
+        digest = data.pop("digest", None)
+        older = digest is None and "records" not in data
+        if not older and digest != fingerprint(canonical(data)):
+            raise ValueError("its content changed")
+        key = canonical(data["key"])
+        if not (data["fingerprint"] == folder.name == fingerprint(key) and data["stage"] == folder.parent.name):
+            raise ValueError(f"its key is that of {data['stage']} {fingerprint(key)}")
         return Manifest(
             data["stage"],
             Fingerprint(data["fingerprint"]),
-            canonical(data["key"]),
+            key,
             data["label"],
-            files,
-            data["provenance"],
+            _entries(data["files"]),
+            dict(data["provenance"]),
+            _entries(data.get("records", ())),
         )
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
-        raise NoManifestError(f"{path}: not a manifest: {error}") from error
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise NoManifestError(f"{path}: is not there") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NoManifestError(f"{path}: not a manifest of this artifact: {error}") from error
     except OSError as error:
         raise unreadable(error, path) from error
 
@@ -117,19 +145,26 @@ def scan(out: Path) -> tuple[FileEntry, ...]:
 
     Raises StateError for what an artifact cannot hold: sockets, devices, links that lead nowhere.
     """
-    return tuple(_entry(path, str(path.relative_to(out))) for path in sorted(_walk(out)))
+    return tuple(_entry(path, str(path.relative_to(out))) for path in sorted(walk(out)))
+
+
+def scan_records(attempt: Path, out: Path) -> tuple[FileEntry, ...]:
+    """Every file of an attempt beside its result: job, log and what its programs left there."""
+    beside = (path for path in sorted(walk(attempt)) if not path.is_relative_to(out) and path.name != NAME)
+    return tuple(_entry(path, str(path.relative_to(attempt))) for path in beside if path.is_file())
 
 
 def size_bytes(out: Path) -> int:
     """Bytes that `scan` would have to read at most."""
-    return sum(path.lstat().st_size for path in _walk(out))
+    return sum(path.lstat().st_size for path in walk(out))
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def walk(folder: Path) -> Iterator[Path]:
+    """Everything below `folder` that is not a folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                yield from _walk(Path(entry.path))
+                yield from walk(Path(entry.path))
             else:
                 yield Path(entry.path)
 

@@ -8,18 +8,17 @@
       work/FINGERPRINT.lock      the claim of whoever works on it
       work/partial/              broken downloads, to be gone on with
       runs/RUN_ID/               plan, report and lock file of each run
+      damaged/STAGE/FINGERPRINT/ what verify and repair set aside, for people to look at and remove
 
 `docs/formats.md` says what is in these files.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +29,13 @@ from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import ArtifactRow, Index
+from trtllm_pipeline.store.inspection import OUT, Finding, Kind, inspect, whole
 from trtllm_pipeline.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
 JOB: Final = "job.json"
-OUT: Final = "out"
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""What the system says of a file that is not there, or of a link that leads nowhere."""
 _DURABLE_AFTER_S: Final = 1.0
 """Work that took longer than this is worth an fsync of its files before it is published."""
 
@@ -151,7 +148,7 @@ class Store:
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
         """Those of `wanted` (fingerprint -> stage) that are published with every file in place, of the right size.
 
-        An artifact with a missing or changed file is forgotten and moved away, so that it is made again. One that was
+        An artifact with a missing or changed file is set aside, so that it is made again. One that was
         published but is not in the index, because the pipeline was killed in between, is taken in. Raises StateError for
         one that cannot be judged, since its files cannot be read or another release wrote it.
         """
@@ -176,33 +173,40 @@ class Store:
         path = self._path(stage, fingerprint)
         if row is None or not _whole(path, row):
             # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it.
-            if self._adopt(Path(path)) is None:
+            damage = next((found for found in inspect(Path(path), contents=False) if found.kind is Kind.DAMAGED), None)
+            if damage is not None:
+                logger.warning("%s; %s", damage, self._set_aside(damage))
                 return None
-            row = self.index.artifacts((fingerprint,)).get(fingerprint)
-        if row is not None and _whole(path, row):
-            return Artifact(stage, fingerprint, path, row.size_bytes, row.duration_s)
-        self._discard(Path(path), fingerprint)
-        return None
+            sealed = self._adopt(Path(path))
+            return Artifact(stage, fingerprint, path, sealed.size_bytes, _duration(sealed))
+        return Artifact(stage, fingerprint, path, row.size_bytes, row.duration_s)
 
-    def _adopt(self, folder: Path) -> Manifest | None:
-        try:
-            found = manifest.read(folder)
-        except manifest.NoManifestError:
-            self._discard(folder, Fingerprint(folder.name))
-            return None
+    def _adopt(self, folder: Path) -> Manifest:
+        found = manifest.read(folder)
         self.index.add_artifact(found, _manifest_bytes(folder))
         return found
 
-    def _discard(self, folder: Path, fingerprint: Fingerprint) -> None:
-        self.index.remove_artifact(fingerprint)
+    def _set_aside(self, found: Finding) -> str:
+        """Take a damaged artifact out of use; returns what was done. It is kept, for people to look at."""
+        self.index.remove_artifact(Fingerprint(found.fingerprint))
         if self.unwritable is not None:
-            return
-        away = self.work_dir / f"{fingerprint}.discarded.{os.getpid()}"
+            return "left where it is"
+        return self._move_aside(self.artifacts_dir / found.stage / found.fingerprint, found)
+
+    def _move_aside(self, path: Path, found: Finding, name: str = "") -> str:
+        """Move something of the store below `damaged/`; returns what was done."""
+        place = self.workspace / "damaged" / found.stage / found.fingerprint
+        number = 1
+        while os.path.lexists(place / name if name else place):
+            number += 1
+            place = place.with_name(f"{found.fingerprint}.{number}")
+        target = place / name if name else place
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            folder.rename(away)
-        except FileNotFoundError:
-            return
-        shutil.rmtree(away, ignore_errors=True)
+            path.rename(target)
+        except FileNotFoundError:  # somebody else has done it
+            return "it is gone"
+        return f"set aside as {target.relative_to(self.workspace)}"
 
     # working
 
@@ -248,15 +252,14 @@ class Store:
         if not files:
             raise StageError(f"{attempt.stage}: ended well but left no files in {attempt.out}", log=attempt.log)
         (attempt.folder / PROGRESS_FILE).unlink(missing_ok=True)
-        sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance)
+        records = manifest.scan_records(attempt.folder, attempt.out)
+        sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance, records)
         for entry in files:
             path = attempt.out / entry.path
             # A file with other names may be the user's own: a local model is linked where it cannot be cloned.
             if entry.link is None and (stat := path.stat()).st_nlink == 1:
                 path.chmod(stat.st_mode & ~0o222)
-        # Nobody looks for it here, and the rename that publishes it comes later: no need to write it beside and rename.
-        text = json.dumps(sealed.to_json(), indent=1, ensure_ascii=False)
-        (attempt.folder / manifest.NAME).write_text(f"{text}\n", encoding="utf-8")
+        sealed.write(attempt.folder)
         if _duration(sealed) >= _DURABLE_AFTER_S:
             _sync(attempt.folder)
         return sealed
@@ -266,7 +269,9 @@ class Store:
         final = self.folder(attempt.stage, attempt.fingerprint)
         final.parent.mkdir(exist_ok=True)
         if final.exists():
-            self._discard(final, attempt.fingerprint)
+            self._set_aside(
+                Finding(attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another is published in its place")
+            )
         attempt.folder.rename(final)
         self.index.add_artifact(sealed, _manifest_bytes(final))
         self.index.end_attempt(attempt.id, "succeeded", folder=final)
@@ -285,47 +290,65 @@ class Store:
 
     # upkeep
 
-    def repair(self) -> tuple[int, str]:
-        """Make the index anew from the manifests and the history; returns how many artifacts there are and what is lost.
+    def _artifact_folders(self) -> Iterator[Path]:
+        for stage in sorted(_names(self.artifacts_dir)):
+            for name in sorted(_names(self.artifacts_dir / stage)):
+                yield self.artifacts_dir / stage / name
 
-        Folders without a manifest are removed; raises StateError, and removes nothing, for one that cannot be read or
-        that another release wrote.
+    def repair(self) -> tuple[int, str, list[tuple[Finding, str]]]:
+        """Make the index anew, and put right what is wrong with artifacts, as far as it shows without reading them whole.
+
+        Returns how many artifacts there are, what the index has lost, and what was found with what was done about it.
+        Raises StateError for an artifact that cannot be read or that another release wrote.
         """
         self.check_writable()
         lost = self.index.remake()
-        count = 0
-        for stage in _names(self.artifacts_dir):
-            for name in _names(self.artifacts_dir / stage):
-                if self._adopt(self.artifacts_dir / stage / name) is not None:
-                    count += 1
-        return count, lost
+        count, done = 0, list[tuple[Finding, str]]()
+        for folder in self._artifact_folders():
+            findings = inspect(folder, contents=False)
+            done += self._put_right(folder, findings)
+            count += all(found.kind is not Kind.DAMAGED for found in findings)
+        return count, lost, done
 
-    def verify(self, tell: Callable[[str], None]) -> tuple[int, list[Fingerprint]]:
-        """Read every artifact's files again and compare them with the manifest's digests.
+    def _put_right(self, folder: Path, findings: tuple[Finding, ...]) -> Iterator[tuple[Finding, str]]:
+        damage = next((found for found in findings if found.kind is Kind.DAMAGED), None)
+        if damage is not None:
+            yield damage, self._set_aside(damage)
+            return
+        lost = [found.path for found in findings if found.kind is Kind.RECORD]
+        for found in findings:
+            path = folder / found.path
+            if found.kind is Kind.MODE:
+                path.chmod(path.stat().st_mode & ~0o222 | 0o400)
+                yield found, "its mode is restored"
+            elif found.kind is Kind.DERIVED:
+                path.unlink()
+                if path.parent.name == "__pycache__" and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+                yield found, "removed"
+            else:
+                yield found, self._move_aside(path, found, found.path)
+        if lost:
+            # Beside and renamed: killed here, the artifact still has a manifest.
+            beside = self.work_dir / f"{folder.name}.manifest"
+            beside.mkdir(exist_ok=True)
+            manifest.read(folder).without(lost).write(beside)
+            (beside / manifest.NAME).replace(folder / manifest.NAME)
+            beside.rmdir()
+            self._adopt(folder)
 
-        Returns how many artifacts were read and which were damaged; those are removed, and so made again by a run.
-        `tell` is given a line for each. Raises StateError for one that cannot be read or that another release wrote.
+    def verify(self) -> Iterator[list[tuple[Finding, str]]]:
+        """Read one artifact after another and compare it with its manifest; what was found, and what was done about it.
+
+        Damaged ones are set aside, and so made again by a run; of a workspace that cannot be written nothing is moved.
+        What else there is, is left to `repair`. Raises StateError for one that cannot be read or that another release
+        wrote.
         """
-        from trtllm_pipeline.digest import digest_file
-
-        checked, damaged = 0, []
-        for row in self.index.all_artifacts():
-            checked += 1
-            folder = self.folder(row.stage, row.fingerprint)
-            try:
-                for entry in manifest.read(folder).files:
-                    path = folder / OUT / entry.path
-                    if entry.digest is not None and digest_file(path) != entry.digest:
-                        raise _DamageError(f"{path}: its content changed")
-                    if entry.link is not None and not path.exists():
-                        raise _DamageError(f"{path}: its target {entry.link} is gone")
-            except (_DamageError, manifest.NoManifestError, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in _GONE:
-                    raise manifest.unreadable(error, folder) from error
-                tell(f"{row.stage} {row.fingerprint}: {error}")
-                damaged.append(row.fingerprint)
-                self._discard(folder, row.fingerprint)
-        return checked, damaged
+        for folder in self._artifact_folders():
+            findings = inspect(folder, contents=True)
+            damage = next((found for found in findings if found.kind is Kind.DAMAGED), None)
+            done = "left to `store repair`" if damage is None else self._set_aside(damage)
+            yield [(found, done) for found in findings]
 
     def sweep(self) -> int:
         """Remove what killed pipelines left in `work/`, except failed attempts, whose logs are kept. Returns how many."""
@@ -357,32 +380,12 @@ def _names(folder: Path) -> Iterator[str]:
         raise StateError(f"{folder}: is not a folder", hint="nothing of ours: move it away") from None
 
 
-class _DamageError(Exception):
-    """A file of an artifact is not what its manifest says."""
-
-
 def _manifest_bytes(folder: Path) -> int:
     return (folder / manifest.NAME).stat().st_size
 
 
 def _whole(folder: str, row: ArtifactRow) -> bool:
-    """Whether manifest and files are there with their sizes. Links count as size 0 and must lead somewhere.
-
-    Raises StateError when that cannot be told.
-    """
-    try:
-        if os.stat(f"{folder}/{manifest.NAME}").st_size != row.manifest_bytes:
-            return False
-        for name, size in row.files:
-            path = f"{folder}/{OUT}/{name}"
-            stat = os.stat(path)
-            if stat.st_size != size and not os.path.islink(path):
-                return False
-    except OSError as error:
-        if error.errno in _GONE:
-            return False
-        raise manifest.unreadable(error, folder) from error
-    return True
+    return whole(folder, row.files, row.manifest_bytes)
 
 
 def _duration(sealed: Manifest) -> float:
