@@ -233,7 +233,7 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT205": lambda case: case.text(
         "tensorrt_llm_bls", "max_batch_size: 4", "max_batch_size: ${triton_max_batch_size}"
     ),
-    "TRT206": lambda case: case.text("tensorrt_llm", '"guaranteed_no_evict"', '"${batch_scheduler_policy}"'),
+    "TRT206": lambda case: case.text("tensorrt_llm", '"guaranteed_no_evict"', '"${policy}"'),
     "TRT207": lambda case: case.config("tensorrt_llm", lambda config: config.parameters.pop("gpt_model_path")),
     "TRT208": lambda case: case.text("tensorrt_llm_bls", 'backend: "python"\n', ""),
     "TRT209": lambda case: case.text(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from packaging.version import Version
@@ -67,8 +67,58 @@ def test_filled_parsed_and_clean(tmp_path: Path, release: str) -> None:
         )
         if name in {"preprocessing", "postprocessing"}:
             assert model_config.string_parameters(config)["tokenizer_dir"] == str(model)
+    # Read by the C++ backend without asking whether they are there.
+    engine_parameters = model_config.string_parameters(model_config.read(out / "tensorrt_llm" / "config.pbtxt"))
+    unguarded = {"gpt_model_type", "gpt_model_path"}
+    if Version(release) >= Version("0.19"):
+        unguarded |= {"tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path"}
+    assert unguarded <= engine_parameters.keys()
     assert {found.rule for found in lint.lint(out, release=release)} == OWN_FAULTS.get(release, set())
     assert not [path for path in out.rglob("*") if path.is_symlink() or path.suffix in {".engine", ".safetensors"}]
+
+
+DOCUMENTED: Final = {
+    # what the backend's README fills, by the template's model
+    "preprocessing": (
+        *("tokenizer_dir", "triton_max_batch_size", "preprocessing_instance_count"),
+        *("max_queue_delay_microseconds", "max_queue_size"),
+    ),
+    "postprocessing": ("tokenizer_dir", "triton_max_batch_size", "postprocessing_instance_count"),
+    "tensorrt_llm_bls": ("triton_max_batch_size", "decoupled_mode", "bls_instance_count", "logits_datatype"),
+    "ensemble": ("triton_max_batch_size", "logits_datatype"),
+    "tensorrt_llm": (
+        *("triton_backend", "triton_max_batch_size", "decoupled_mode", "engine_dir", "max_queue_delay_microseconds"),
+        *("batching_strategy", "max_queue_size", "encoder_input_features_data_type", "logits_datatype"),
+    ),
+}
+
+
+@pytest.mark.parametrize("release", ["0.10.0", "0.16.0", "0.18.2", "0.19.0", "0.20.0"])
+def test_nothing_is_wrong_with_the_filling_that_upstream_documents(tmp_path: Path, release: str) -> None:
+    engine, model = write_engine(tmp_path / "engine", release), write_model(tmp_path / "model")
+    values = {
+        "tokenizer_dir": str(model),
+        "engine_dir": str(engine),
+        "triton_max_batch_size": "8",
+        "decoupled_mode": "true",
+        "triton_backend": "tensorrtllm",
+        "batching_strategy": "inflight_fused_batching",
+        "encoder_input_features_data_type": "TYPE_FP16",
+        "logits_datatype": "TYPE_FP32",
+        "max_queue_delay_microseconds": "0",
+        "max_queue_size": "0",
+        **{f"{name}_instance_count": "1" for name in ("preprocessing", "postprocessing", "bls")},
+    }
+    root, left = standin.install(tmp_path, release) / standin.ENGINE_SET, 0
+    for name, filled in DOCUMENTED.items():
+        path = root / name / "config.pbtxt"
+        text = path.read_text()
+        for placeholder in filled:
+            text = text.replace(f"${{{placeholder}}}", values[placeholder])
+        path.write_text(text)
+        left += len({place.name for place in model_config.placeholders(text)})
+    assert left > 20
+    assert {found.rule for found in lint.lint(root, release=release)} <= OWN_FAULTS.get(release, set())
 
 
 @pytest.mark.parametrize("release", ["0.19.0", "1.1.0rc6"])

@@ -108,6 +108,22 @@ def test_tokenizer_dirs_that_are_no_absolute_path(case: Case, value: str) -> Non
     assert [finding.rule for finding in case.find()] == ["TRT508", "TRT508"]
 
 
+@pytest.mark.parametrize("name", ["max_beam_width", "num_nodes"])
+@pytest.mark.parametrize("value", ["0", "00"])
+def test_no_beam_and_no_node_serve_nobody(case: Case, name: str, value: str) -> None:
+    case.parameter("tensorrt_llm", **{name: value})
+    (finding,) = case.find()
+    assert (finding.rule, finding.message) == ("TRT506", f"{name} is '{value}'; expected a whole number of at least 1")
+
+
+@pytest.mark.parametrize(
+    "value", ["${policy}", "${batch_scheduler_policy}/x", "x ${batch_scheduler_policy}", "${max_beam_width}"]
+)
+def test_placeholders_that_no_template_has_there(case: Case, value: str) -> None:
+    case.parameter("tensorrt_llm", batch_scheduler_policy=value)
+    assert [finding.rule for finding in case.find()] == ["TRT206"]
+
+
 def test_outputs_of_a_step_that_nothing_reads(case: Case) -> None:
     case.config("ensemble", lambda config: step(config, "preprocessing").output_map.update({"OUT_X": "_x"}))
     case.config("preprocessing", lambda config: config.output.add(name="OUT_X", data_type="TYPE_FP32", dims=[1]))

@@ -62,6 +62,15 @@ def test_what_is_no_release_is_a_users_mistake() -> None:
         parse("newest")
 
 
+@pytest.mark.parametrize("name", ["served_model_name", "kv_cache_dtype"])
+def test_options_are_dated_by_candidates(name: str) -> None:
+    (problem,) = check_extra("trtllm-serve", "1.3.0rc6", {name: "auto"})
+    assert "it exists from 1.3.0rc7 on" in problem
+    assert check_extra("trtllm-serve", "1.3.0rc7", {name: "auto"}) == ()
+    assert options.accepts("trtllm-serve", "1.3.0rc20", "--backend", "tensorrt")
+    assert not options.accepts("trtllm-serve", "1.3.0rc21", "--backend", "tensorrt")
+
+
 def test_scripts_moved_in_0_20() -> None:
     assert convert_script("0.19.0", "qwen2") == "qwen/convert_checkpoint.py"
     assert convert_script("0.20.0", "mixtral") == "models/core/llama/convert_checkpoint.py"

@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.serving import model_config
 from trtllm_pipeline.serving.lint.engine import Engine, EngineError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serving.model_config import ModelConfig
+
+
+_UNSET: Final = re.compile(
+    r"""\bkey\s*:\s*["'](?P<key>\w+)["'][\s,;]*value\s*:?\s*\{\s*string_value\s*:\s*["']\$\{(?P<name>\w+)\}["']"""
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,11 @@ class Model:
         if any((version / "model.yaml").is_file() for version in self.versions):
             return True
         return self.config is not None and any(each.name.startswith("sampling_param_") for each in self.config.input)
+
+    def unset(self) -> Iterator[tuple[str, str, int]]:
+        """Parameters whose whole value is a placeholder, as templates have them: key, placeholder, its line."""
+        for match in _UNSET.finditer(self._code):
+            yield match["key"], match["name"], self._code.count("\n", 0, match.start("name")) + 1
 
     def line(self, pattern: str) -> int | None:
         """Line of the first match of a regular expression outside comments."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from trtllm_pipeline.serving.lint.repository import Repository
 from trtllm_pipeline.serving.lint.rule import Found, rule
+from trtllm_pipeline.serving.lint.rules.parameters import TAKEN_FOR_UNSET
 from trtllm_pipeline.serving.model_config import FaultKind
 
 LONG_QUEUE_DELAY_US: Final = 1_000_000
@@ -87,14 +88,18 @@ def unfilled_placeholder(repository: Repository) -> Iterator[Found]:
     "TRT206",
     "literal-placeholder",
     "warning",
-    "a `${name}` left inside a text, which reaches the model literally",
-    "give it a value or remove the parameter: some models take it for unset, others for a path or a false",
+    "a `${name}` left inside a text, which reaches the model literally; not those that TensorRT-LLM's own documentation "
+    "leaves in its templates, and its models take for unset",
+    "give it a value or remove the parameter: a model may take it for a path, a name or a false",
 )
 def literal_placeholder(repository: Repository) -> Iterator[Found]:
     """A quoted placeholder."""
     for model in repository.models.values():
+        # Engines need a tokenizer for guided decoding alone, the models around them always do.
+        own = {**TAKEN_FOR_UNSET, "tokenizer_dir": "tokenizer_dir"} if model.is_engine else TAKEN_FOR_UNSET
+        unset = {(name, line) for key, name, line in model.unset() if own.get(key) == name}
         for place in model.placeholders:
-            if place.quoted:
+            if place.quoted and (place.name, place.line) not in unset:
                 yield Found(model.path, f'"${{{place.name}}}" stays as it is', place.line)
 
 

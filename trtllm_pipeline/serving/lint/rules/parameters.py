@@ -64,7 +64,25 @@ _NUMBERS: Final = (
     "lookahead_verification_set_size",
     "num_nodes",
 )
+_FROM_ONE: Final = ("max_beam_width", "num_nodes")
 _MODEL_NAMES: Final = ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name", "multimodal_encoders_name")
+
+
+_NAMED_OTHERWISE: Final = {"gpt_model_path": "engine_dir", "encoder_model_path": "encoder_engine_dir"}
+TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
+    name: name
+    for name in (
+        *_FRACTIONS,
+        *_SWITCHES,
+        *_NUMBERS,
+        *_MODEL_NAMES,
+        *("batch_scheduler_policy", "decoding_mode", "medusa_choices", "eagle_choices", "gpu_weights_percent"),
+        *("max_attention_window_size", "gpu_device_ids", "participant_ids", "lora_prefetch_dir", "max_num_images"),
+        *("guided_decoding_backend", "xgrammar_tokenizer_info_path", "visual_model_path", "multimodal_model_path"),
+    )
+} | _NAMED_OTHERWISE
+"""Parameter -> its placeholder in TensorRT-LLM's templates, for those whose models go on with a default where it is still
+there. What they cannot do without, other rules look for."""
 
 
 def _wrong(repository: Repository, names: tuple[str, ...], fault: Callable[[str], str | None]) -> Iterator[Found]:
@@ -151,13 +169,14 @@ def switch(repository: Repository) -> Iterator[Found]:
     "TRT506",
     "whole-number",
     "error",
-    "a number that is not whole or that is negative; it has no effect or stops the model",
+    "a number that is not whole, that is negative, or no beam or node at all; it has no effect or stops the model",
     "write a whole number, or remove the parameter",
 )
 def whole_number(repository: Repository) -> Iterator[Found]:
     """Counts, sizes and periods."""
-    said = "expected a whole number of at least 0"
-    yield from _wrong(repository, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else said)
+    said = "expected a whole number of at least"
+    yield from _wrong(repository, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{said} 0")
+    yield from _wrong(repository, _FROM_ONE, lambda value: None if value.strip("0") else f"{said} 1")
 
 
 @rule(
