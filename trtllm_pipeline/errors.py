@@ -7,6 +7,7 @@
     ├── StageError           a stage run failed; carries its failure class        (exit code 1; 2 for class USER)
     │   ├── DownloadError    a model could not be fetched or did not verify
     │   └── ServerError      a server did not start, died, or answered wrongly
+    ├── ComparisonError      measurements that must not be set side by side                 (exit code 4)
     └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
 
 `cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
@@ -18,6 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
+
+NOT_COMPARABLE: Final = 4
+"""Exit code for measurements that must not be compared."""
 
 
 class FailureClass(str, Enum):
@@ -107,6 +112,12 @@ class DownloadError(StageError):
 
 class ServerError(StageError):
     """A server did not become ready, died, or answered wrongly."""
+
+
+class ComparisonError(PipelineError):
+    """Measurements that were not made under the same conditions must not be set side by side."""
+
+    exit_code = NOT_COMPARABLE
 
 
 class StateError(PipelineError):

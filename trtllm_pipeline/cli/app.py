@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns the exit code: 0 done, 1 a stage failed, 2 the user has to mend or do something first, 3 nothing is feasible,
-    130 interrupted.
+    4 what was to be compared is not comparable, 130 interrupted.
     """
     if argv is None:
         terminal.start()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_rendered, note, rendered
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import NOT_COMPARABLE, UsageError
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  pipeline compare --by precision --base fp16\n"
         "  pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'\n"
         "  pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown\n\n"
-        "exit codes: 0, or 1 when --fail-on breaks"
+        "exit codes: 0; 1 when --fail-on breaks; 4 when cells are not comparable: measured under another load, or on "
+        "another system"
     )
     parser.add_argument("run", nargs="?", default="latest", metavar="RUN", help="what is judged (default: latest)")
     parser.add_argument("baseline", nargs="?", metavar="BASELINE", help="what it is held against")
@@ -55,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--beyond-noise", action="store_true", help="--fail-on lets pass what is within noise, however large"
     )
+    options.add_allow(parser)
     parser.add_argument(
         "--cells", metavar="PATTERN", action="append", default=[], help="only cells like this; '!PATTERN' leaves out"
     )
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, judge."""
     from trtllm_pipeline.report import gate
     from trtllm_pipeline.report.compare import DEFAULT, check_metric, compare, compare_by
+    from trtllm_pipeline.report.names import count
 
     conditions = gate.parse(args.fail_on) if args.fail_on is not None else ()
     names = [check_metric(name.strip()) for name in args.metrics.split(",")] if args.metrics else DEFAULT
@@ -80,14 +83,22 @@ def run(args: argparse.Namespace) -> int:
     if args.base is not None and args.by is None:
         raise UsageError("--base says where --by starts from; without --by give a BASELINE")
     new = side(args, args.run)
-    by = args.by is not None
-    result = compare_by(new, args.by, args.base, metrics) if by else compare(new, side(args, args.baseline), metrics)
-    if not (result.pairs or result.only_base or result.lost or result.unfit):
+    if args.by is not None:
+        result = compare_by(new, args.by, args.base, metrics, allow=args.allow)
+    else:
+        result = compare(new, side(args, args.baseline), metrics, allow=args.allow)
+    if not (result.pairs or result.only_base or result.lost or result.unfit or result.refused):
         reasons = [why for _, why in result.only_new]
         raise UsageError("no two cells can be compared" + (f": {reasons[0]}" if reasons else ""))
     broken = gate.breaks(result, conditions, beyond_noise=args.beyond_noise) if conditions else None
     show(args, result, broken)
-    return 1 if broken else 0
+    if result.refused:
+        about = dict.fromkeys(each.field.about for _, _, why in result.refused for each in why)
+        cells = count(len({cell for cell, _, _ in result.refused}), "cell")
+        first = result.refused[0]
+        note(f"error: {cells} not comparable, such as {first[0]}: {first[2][0]}")
+        note(f"  try: measure both alike; or --allow {','.join(about)} if that is what the comparison is about")
+    return 1 if broken else NOT_COMPARABLE if result.refused else 0
 
 
 def side(args: argparse.Namespace, text: str) -> Side:
@@ -95,7 +106,7 @@ def side(args: argparse.Namespace, text: str) -> Side:
     from trtllm_pipeline.report.measured import load
 
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
-    return selected(load(text, options.open_store(args), tokenizer=tokenizer), args.cells)
+    return selected(load(text, options.open_store(args), tokenizer=tokenizer, allow=args.allow), args.cells)
 
 
 def selected(found: Side, patterns: Sequence[str]) -> Side:
@@ -115,7 +126,8 @@ def show(args: argparse.Namespace, result: Comparison, broken: tuple[Break, ...]
     from trtllm_pipeline.report.compare import to_json
 
     if args.format == "json":
-        data = {**to_json(result), "gate": None if broken is None else writers.gate_json(broken)}
+        judged = not result.refused
+        data = {**to_json(result), "gate": None if broken is None else writers.gate_json(broken, judged=judged)}
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     elif args.format == "csv":
         text = writers.to_csv(result)

@@ -30,6 +30,29 @@ def _folder(text: str) -> str:
     return text
 
 
+def add_allow(parser: argparse.ArgumentParser) -> None:
+    """`--allow NAMES`."""
+    parser.add_argument(
+        "--allow",
+        metavar="NAMES",
+        type=_allowed,
+        default=frozenset(),
+        help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
+    )
+
+
+def _allowed(text: str) -> frozenset[str]:
+    from trtllm_pipeline.perf.conditions import GROUPS, NAMES
+
+    found = frozenset(name.strip() for name in text.split(","))
+    unknown = sorted(found - NAMES - set(GROUPS))
+    if unknown:
+        raise UsageError(
+            f"--allow: there is no {unknown[0]!r}", hint=f"{', '.join(GROUPS)}, or of them: {', '.join(sorted(NAMES))}"
+        )
+    return found
+
+
 def add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
     """`--format`, the first of `formats` being the default."""
     parser.add_argument("--format", choices=formats, default=formats[0], help=f"default {formats[0]}")

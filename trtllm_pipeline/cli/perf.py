@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
 from trtllm_pipeline.terminal import raw
 from trtllm_pipeline.userfile import decode
@@ -383,11 +384,21 @@ def _measure(
                     claim=claim,
                     tokenizer=tokenizer,
                     processes=args.processes,
+                    synthetic=_synthetic(args),
                 )
             )
     finally:
         if sys.stderr.isatty():
             sys.stderr.write("\n")
+
+
+def _synthetic(args: argparse.Namespace) -> dict[str, Json] | None:
+    if args.synthetic_input_tokens_mean is None:
+        return None
+    return {
+        "input_tokens_mean": args.synthetic_input_tokens_mean,
+        "input_tokens_stddev": args.synthetic_input_tokens_stddev,
+    }
 
 
 def _tokenizer(path: Path | None) -> Any:

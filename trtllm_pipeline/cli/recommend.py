@@ -20,8 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say which of a run's configurations to take: the cheapest that meets every objective at some level, and for "
         "each of the others the first reason why not. Without --min-accuracy, what is clearly (95 %) less accurate than "
-        "the unquantized cell falls out, as on the HTML page. Cells of other models, lengths or prompts are not compared: each "
-        "workload has a recommendation of its own."
+        "the unquantized cell falls out, as on the HTML page. Cells of other models, lengths or prompts, or measured on another "
+        "system, are not compared: each has a recommendation of its own."
     )
     parser.epilog = (
         "examples:\n"
@@ -50,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     # `-1%` is a value, not an option; argparse lets only plain negative numbers be.
     parser._negative_number_matcher = re.compile(r"-\d+(\.\d+)?%?$")  # noqa: SLF001
+    options.add_allow(parser)
     options.add_workspace(parser)
     options.add_format(parser, "text", "json")
 
@@ -63,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
 
     slos = parse_slo(args.slo) if args.slo else ()
     least = parse_least(args.min_accuracy) if args.min_accuracy else None
-    measured = load(args.run, options.open_store(args))
+    measured = load(args.run, options.open_store(args), allow=args.allow)
     chosen = {cell.id for cell in selected(measured, args.cells).cells}
     # Of the whole run: what a quantized cell's accuracy is held against need not be among those to choose from.
-    found = [each for each in recommend(measured, slos, least, args.objective) if each.cell in chosen]
+    found = [each for each in recommend(measured, slos, least, args.objective, allow=args.allow) if each.cell in chosen]
     groups = [list(group) for _, group in groupby(found, key=lambda each: each.workload)]
     if args.format == "json":
         emit_json(

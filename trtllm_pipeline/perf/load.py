@@ -10,6 +10,7 @@ what it measured; several processes append to it, each record in one write):
     {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "tls",
      "settings", "self_test"}
     {"type": "prompt", "id", "text"}
+    {"type": "conditions", "system": {...}, "workload": {...}}    see perf/conditions.py
     {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
     {"type": "request", "concurrency", "request_rate", "repeat", "phase": "warmup" | "measured", "worker", "slot",
      "prompt", "max_tokens", "scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from trtllm_pipeline.perf import counters, evidence, workers
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.perf import conditions, counters, evidence, workers
 from trtllm_pipeline.perf.evidence import Claim
 from trtllm_pipeline.perf.load import EventFile, Level, run_level
 from trtllm_pipeline.perf.metrics import Tokenizer
@@ -22,8 +23,11 @@ async def measure(
     claim: Claim,
     tokenizer: Tokenizer | None = None,
     processes: int | None = None,
+    synthetic: Mapping[str, Json] | None = None,
 ) -> None:
     """Measure every level of `plan`; `done` is called for each request. `processes` None: as many as a level takes.
+
+    `synthetic` says what lengths made-up prompts were asked for.
 
     Raises ServerError when the server or the model is not there, StageError when `claim` cannot be read.
     """
@@ -31,6 +35,10 @@ async def measure(
     for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
         events.write("prompt", id=prompt.id, text=prompt.text)
     async with target.client() as client:
+        system = {**conditions.system(target.service), "server": await client.server()}
+        events.write(
+            "conditions", system=system, workload=conditions.workload(target, prompts, plan, synthetic=synthetic)
+        )
         await evidence.look(client, target, claim, events, "start")
         for level in plan:
             count = workers.wanted(level) if processes is None else processes

@@ -328,6 +328,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, 
         "protocol": run.header["protocol"],
         "model": run.header["model"],
         "settings": run.header["settings"],
+        **_conditions(run),
         "levels": levels,
         "findings": [_placed(finding) for finding in findings],
         "token_count": _token_count(run),
@@ -338,6 +339,14 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, 
         },
         "definitions": {**DEFINITIONS, "as": other_tools.DEFINITIONS},
     }
+
+
+def _conditions(run: Run) -> dict[str, Any]:
+    """When, on what and under which load it was measured; null for what the event file does not say."""
+    found = next(iter(run.evidence.get("conditions", ())), {})
+    anchor = run.header.get("anchor")
+    measured_s = None if anchor is None else round(float(anchor["unix_ns"]) / 1e9, 3)
+    return {"measured_s": measured_s, "system": found.get("system"), "workload": found.get("workload")}
 
 
 def _token_count(run: Run) -> dict[str, Any]:

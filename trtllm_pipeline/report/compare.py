@@ -6,7 +6,7 @@ Pure functions of what `report/measured.py` loads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_questions
 from trtllm_pipeline.perf.stats import PERCENTILES
 from trtllm_pipeline.report import intervals
 from trtllm_pipeline.report.intervals import Interval, Statistic
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Sample, Side, split
+from trtllm_pipeline.report.names import load_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,6 +123,10 @@ class Comparison:
     """(cell, level, why) of levels that only the base has."""
     unfit: tuple[tuple[str, str], ...] = ()
     """(cell, why) where it or its base failed or is not finished: no figure of theirs is compared."""
+    refused: tuple[tuple[str, str, tuple[Difference, ...]], ...] = ()
+    """(cell, its base, why) of those that were not measured under the same conditions: not compared either."""
+    told: tuple[tuple[str, Difference], ...] = ()
+    """(cell, in what) those that are compared differ all the same: it is allowed, or seldom matters."""
 
     @property
     def methods(self) -> dict[str, str]:
@@ -145,16 +151,30 @@ def check_metric(name: str) -> str:
     )
 
 
-def compare(new: Side, base: Side, metrics: Sequence[str] = DEFAULT) -> Comparison:
-    """Hold each cell of `new` against the cell of `base` that is equal on all axes both sides have."""
+def compare(
+    new: Side, base: Side, metrics: Sequence[str] = DEFAULT, *, allow: Collection[str] = frozenset()
+) -> Comparison:
+    """Hold each cell of `new` against the cell of `base` that is equal on all axes both sides have.
+
+    Those that were measured under other conditions are refused, but for what `allow` names: groups or fields of
+    `perf/conditions.py`.
+    """
     matched, only_new, only_base = _match(new.cells, base.cells)
-    return _compared(new.name, base.name, matched, metrics, only_new, only_base)
+    return _compared(new.name, base.name, matched, metrics, only_new, only_base, allow)
 
 
-def compare_by(side: Side, axis: str, base: str | None, metrics: Sequence[str] = DEFAULT) -> Comparison:
+def compare_by(
+    side: Side,
+    axis: str,
+    base: str | None,
+    metrics: Sequence[str] = DEFAULT,
+    *,
+    allow: Collection[str] = frozenset(),
+) -> Comparison:
     """Hold the cells of one run against each other: those with value `base` of `axis` against those with others.
 
-    Without `base` it is the first cell's. Raises UsageError for an axis or a value that is not there.
+    Without `base` it is the first cell's. What the axis itself varies is no other condition.
+    Raises UsageError for an axis or a value that is not there.
     """
     values = list(dict.fromkeys(str(cell.axes[axis]) for cell in side.cells if axis in cell.axes))
     if not values:
@@ -174,7 +194,8 @@ def compare_by(side: Side, axis: str, base: str | None, metrics: Sequence[str] =
             alone.append((cell.id, f"no cell with {axis} {base} is otherwise equal"))
         else:
             matched.append((cell, partner))
-    return _compared(f"{side.name}, other {axis}", f"{side.name}, {axis} {base}", matched, metrics, alone, [])
+    names = f"{side.name}, other {axis}", f"{side.name}, {axis} {base}"
+    return _compared(*names, matched, metrics, alone, [], allow, axis)
 
 
 def _key(cell: Measured, axis: str) -> frozenset[tuple[str, str]]:
@@ -217,12 +238,21 @@ def _axes(cell: Measured, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _compared(
-    new: str, base: str, matched: _Matched, metrics: Sequence[str], only_new: _Alone, only_base: _Alone
+    new: str,
+    base: str,
+    matched: _Matched,
+    metrics: Sequence[str],
+    only_new: _Alone,
+    only_base: _Alone,
+    allow: Collection[str],
+    axis: str | None = None,
 ) -> Comparison:
     pairs: list[Pair] = []
     paybacks: list[Payback] = []
     lost: list[tuple[str, str, str]] = []
     unfit: _Alone = []
+    refused: list[tuple[str, str, tuple[Difference, ...]]] = []
+    told: list[tuple[str, Difference]] = []
     of_level = [metric for metric in metrics if metric in LEVEL_METRICS]
     of_cell = [metric for metric in metrics if metric not in LEVEL_METRICS]
     matched = [(cell, other) for cell, other in matched if cell.feasible or other.feasible]
@@ -230,6 +260,11 @@ def _compared(
         if cell.unfit is not None or other.unfit is not None:
             unfit.append((cell.id, cell.unfit or f"the baseline {other.id}: {other.unfit}"))
             continue
+        apart = _apart(cell, other)
+        if why := deciding(apart, allow, () if axis is None else (axis,)):
+            refused.append((cell.id, other.id, why))
+            continue
+        told += [(cell.id, each) for each in apart]
         deltas = [_cell_delta(metric, cell, other) for metric in _expanded(of_cell, cell, other)]
         if known := tuple(delta for delta in deltas if delta.base is not None or delta.new is not None):
             pairs.append(Pair(cell.id, other.id, None, known))
@@ -247,8 +282,31 @@ def _compared(
             only_new.append((cell.id, f"the baseline {other.id} has no figures: {other.why or 'not measured'}"))
     ids = tuple((str(cell.id), str(other.id)) for cell, other in matched)
     return Comparison(
-        new, base, ids, tuple(pairs), tuple(paybacks), tuple(only_new), tuple(only_base), tuple(lost), tuple(unfit)
+        new,
+        base,
+        ids,
+        tuple(pairs),
+        tuple(paybacks),
+        tuple(only_new),
+        tuple(only_base),
+        tuple(lost),
+        tuple(unfit),
+        tuple(refused),
+        tuple(told),
     )
+
+
+def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
+    """In what the conditions differ under which both were measured, as far as both were."""
+    found: tuple[Difference, ...] = ()
+    same = cell.perf is not None and cell.perf == other.perf
+    if cell.levels and other.levels and not same:
+        shared = [each.level for each in cell.levels if other.level(each.key)]
+        places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
+        found = differences(cell.conditions, other.conditions, places)
+    if cell.accuracy and other.accuracy and not (cell.answers is not None and cell.answers == other.answers):
+        found += of_questions(cell.conditions, other.conditions)
+    return found
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
@@ -492,4 +550,9 @@ def to_json(comparison: Comparison) -> dict[str, Json]:
         "only_base": alone(comparison.only_base),
         "lost": [{"cell": cell, "level": level, "reason": why} for cell, level, why in comparison.lost],
         "unfit": alone(comparison.unfit),
+        "refused": [
+            {"cell": cell, "base": base, "differences": [each.to_json() for each in why]}
+            for cell, base, why in comparison.refused
+        ],
+        "differences": [{"cell": cell, **each.to_json()} for cell, each in comparison.told],
     }

@@ -100,6 +100,10 @@ def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
 def _notes(comparison: Comparison) -> list[str]:
     """What a reader has to know of the numbers."""
     notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
+    differing: dict[str, list[str]] = {}
+    for cell, difference in comparison.told:
+        differing.setdefault(str(difference), []).append(cell)
+    notes += [f"measured otherwise ({_some(cells)}): {words}" for words, cells in differing.items()]
     tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]
     if len(tried) >= 10:
         expected = max(1, round(0.05 * len(tried)))
@@ -109,8 +113,16 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
+def _some(cells: Sequence[str]) -> str:
+    return cells[0] if len(cells) == 1 else f"{cells[0]} and {len(cells) - 1} more"
+
+
 def _problems(comparison: Comparison) -> list[str]:
-    found = [f"{cell}: not compared, {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for cell, _, differences in comparison.refused:
+        alike.setdefault(tuple(map(str, differences)), []).append(cell)
+    found = [f"{_some(cells)}: not comparable: {'; '.join(why)}" for why, cells in alike.items()]
+    found += [f"{cell}: not compared, {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
     found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
     return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
 
@@ -161,7 +173,7 @@ def to_table(comparison: Comparison, broken: Sequence[Break] | None = None) -> G
     said += [Text(f"\n{text}", "yellow") for text in _problems(comparison)]
     said += [Text(), *(Text(text, "dim") for text in _notes(comparison))]
     if broken is not None:
-        said += [Text(), *gate_lines(broken)]
+        said += [Text(), *gate_lines(broken, judged=not comparison.refused)]
     return Group(*said)
 
 
@@ -183,13 +195,16 @@ def _grid(pairs: Sequence[Pair], parts: Sequence[str]) -> Any:
     return table
 
 
-def gate_lines(broken: Sequence[Break]) -> list[Any]:
-    """What the gate says: a table of what broke, or that nothing did."""
+_NOT_JUDGED: Final = "not judged: there are cells that are not comparable"
+
+
+def gate_lines(broken: Sequence[Break], *, judged: bool = True) -> list[Any]:
+    """What the gate says: a table of what broke, or that nothing did; `judged` is False where cells were refused."""
     from rich.table import Table
     from rich.text import Text
 
     if not broken:
-        return [Text("gate: holds", "green")]
+        return [Text("gate: holds", "green") if judged else Text(f"gate: {_NOT_JUDGED}", "bold red")]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("cell", "level", "condition", "base", "new", "change", "why"):
         table.add_column(name, overflow="fold")
@@ -219,7 +234,8 @@ def to_markdown(comparison: Comparison, broken: Sequence[Break] | None = None) -
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     lines = [f"### Comparison: `{comparison.new}` against `{comparison.base}`", ""]
     if broken is not None:
-        lines += [f"**Gate: {count(len(broken), 'condition')} broken**" if broken else "**Gate: holds**", ""]
+        held = f"**Gate: {_NOT_JUDGED}**" if comparison.refused else "**Gate: holds**"
+        lines += [f"**Gate: {count(len(broken), 'condition')} broken**" if broken else held, ""]
         if broken:
             lines += _markdown(
                 ["cell", "level", "condition", "base", "new", "change", "why"],
@@ -279,6 +295,6 @@ def to_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def gate_json(broken: Sequence[Break]) -> Mapping[str, Any]:
-    """The gate's part of the JSON."""
-    return {"holds": not broken, "broken": [each.to_json() for each in broken]}
+def gate_json(broken: Sequence[Break], *, judged: bool = True) -> Mapping[str, Any]:
+    """The gate's part of the JSON. It does not hold where cells were refused."""
+    return {"holds": judged and not broken, "judged": judged, "broken": [each.to_json() for each in broken]}

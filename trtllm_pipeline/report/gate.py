@@ -71,10 +71,11 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
     """Every condition that does not hold, cell by cell.
 
     A value that is missing breaks it: a cell, level or figure that the base has and the new side lacks, a figure
-    that neither has or the base lacks, and a cell that failed on either side. What can never work on either side is not missing, nor is a cell that is new. With `beyond_noise` a change breaks it only where its interval does not hold zero; one without an
+    that neither has or the base lacks, and a cell that failed on either side. What can never work on either side is not missing, nor is a cell that is new. One that was refused is not judged. With `beyond_noise` a change breaks it only where its interval does not hold zero; one without an
     interval still does.
     """
     found: list[Break] = []
+    refused = {cell for cell, _, _ in comparison.refused}
     for condition in conditions:
         name = condition.metric
         of_level = name in LEVEL_METRICS
@@ -99,7 +100,7 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
         found += [
             Break(cell, None, condition, None, f"missing: {bare.get(cell, 'neither side has this figure')}")
             for cell in dict.fromkeys(cell for cell, _ in comparison.matched)
-            if cell not in seen
+            if cell not in seen and cell not in refused
         ]
     return tuple(found)
 

@@ -7,13 +7,16 @@ Jenkins, GitLab and GitHub's test reporters read: suites, suite, case, failure, 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Final
 from xml.etree import ElementTree as Xml
 
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.perf.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellStatus, Row
+from trtllm_pipeline.report.writers import moment
 from trtllm_pipeline.terminal import clean
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -29,7 +32,12 @@ _SKIPPED: Final = {
 def to_junit(rows: Sequence[Row], record: Record, matrix: str = "") -> str:
     """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
     findings = {row.id: [text for text in row.findings if not text.startswith("info:")] for row in rows}
+    of_cell = {row.id: row.conditions for row in rows if row.levels}
+    shared = common(list(of_cell.values()))
     cases = [_case(stage, [text for cell in stage.cells for text in findings.get(cell, ())]) for stage in record.stages]
+    for stage, case in zip(record.stages, cases, strict=True):
+        if stage.stage == "perf" and (own := next((of_cell[cell] for cell in stage.cells if cell in of_cell), None)):
+            _properties(case, {name: own.value(BY_NAME[name]) for name in BY_NAME.keys() - shared.keys()}, own)
     cases += [_impossible(row) for row in rows if row.status is CellStatus.INFEASIBLE]
     failures = sum(case.find("failure") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -43,13 +51,30 @@ def to_junit(rows: Sequence[Row], record: Record, matrix: str = "") -> str:
     }
     suite = Xml.Element("testsuite", {"name": _clean(f"{matrix} {record.id}".strip()), **counts})
     if record.started_s is not None:
-        moment = datetime.fromtimestamp(record.started_s, timezone.utc)
-        suite.set("timestamp", moment.replace(tzinfo=None).isoformat(timespec="seconds"))
+        began = datetime.fromtimestamp(record.started_s, timezone.utc)
+        suite.set("timestamp", began.replace(tzinfo=None).isoformat(timespec="seconds"))
+    _properties(suite, shared)
     suite.extend(cases)
     suites = Xml.Element("testsuites", {"name": "trtllm-pipeline", **counts})
     suites.append(suite)
     Xml.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suites, encoding="unicode") + "\n"
+
+
+def _properties(element: Xml.Element, values: Mapping[str, Json], own: Conditions | None = None) -> None:
+    """`system.cpu`, `workload.prompts` and so on, first in an element; of a single measurement also when it was made."""
+    known = {
+        f"{field.about}.{field.name}": field.shown(value)
+        for field in FIELDS
+        if (value := values.get(field.name)) not in (None, UNKNOWN)
+    }
+    if own is not None and (text := moment(own.measured_s)):
+        known["measured"] = text
+    if known:
+        properties = Xml.Element("properties")
+        for name, value in known.items():
+            Xml.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+        element.insert(0, properties)
 
 
 def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:

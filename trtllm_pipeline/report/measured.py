@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
+from trtllm_pipeline.perf.conditions import Conditions, deciding, differences
 from trtllm_pipeline.report.names import load_key
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
 from trtllm_pipeline.report.runs import find_run, read_run
@@ -136,6 +137,8 @@ class Measured:
     engine_bytes: int | None = None
     perf: Path | None = None
     """Folder of the perf artifact: two cells with the same one share one measurement."""
+    conditions: Conditions = field(default_factory=Conditions)
+    """On what system and under which load it was measured."""
 
     def level(self, key: str) -> Figures | None:
         """The level `key`."""
@@ -150,10 +153,15 @@ class Side:
     cells: tuple[Measured, ...]
 
 
-def load(text: str, store: Store | None, *, tokenizer: Path | None = None) -> Side:
-    """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError."""
+def load(
+    text: str, store: Store | None, *, tokenizer: Path | None = None, allow: Collection[str] = frozenset()
+) -> Side:
+    """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError.
+
+    ComparisonError for repeats that were not measured under the same conditions, but for what `allow` names.
+    """
     sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
-    return sides[0] if len(sides) == 1 else Side(text, _together(sides))
+    return sides[0] if len(sides) == 1 else Side(text, _together(sides, allow))
 
 
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
@@ -226,6 +234,7 @@ def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> 
                 build_s=row.build_s,
                 engine_bytes=row.engine_size_bytes,
                 perf=events,
+                conditions=row.conditions,
             )
         )
     return tuple(cells)
@@ -269,7 +278,8 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
     wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]
     levels = tuple(Figures(level, source) for level in levels_of(data["levels"])) if valid else ()
     why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
-    return Side(str(path), (Measured(CellId(str(path)), {}, why, unfit=why, levels=levels, perf=path.absolute()),))
+    cell = Measured(CellId(str(path)), {}, why, unfit=why, levels=levels, perf=path.absolute())
+    return Side(str(path), (replace(cell, conditions=Conditions.read(data)),))
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
@@ -284,10 +294,10 @@ def tokenizer_at(path: Path) -> Tokenizer:
     return loaded
 
 
-def _together(sides: Sequence[Side]) -> tuple[Measured, ...]:
+def _together(sides: Sequence[Side], allow: Collection[str]) -> tuple[Measured, ...]:
     """Several measurements of the same cells as one, each of them repeats; figures are the medians of theirs.
 
-    A cell or level that one of them lacks is left out of the result with a word about it.
+    A cell or level that one of them lacks is left out of the result with a word about it. Raises ComparisonError.
     """
     one_each = all(len(side.cells) == 1 for side in sides)
     by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
@@ -304,6 +314,14 @@ def _together(sides: Sequence[Side]) -> tuple[Measured, ...]:
             cells.append(replace(first, why=why, unfit=why, levels=()))
             continue
         keys = [key for key in (level.key for level in first.levels) if all(cell.level(key) for cell in whole)]
+        for other, side in zip(whole[1:], sides[1:], strict=True):
+            shared = [(each.level.concurrency, each.level.request_rate, each.key) for each in first.levels]
+            apart = deciding(differences(other.conditions, first.conditions, shared), allow)
+            if apart and (other.perf is None or other.perf != first.perf):
+                raise ComparisonError(
+                    f"{side.name} is no repeat of {sides[0].name}: {apart[0]}",
+                    hint=f"give repeats of one thing, or --allow {apart[0].field.about}",
+                )
         levels = tuple(_pooled([level for cell in whole if (level := cell.level(key))]) for key in keys)
         cells.append(replace(first, levels=levels, perf=None))
     return tuple(cells)

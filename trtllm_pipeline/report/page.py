@@ -24,12 +24,13 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.perf.conditions import FIELDS, Conditions
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.names import count, duration, load_words, shared_parts, without
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellStatus, Level, Row
-from trtllm_pipeline.report.workloads import words, workloads
-from trtllm_pipeline.report.writers import client_error_of, notes_of, problems_of, summary_of
+from trtllm_pipeline.report.rows import LENGTHS, CellStatus, Level, Row
+from trtllm_pipeline.report.workloads import label_of, words, workloads
+from trtllm_pipeline.report.writers import client_error_of, conditions_of, moment, notes_of, problems_of, summary_of
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -97,12 +98,13 @@ def to_html(
         ],
         more_problems=max(0, len(problems) - _MAX_PROBLEMS),
         tested=client_error_of(rows),
+        conditions=conditions_of(rows),
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
         metrics=[metric for metric in METRICS if metric.formula],
         version=__version__,
-        written=_moment(datetime.now(timezone.utc).timestamp()),
+        written=moment(datetime.now(timezone.utc).timestamp()),
     )
 
 
@@ -145,7 +147,7 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    asked = workloads(row.axes for row in rows)
+    asked = workloads(rows)
     total = sum(len(stage.log) + len(stage.server_log) for stage in record.stages)
     return {
         "limits": dict(limits),
@@ -154,7 +156,7 @@ def _data(
             {**_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts), "workload": words(workload)}
             for row, workload in zip(rows, asked, strict=True)
         ],
-        "apart": [name for name, _ in asked[0]] if asked else [],
+        "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
         "runs": {row.id: list(of_cell.get(row.id, ())) for row in rows},
         "stages": [
             _stage(stage, record, logs=total <= _LOGS_BYTES or stage.ending is Ending.FAILED) for stage in record.stages
@@ -180,7 +182,17 @@ def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
         "drift": None if row.accuracy_drift is None else dict(row.accuracy_drift),
         "findings": list(row.findings),
+        "measured": _measured(row.conditions) if row.levels else {},
     }
+
+
+def _measured(conditions: Conditions) -> dict[str, Json]:
+    """When, on what and under which load a cell was measured, by label, in words."""
+    words: dict[str, Json] = {"measured": moment(conditions.measured_s)}
+    for field in FIELDS:
+        value = conditions.value(field)
+        words[field.label] = None if value is None else field.shown(value)
+    return words
 
 
 def _level(level: Level) -> dict[str, Json]:
@@ -200,9 +212,17 @@ def _level(level: Level) -> dict[str, Json]:
         "in": _short(level.input_tokens_per_s),
         "req": _short(level.requests_per_s),
         "window": level.window,
+        "tokens": _tokens(level),
         "repeats": [_short(rate) for one in level.repeats if (rate := one.get("output_tokens_per_s")) is not None],
         **latencies,
     }
+
+
+def _tokens(level: Level) -> str | None:
+    """Mean tokens of a prompt and of an answer: "61.2 / 16"."""
+    means = [level.lengths.get(name, {}).get("mean") for name in LENGTHS]
+    known = ["-" if value is None else f"{value:.4g}" for value in means]
+    return None if means == [None] * len(means) else " / ".join(known)
 
 
 def _short(value: float | None) -> float | None:
@@ -246,7 +266,7 @@ def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Json]
 def _facts(record: Record) -> list[tuple[str, str]]:
     facts = []
     if record.started_s is not None:
-        facts.append(("started", _moment(record.started_s)))
+        facts.append(("started", str(moment(record.started_s))))
     if record.seconds is not None:
         facts.append(("took", duration(record.seconds)))
     endings = Counter(stage.ending for stage in record.stages)
@@ -299,7 +319,7 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     if about is not None:
         facts.append(("command", shlex.join(about.command)))
         if about.ended_s is not None:
-            facts.append(("ended", f"{_moment(about.ended_s)}, exit code {about.exit_code}"))
+            facts.append(("ended", f"{moment(about.ended_s)}, exit code {about.exit_code}"))
     facts += [(name, str(value)) for name, value in record.request.items() if value not in (None, [], "")]
     known: dict[str, list[str]] = {}
     for stage in record.stages:
@@ -316,7 +336,3 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     if memory:
         facts.append(("largest process", f"{max(memory) / 1e9:.2f} GB"))
     return facts
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

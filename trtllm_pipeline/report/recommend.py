@@ -7,7 +7,7 @@ functions of what `report/measured.py` loads.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -106,15 +106,21 @@ def parse_least(text: str) -> LeastAccuracy:
 
 
 def recommend(
-    side: Side, slos: Sequence[Slo], least: LeastAccuracy | None, objective: Objective
+    side: Side,
+    slos: Sequence[Slo],
+    least: LeastAccuracy | None,
+    objective: Objective,
+    *,
+    allow: Collection[str] = frozenset(),
 ) -> tuple[Candidate, ...]:
     """Every cell, workload by workload: those that hold from the best down, then those that fell out in the order of the
-    run. Without `least`, cells fall out whose accuracy is clearly below that of the unquantized one.
+    run. Without `least`, cells fall out whose accuracy is clearly below that of the unquantized one. `allow`: groups or
+    fields of `perf/conditions.py` that do not tell workloads apart.
     """
     axes = {cell.id: cell.axes for cell in side.cells}
     by_id = {cell.id: cell for cell in side.cells}
     base = {cell: by_id[reference] for cell, reference in references(axes).items()}
-    asked = workloads(cell.axes for cell in side.cells)
+    asked = workloads(side.cells, allow)
     found = [
         _candidate(cell, workload, base.get(cell.id), slos, least, objective)
         for cell, workload in zip(side.cells, asked, strict=True)

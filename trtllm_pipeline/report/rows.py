@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.perf.conditions import Conditions
 from trtllm_pipeline.plan import Plan
 from trtllm_pipeline.report import drift
 from trtllm_pipeline.report.names import load_key
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution import Outcome
 
 LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
+LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 CLIENT_ERROR: Final = "info: self-test of the load client, its own error"
 _ENGINE_STAGE: Final = "build"
 _RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
@@ -74,6 +76,8 @@ class Level:
     """Requests a second, on average, however many are in flight."""
     goodput: Mapping[str, Any] | None = None
     """`objectives_ms`, `share` of the requests that met them all, and these as `requests_per_s`; None without any."""
+    lengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
 
     @property
     def key(self) -> str:
@@ -118,6 +122,8 @@ class Row:
     """What the smoke test noted."""
     findings: tuple[str, ...] = ()
     """What the perf stage found about its own numbers, each "SEVERITY: MESSAGE"."""
+    conditions: Conditions = field(default_factory=Conditions)
+    """On what system and under which load its figures were measured, whenever that was."""
 
     @property
     def unfit(self) -> str | None:
@@ -144,7 +150,7 @@ class Row:
                 "failures": level.failures,
                 **{name: getattr(level, name) for name in _RATES},
                 "headline": {"window": level.window},
-                **{name: dict(values) for name, values in level.latencies.items()},
+                **{name: dict(values) for name, values in (*level.latencies.items(), *level.lengths.items())},
                 "goodput": None if level.goodput is None else dict(level.goodput),
                 "repeats": [dict(repeat) for repeat in level.repeats],
             }
@@ -168,6 +174,7 @@ class Row:
             "accuracy_drift": None if self.accuracy_drift is None else dict(self.accuracy_drift),
             "smoke": None if self.smoke is None else dict(self.smoke),
             "findings": list(self.findings),
+            "conditions": self.conditions.to_json(),
         }
 
     @staticmethod
@@ -179,10 +186,11 @@ class Row:
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
             findings=tuple(data["findings"]),
+            conditions=Conditions.read(data.get("conditions")),
         )
 
 
-_PLAIN_FIELDS: Final = frozenset(Row.__dataclass_fields__) - {"status", "levels", "findings"}
+_PLAIN_FIELDS: Final = frozenset(Row.__dataclass_fields__) - {"status", "levels", "findings", "conditions"}
 
 
 def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row, ...]:
@@ -238,12 +246,12 @@ def _row(
     failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
     why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
     made = _made(cell, shape, seen)
-    levels, findings = _perf(made.get("perf"))
+    levels, findings, conditions = _perf(made.get("perf"))
     scored = _scored(made)
     if failed and failed.stage in {"accuracy", "score"} and why.log is not None:
-        scores, total, intervals = _accuracy(why.log.parent / "out")  # too low a score is there to be seen
+        scores, total, intervals, questions = _accuracy(why.log.parent / "out")  # too low a score is to be seen
     else:
-        scores, total, intervals = _accuracy(None if scored is None else scored.out)
+        scores, total, intervals, questions = _accuracy(None if scored is None else scored.out)
     return Row(
         id=cell.id,
         axes=cell.axes,
@@ -265,6 +273,7 @@ def _row(
         accuracy_intervals=intervals,
         smoke=_read(made["smoke"].out, "smoke.json") if "smoke" in made else None,
         findings=findings,
+        conditions=replace(conditions, questions=questions),
     )
 
 
@@ -312,15 +321,19 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...], Conditions]:
     data = (_read(artifact.out, "perf.json") if artifact is not None else None) or {}
     client = data.get("client")
     tested = client.get("self_test") if isinstance(client, dict) else None
     levels = () if data.get("valid") is False else levels_of(data.get("levels"))
-    return levels, (*_findings(data.get("findings")), *_self_test(tested))
+    return levels, (*_findings(data.get("findings")), *_self_test(tested)), Conditions.read(data)
 
 
-def _accuracy(folder: Path | None) -> tuple[dict[str, float], int | None, dict[str, tuple[float, float]]]:
+_Scores = tuple[dict[str, float], int | None, dict[str, tuple[float, float]], "dict[str, Json] | None"]
+
+
+def _accuracy(folder: Path | None) -> _Scores:
+    """Means, number of questions, intervals, and what the questions were."""
     data = (_read(folder, "accuracy.json") if folder is not None else None) or {}
     ends = data.get("intervals")
     intervals = {}
@@ -328,7 +341,13 @@ def _accuracy(folder: Path | None) -> tuple[dict[str, float], int | None, dict[s
         numbers = [number for end in pair if (number := _number(end)) is not None] if isinstance(pair, list) else []
         if len(numbers) == 2:
             intervals[str(name)] = (numbers[0], numbers[1])
-    return _numbers(data.get("scores")), _count(data.get("total")), intervals
+    settings = data.get("settings")
+    asked: dict[str, Json] = {
+        "digest": data.get("rows_digest"),
+        "max_tokens": settings.get("max_tokens") if isinstance(settings, dict) else None,
+    }
+    known = asked if asked["digest"] is not None else None
+    return _numbers(data.get("scores")), _count(data.get("total")), intervals, known
 
 
 def levels_of(data: object) -> tuple[Level, ...]:
@@ -349,6 +368,7 @@ def levels_of(data: object) -> tuple[Level, ...]:
                     latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
                     repeats=_repeats(entry.get("repeats"), _window(entry.get("headline"))),
                     goodput=entry["goodput"] if isinstance(entry.get("goodput"), dict) else None,
+                    lengths={name: _numbers(entry.get(name)) for name in LENGTHS if entry.get(name)},
                 )
             )
     return tuple(

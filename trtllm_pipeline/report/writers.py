@@ -10,16 +10,18 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.perf.conditions import FIELDS, system_words, workload_words
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.layout import csv_value, json_lines
 from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
-from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellStatus, Level, Row
 from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _MIN_NAME: Final = 16
 _MAX_PROBLEMS: Final = 20
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
-_SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s")
+_SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s", "warmup_requests", "repeats")
 """Columns of the CSV that are there only where some level has them."""
 
 
@@ -83,8 +85,14 @@ def to_csv(rows: Sequence[Row]) -> str:
     }
     uncertain = [_uncertain(row, scores) for row in rows]
     known = [name for name in (uncertain or [{}])[0] if any(flat[name] is not None for flat in uncertain)]
+    conditions = [_conditions(row) for row in rows]
+    under = [name for name in (conditions or [{}])[0] if any(flat[name] is not None for flat in conditions)]
+    lengths = {
+        name: list(dict.fromkeys(key for row in rows for level in row.levels for key in level.lengths.get(name, {})))
+        for name in LENGTHS
+    }
     lines: list[dict[str, object]] = []
-    for row, flat in zip(rows, uncertain, strict=True):
+    for row, flat, measured in zip(rows, uncertain, conditions, strict=True):
         of_cell: dict[str, object] = {
             "cell": row.id,
             **{name: row.axes.get(name) for name in axes},
@@ -98,8 +106,11 @@ def to_csv(rows: Sequence[Row]) -> str:
             "accuracy_total": row.accuracy_total,
             **{f"accuracy_{name}": row.accuracy.get(name) for name in scores},
             **{name: flat[name] for name in known},
+            **{name: measured[name] for name in under},
         }
-        lines += [{**of_cell, **_flat(level, statistics)} for level in row.levels or (None,)]
+        lines += [
+            {**of_cell, **_flat(level, statistics), **_asked(row, level, lengths)} for level in row.levels or (None,)
+        ]
     seldom = [name for name in _SELDOM if all(line[name] is None for line in lines)]
     text = io.StringIO()
     names = [name for name in lines[0] if name not in seldom] if lines else ["cell"]
@@ -125,6 +136,25 @@ def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
             f"drift_{name}_high": above,
         }
     return {**flat, "drift_reference": drift.get("reference"), "drift_agreement": drift.get("agreement")}
+
+
+def _conditions(row: Row) -> dict[str, object]:
+    """On what and under which load a cell was measured, as columns: `system_cpu`, `workload_prompts` and so on."""
+    flat: dict[str, object] = {"measured_at": moment(row.conditions.measured_s)}
+    for field in FIELDS:
+        value = row.conditions.value(field) if row.levels else None
+        shown = value if field.name.endswith("digest") or isinstance(value, (int, float)) else field.shown(value)
+        flat[f"{field.about}_{field.name}"] = None if value is None else shown
+    return flat
+
+
+def _asked(row: Row, level: Level | None, lengths: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """What was asked at a level as columns, and how long prompts and answers were: `input_tokens_per_request_mean`."""
+    asked = {} if level is None else row.conditions.level(level.concurrency, level.request_rate)
+    flat: dict[str, object] = {name: asked.get(name) for name in ("warmup_requests", "repeats")}
+    for name, keys in lengths.items():
+        flat |= {f"{name}_{key}": None if level is None else level.lengths.get(name, {}).get(key) for key in keys}
+    return flat
 
 
 def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
@@ -153,6 +183,8 @@ def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
         filter(None, ("### Pipeline report", _code(run_id), f"of {_code(Path(matrix).name)}" if matrix else ""))
     )
     lines = [title, "", f"{summary_of(rows)}{'; all cells: ' + ' '.join(map(_code, parts)) if parts else ''}", ""]
+    about = conditions_of(rows)
+    lines += [*(f"- {name}: {_escape(text)}" for name, text in about), ""] if about else []
     lines.append("| cell | " + " | ".join(column.head for column in shown) + " |")
     lines.append("|---|" + "|".join("---" if column.head == "status" else "---:" for column in shown) + "|")
     for row in rows:
@@ -219,6 +251,8 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
     notes = notes_of(rows)
     said += [Text()] if notes else []
     said += [Text(f"note, {count(cells, 'cell')}: {text}", "yellow") for text, cells in notes[:_MAX_PROBLEMS]]
+    about = conditions_of(rows)
+    said += [Text(), *(Text(f"{name}: {text}", "dim") for name, text in about)] if about else []
     tested = client_error_of(rows)
     said += [Text(f"\n{tested}", "dim")] if tested else []
     definitions = definitions_of(shown)
@@ -359,6 +393,41 @@ def client_error_of(rows: Sequence[Row]) -> str | None:
     found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
     worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
     return None if worst is None else worst.replace("info: s", "S", 1)
+
+
+def conditions_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """When, on what and under which load the figures were measured; what only some cells have in common is said apart."""
+    measured = [row for row in rows if row.levels]
+    if not measured:
+        return []
+    times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
+    found = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
+    for name, words in (("system", system_words), ("load", workload_words)):
+        counts = Counter(words(row.conditions) for row in measured)
+        found += [
+            (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
+            for text, cells in counts.most_common()
+        ]
+    levels = [level for row in measured for level in row.levels]
+    lengths = [
+        f"{name.partition('_')[0]} mean {_range(means)}, at most {max(most):g}"
+        for name in LENGTHS
+        if (means := [value for level in levels if (value := level.lengths.get(name, {}).get("mean")) is not None])
+        and (most := [value for level in levels if (value := level.lengths.get(name, {}).get("max")) is not None])
+    ]
+    return [*found, ("tokens of a request", "; ".join(lengths))] if lengths else found
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:.4g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def moment(seconds: float | None) -> str | None:
+    """A Unix time as people read it, in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:

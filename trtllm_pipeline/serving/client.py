@@ -377,6 +377,22 @@ class Client:
         request = service_pb2.ModelMetadataRequest(name=model)
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
+    async def server(self) -> str | None:
+        """Name and version of the server as it says itself, such as "triton 2.51.0"; None where it does not."""
+        from tritonclient.grpc import service_pb2
+
+        try:
+            if not self.protocol.startswith("http"):
+                request = service_pb2.ServerMetadataRequest()
+                reply = await self._call("ServerMetadata", request, service_pb2.ServerMetadataResponse)
+                return f"{reply.name} {reply.version}"
+            _, body = await fetch(self.service.http, "/v2", timeout_s=self.timeout_s)
+            told = fields.parse(body)
+            name, version = (fields.text(told[part], part) for part in ("name", "version"))
+            return fields.shortened(f"{name} {version}")
+        except (ServerError, OSError, HttpError, ProtocolError, ValueError, KeyError):
+            return None
+
     async def ready(self) -> dict[str, bool]:
         """Readiness as each endpoint tells it, by name; of an endpoint that is not known, nothing."""
         asking = {"http": self._http_ready, "grpc": self._grpc_ready}

@@ -84,9 +84,18 @@ class OpenAiClient:
         except ServerError:
             return {"http": False}
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
+    async def server(self) -> str | None:
+        """The server's version as it says itself, at the path that vLLM and trtllm-serve have for it."""
         try:
-            return await fetch(self.url, path, timeout_s=self.timeout_s, headers=self.headers)
+            status, body = await self._get("/version", base=self.url.removesuffix("/v1"))
+            version = fields.text(fields.mapping(fields.parse(body), "/version")["version"], "version")
+        except (ServerError, ProtocolError, KeyError):
+            return None
+        return f"OpenAI API {fields.shortened(version)}" if status == 200 else None
+
+    async def _get(self, path: str, *, base: str | None = None) -> tuple[int, bytes]:
+        try:
+            return await fetch(base or self.url, path, timeout_s=self.timeout_s, headers=self.headers)
         except ValueError as error:
             raise ServerError(str(error), failure=FailureClass.USER) from error
         except (OSError, HttpError) as error:

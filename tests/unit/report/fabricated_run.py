@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tests.unit.report.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.report.record import Attempt, Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellStatus, Level, Row
@@ -60,8 +61,22 @@ def _levels(axes: dict[str, Json]) -> Iterator[Level]:
             for name, p50 in (("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms), ("e2e_ms", ttft_ms + 255 * tpot_ms))
         }
         repeats = tuple({"started_s": None, "output_tokens_per_s": round(rate * share, 3)} for share in (0.99, 1, 1.02))
+        lengths = {
+            "input_tokens_per_request": {"n": 200, "mean": isl * 0.8, "p99": isl, "max": isl},
+            "output_tokens_per_request": {"n": 200, "mean": 250.5, "p99": 256, "max": 256},
+        }
         yield Level(
-            concurrency, 200, 0, 60.0, round(rate * isl / 256, 3), round(rate, 3), 2.0, "steady", latencies, repeats
+            concurrency,
+            200,
+            0,
+            60.0,
+            round(rate * isl / 256, 3),
+            round(rate, 3),
+            2.0,
+            "steady",
+            latencies,
+            repeats,
+            lengths=lengths,
         )
 
 
@@ -89,6 +104,7 @@ def row(number: int) -> Row:
         accuracy_drift=None
         if axes["precision"] == "fp16"
         else {"reference": _id({**axes, "precision": "fp16"}), "agreement": 0.9, "scores": {"exact": change}},
+        conditions=CONDITIONS,
         findings=(f"warning: the client was late by {number % 7 + 5}.0 ms {HOSTILE}",) if number % 5 == 0 else (),
     )
 

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 from tests.unit.perf.test_perf_metrics import MS, counted, request, write
+from tests.unit.report.fabricated_conditions import CONDITIONS, QUESTIONS, other
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.perf.conditions import Conditions
 from trtllm_pipeline.report import compare_writers as writers
 from trtllm_pipeline.report.compare import Comparison, Verdict, accuracy_delta, compare, compare_by, to_json
 from trtllm_pipeline.report.gate import breaks, parse
 from trtllm_pipeline.report.measured import Figures, Measured, Side, load
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.workloads import words
 from trtllm_pipeline.report.writers import to_json as report_json
 
 
@@ -58,8 +61,13 @@ def cell(precision: str, *levels: Level, **changes: Any) -> Measured:
         preparation_s=20.0,
         build_s=8.0,
         engine_bytes=1000,
+        conditions=CONDITIONS,
     )
     return dataclasses.replace(made, **changes)
+
+
+NIGHTS = (CONDITIONS, dataclasses.replace(other("system", kernel="Linux 6.8.1", commit="ba9876543210"), measured_s=2e9))
+"""Two nights on one machine, with an update of the kernel and of the pipeline between them."""
 
 
 def found(comparison: Comparison, metric: str, at: str | None = "1") -> Any:
@@ -154,6 +162,102 @@ def test_a_load_run_against_any_server_is_the_base_of_all() -> None:
 def test_one_measurement_twice_is_said_to_be_the_same(tmp_path: Path) -> None:
     same = cell("fp16", level(), perf=tmp_path)
     assert found(compare(Side("a", (same,)), Side("b", (same,))), "ttft_p50").method == "same"
+
+
+# Under the same conditions
+
+
+@pytest.mark.parametrize(
+    ("conditions", "allow", "words"),
+    [
+        (other("system", cpu="Intel Xeon"), "system", "CPU: AMD EPYC 9654 in the baseline, Intel Xeon here"),
+        (other("system", gpus=["A100, 80 GiB"]), "gpus", "GPUs: NVIDIA H200, 140 GiB in the baseline, A100, 80 GiB here"),
+        (other("system", driver="580.1"), "system", "driver: 570.86.15 in the baseline, 580.1 here"),
+        (other("system", memory_gib=64), "system", "memory: 128 GiB in the baseline, 64 GiB here"),
+        (other("system", tensorrt_llm="1.1.0"), "tensorrt_llm", "TensorRT-LLM: 1.0.0 in the baseline, 1.1.0 here"),
+        (other("system", server=None), "system", "server: triton 2.61.0 in the baseline, - here"),
+        (other("workload", prompts_digest="sha256:ff00"), "workload", "prompts' digest: abababababab in the baseline, ff00 here"),
+        (other("workload", max_tokens=[16, 128]), "max_tokens", "max_tokens: 64 in the baseline, 16 to 128 here"),
+        (other("workload", protocol="http"), "protocol", "protocol: grpc in the baseline, http here"),
+        (
+            other("workload", sampling={"temperature": 0.7}),
+            "workload",
+            "sampling: temperature 0 in the baseline, temperature 0.7 here",
+        ),
+        (
+            other("workload", levels=[{**CONDITIONS.level(1, None), "requests": 400}]),
+            "requests",
+            "requests at concurrency 1: 40 in the baseline, 400 here",
+        ),
+        (
+            other("workload", levels=[{**CONDITIONS.level(1, None), "warmup_requests": 0}]),
+            "workload",
+            "warm-up requests at concurrency 1: 2 in the baseline, 0 here",
+        ),
+        (
+            dataclasses.replace(CONDITIONS, questions={**QUESTIONS, "max_tokens": 8}),
+            "workload",
+            "max_tokens of the questions: 32 in the baseline, 8 here",
+        ),
+        (dataclasses.replace(CONDITIONS, system=None), "system", "the system: recorded in the baseline, not recorded here"),
+        (dataclasses.replace(CONDITIONS, questions=None), "questions", "the questions: recorded in the baseline, not "),
+    ],
+)  # fmt: skip
+def test_what_was_measured_otherwise_is_refused_by_name(conditions: Conditions, allow: str, words: str) -> None:
+    base, new = Side("b", (cell("fp16", level()),)), Side("a", (cell("fp16", level(tps=90), conditions=conditions),))
+    result = compare(new, base)
+    assert (result.pairs, result.paybacks) == ((), ())
+    ((name, _, (why, *_)),) = result.refused
+    assert name == "m/fp16/bs4"
+    assert str(why).startswith(words)
+    conditions_ = parse("output_tps:-5%,accuracy:-1%")
+    assert breaks(result, conditions_, beyond_noise=False) == (), "neither broken nor holding"
+    assert not writers.gate_json((), judged=not result.refused)["holds"]
+    assert words in " ".join(writers.to_markdown(result, ()).split())
+    assert to_json(result)["refused"]
+    allowed = compare(new, base, allow={allow})
+    assert (allowed.refused, len(allowed.pairs)) == ((), 2)
+    assert words in " ".join(writers.to_markdown(allowed).split()), "allowed, and said"
+
+
+def test_two_nights_on_one_machine_are_compared_and_what_changed_is_told() -> None:
+    new, base = (Side("n", (cell("fp16", level(), conditions=night),)) for night in reversed(NIGHTS))
+    result = compare(new, base)
+    assert (result.refused, len(result.pairs)) == ((), 2)
+    assert [str(each) for _, each in result.told] == [
+        "kernel: Linux 6.8.0 in the baseline, Linux 6.8.1 here",
+        "commit: 0123456789ab in the baseline, ba9876543210 here",
+    ]
+
+
+def test_what_a_comparison_is_about_may_differ() -> None:
+    axes = cell("fp16").axes
+    served = [
+        cell("fp16", level(), axes={**axes, "toolchain": name}, conditions=other("system", server=f"server of {name}"))
+        for name in ("tensorrt_llm", "tensorrt_llm_pytorch")
+    ]
+    assert len(compare_by(Side("r", tuple(served)), "toolchain", None).pairs) == 2
+    long = [
+        cell("fp16", level(), axes={**axes, "perf.max_tokens": str(n)}, conditions=other("workload", max_tokens=[n, n]))
+        for n in (16, 64)
+    ]
+    assert len(compare_by(Side("r", tuple(long)), "perf.max_tokens", "16").pairs) == 2
+    moved = dataclasses.replace(cell("int8_wo", level()), conditions=other("system", cpu="Intel Xeon"))
+    result = compare_by(Side("r", (cell("fp16", level()), moved)), "precision", "fp16")
+    assert (len(result.pairs), len(result.refused)) == (0, 1), "measured on another machine last week"
+
+
+def test_of_a_server_elsewhere_nothing_is_known() -> None:
+    far = other("system", server_on="another machine")
+    sides = [Side(name, (cell("fp16", level(), conditions=far),)) for name in "ab"]
+    ((_, _, (why,)),) = compare(*sides).refused
+    assert "of which nothing is known" in str(why)
+    assert compare(*sides, allow={"server_on"}).refused == ()
+
+
+def test_one_measurement_is_compared_with_itself_whatever_was_recorded(tmp_path: Path) -> None:
+    old = cell("fp16", level(), perf=tmp_path, answers=tmp_path, conditions=Conditions())
+    assert compare(Side("a", (old,)), Side("b", (old,))).refused == ()
 
 
 # The gate
@@ -345,6 +449,43 @@ def test_what_was_asked_otherwise_is_not_compared() -> None:
     assert found == [(short, "int8_wo"), (short, "fp16"), (long, "fp16"), (long, "int8_wo")]
 
 
+def test_what_was_measured_elsewhere_or_asked_otherwise_is_not_chosen_from() -> None:
+    """The cell of last week is from a faster machine; another had fewer tokens to make: neither is the better one."""
+    fast, short = other("system", cpu="Intel Xeon"), other("workload", max_tokens=[8, 8])
+    run = Side(
+        "r",
+        (
+            cell("fp16", level(4, tps=100)),
+            cell("int8_wo", level(4, tps=900), conditions=fast),
+            cell("int4_wo", level(4, tps=800), conditions=short),
+            cell("fp8", why="not run", conditions=Conditions()),
+        ),
+    )
+    found = {each.cell.split("/")[1]: each for each in recommend(run, (), None, "throughput")}
+    assert [dict(found[name].workload) for name in ("fp16", "int8_wo", "int4_wo")] == [
+        {"cpu": "AMD EPYC 9654", "max_tokens": "64"},
+        {"cpu": "Intel Xeon", "max_tokens": "64"},
+        {"cpu": "AMD EPYC 9654", "max_tokens": "8"},
+    ]
+    assert found["fp8"].workload == found["fp16"].workload, "what was never measured is no group of its own"
+    assert words(found["int8_wo"].workload) == "CPU Intel Xeon, max_tokens 64"
+    allowed = recommend(run, (), None, "throughput", allow={"system"})
+    assert [each.cell.split("/")[1] for each in allowed] == ["int8_wo", "fp16", "fp8", "int4_wo"]
+    assert {each.workload for each in recommend(run, (), None, "size", allow={"system", "workload"})} == {()}
+
+
+def test_servers_that_an_axis_varies_are_chosen_from() -> None:
+    axes = cell("fp16").axes
+    run = Side(
+        "r",
+        tuple(
+            cell("fp16", level(tps=tps), axes={**axes, "toolchain": name}, conditions=other("system", server=name))
+            for name, tps in (("tensorrt_llm", 50), ("tensorrt_llm_pytorch", 60))
+        ),
+    )
+    assert {each.workload for each in recommend(run, (), None, "throughput")} == {()}
+
+
 def test_request_rates_are_levels_too() -> None:
     rates = [
         dataclasses.replace(level(ttft=ttft), concurrency=None, request_rate=rate)
@@ -389,7 +530,11 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def report(
-    path: Path, *levels: Level, precision: str = "fp16", lengths: tuple[tuple[int, int], ...] = ((64, 64),)
+    path: Path,
+    *levels: Level,
+    precision: str = "fp16",
+    lengths: tuple[tuple[int, int], ...] = ((64, 64),),
+    conditions: Conditions = CONDITIONS,
 ) -> str:
     rows = [
         Row(
@@ -397,6 +542,7 @@ def report(
             {"model": "m", "precision": precision, "isl": isl, "osl": osl},
             CellStatus.DONE,
             levels=levels,
+            conditions=conditions,
         )
         for isl, osl in lengths
     ]
@@ -427,6 +573,43 @@ def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
     assert code == 0
     ttft = next(pair for pair in json.loads(out)["pairs"] if pair["level"])["metrics"]["ttft_p50"]
     assert (ttft["base"], ttft["new"], ttft["method"], ttft["verdict"]) == (101, 131, "repeats", "worse")
+
+
+def test_not_comparable_has_an_exit_code_of_its_own(pipeline: Pipeline, tmp_path: Path) -> None:
+    before, after = (
+        report(tmp_path / f"{name}.json", level(ttft=ttft), conditions=conditions)
+        for name, ttft, conditions in (("b", 100, CONDITIONS), ("a", 90, other("system", cpu="Intel Xeon")))
+    )
+    code, out, err = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%")
+    assert code == 4
+    assert "CPU: AMD EPYC 9654 in the baseline, Intel Xeon here" in out
+    assert "gate: not judged" in out
+    assert "--allow system" in err
+    data = json.loads(pipeline("compare", after, before, "--format", "json", "--fail-on", "ttft_p99:+10%")[1])
+    assert data["gate"] == {"holds": False, "judged": False, "broken": []}
+    assert data["refused"][0]["differences"] == [
+        {"about": "system", "field": "cpu", "label": "CPU", "level": None, "base": "AMD EPYC 9654", "new": "Intel Xeon"}
+    ]
+    for allow in ("system", "workload,system", "cpu"):
+        code, out, _ = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%", "--allow", allow)
+        assert code == 0
+        assert "measured otherwise (m/fp16): CPU: AMD EPYC 9654 in the baseline, Intel Xeon here" in out
+    code, _, err = pipeline("compare", after, before, "--allow", "cup")
+    assert (code, "--allow: there is no 'cup'" in err) == (2, True)
+    code, _, err = pipeline("compare", f"{after},{before}", before)
+    assert (code, "is no repeat of" in err, "CPU: Intel Xeon" in err) == (4, True, True)
+    assert pipeline("compare", f"{after},{before}", before, "--allow", "system")[0] == 0
+
+
+def test_reports_of_an_earlier_release_are_compared_only_when_allowed(pipeline: Pipeline, tmp_path: Path) -> None:
+    for name in "ab":
+        data = json.loads(Path(report(tmp_path / f"{name}.json", level())).read_text())
+        del data["cells"][0]["conditions"]
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    code, out, err = pipeline("compare", "a.json", "b.json")
+    assert (code, "the system: not recorded on either side" in out) == (4, True)
+    assert "--allow system,workload" in err
+    assert pipeline("compare", "a.json", "b.json", "--allow", "system,workload")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -537,7 +720,10 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
         return load(str(folder), None, tokenizer=tmp_path / "tokenizer.json")
 
     result = compare(
-        run("after", 60), run("before", 50), ["ttft_p50", "ttft_p99", "tpot_mean", "e2e_mean", "output_tps"]
+        run("after", 60),
+        run("before", 50),
+        ["ttft_p50", "ttft_p99", "tpot_mean", "e2e_mean", "output_tps"],
+        allow={"system", "workload"},
     )
     ttft = found(result, "ttft_p50")
     assert (ttft.method, ttft.verdict) == ("paired_requests", Verdict.WORSE)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit import fabricated
+from tests.unit.report.fabricated_conditions import CONDITIONS, other
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.perf.conditions import Conditions
 from trtllm_pipeline.report.grid import LOOKS, grid
 from trtllm_pipeline.report.names import amount, duration, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import CellStatus, Level, Row
@@ -87,6 +89,9 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "note, 2 cells: warning: the client was busy (concurrency 4)",
         "note, 2 cells: rates are over the whole measurement, ramp and tail included: no",
         "steady window was long enough",
+        "",
+        "system: not recorded",
+        "load: not recorded",
         "",
         "TTFT ms @1: time to first token: first content - sent; the median (p50) is shown",
         "out tok/s @4: output tokens / seconds of the headline window; median of the",
@@ -257,3 +262,60 @@ def test_a_grid_fits_its_width(width: int) -> None:
     lines = grid([(plan.cells[0].id, statuses)], stages, width=width, ascii_only=True)
     assert max(line.cell_len for line in lines) <= width
     assert lines[-1].plain.split()[1:] == [LOOKS[status][1] for status in statuses.values()]
+
+
+MEASURED = dataclasses.replace(
+    row("fp16", conditions=CONDITIONS),
+    levels=(
+        dataclasses.replace(
+            level(4, 91.0, 251.3),
+            lengths={
+                "input_tokens_per_request": {"n": 40, "mean": 61.25, "p99": 80, "max": 80},
+                "output_tokens_per_request": {"n": 40, "mean": 64.0, "p99": 64, "max": 64},
+            },
+        ),
+    ),
+)
+
+
+def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
+    moved = row("int8_wo", conditions=other("system", cpu="Intel Xeon", gpus=[], server_on="another machine"))
+    rows = (MEASURED, moved, failed("int4_wo"))
+    (tmp_path / "report.json").write_text("\n".join(to_json(rows, "r", "m.yaml")))
+    read = read_report(tmp_path / "report.json")[0]
+    assert read == rows
+    cell = json.loads((tmp_path / "report.json").read_text())["cells"][0]
+    assert cell["conditions"]["system"]["driver"] == "570.86.15"
+    assert cell["conditions"]["workload"]["levels"][2]["warmup_requests"] == 8
+    assert cell["perf"][0]["input_tokens_per_request"]["mean"] == 61.25
+    first, *_, last = csv.DictReader(io.StringIO(to_csv(rows)))
+    told = ("measured_at", "system_cpu", "system_gpus", "workload_prompts_digest", "workload_max_tokens")
+    assert [first[name] for name in told] == [
+        *("2026-09-21 14:13:20 UTC", "AMD EPYC 9654", "NVIDIA H200, 140 GiB", "sha256:" + "ab" * 32, "64")
+    ]
+    numbers = ("warmup_requests", "repeats", "input_tokens_per_request_mean", "output_tokens_per_request_p99")
+    assert [first[name] for name in numbers] == ["8", "3", "61.25", "64"]
+    assert {last[name] for name in (*told, *numbers)} == {""}, "the failed cell was not measured"
+    text = to_markdown(rows)
+    assert "- measured: 2026-09-21 14:13:20 UTC" in text
+    assert (
+        "- system of 1 cell: AMD EPYC 9654, 16 cores, 128 GiB; 1 x NVIDIA H200, 140 GiB; driver 570.86.15; server"
+        in text
+    )
+    assert (
+        "- system of 1 cell: the server on another machine, of which nothing is known; the client on Intel Xeon, 16 cores, 128 GiB; driver"
+        in text
+    )
+    assert (
+        "- load: 24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1, 2, 4, 8, 16: 40 requests after 2 to 32 of warm-up, 3 times"
+        in text
+    )
+    assert "- tokens of a request: input mean 61.25, at most 80; output mean 64, at most 64" in text
+
+
+@pytest.mark.parametrize("data", [None, 3, {"system": 3, "workload": []}, {"workload": {"levels": [3, {"x": 1}]}}])
+def test_conditions_that_are_none_are_not_recorded(data: object) -> None:
+    found = Conditions.read(data)
+    assert found.system is None
+    assert found.level(1, None) == {}
+    assert to_markdown([row("fp16", conditions=found)])

@@ -54,7 +54,7 @@
   const statistic = () => $("statistic").value;
   const unique = (values) => [...new Set(values)];
   const breakable = (name) => name.split("/").flatMap((part, n) => (n ? ["/", make("wbr"), part] : [part]));
-  const group = (cell) => cell.workload; // what is asked for other answers, or of other models, is not compared
+  const group = (cell) => cell.workload; // what is asked for other answers, of other models, or on another system, is not compared
   const link = (cell) => make("a", { href: `#cell=${encodeURIComponent(cell.id)}` }, ...breakable(cell.name));
 
   function fill(table, heads, rows) {
@@ -330,7 +330,7 @@
     $("pareto-note").textContent = [
       known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
       known.some((point) => point.point.cell.unfit !== null) ? "Cells that failed or are not finished are faint and never on the front." : "",
-      unique(known.map((point) => point.group)).length > 1 ? `Only what was asked the same is compared: there is a front for each ${data.apart.join(", ")}.` : "",
+      unique(known.map((point) => point.group)).length > 1 ? `Only what was asked the same, on the same system, is compared: there is a front for each ${data.apart.join(", ")}.` : "",
     ].join(" ");
   }
 
@@ -482,10 +482,16 @@
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
       const table = make("table", {}, make("caption", {}, "Measurements at each concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
       const goodput = cell.levels.some((level) => level.goodput !== null);
-      fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
-        cell.levels.map((level) => ({ values: [level.at, ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
+      const lengths = cell.levels.some((level) => level.tokens !== null);
+      fill(table, [["load", false], ...(lengths ? [["tokens in / out", true]] : []), ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
+        cell.levels.map((level) => ({ values: [level.at, ...(lengths ? [level.tokens ?? ""] : []), ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
+    }
+    if (Object.values(cell.measured).some((value) => value !== null)) {
+      const under = make("dl");
+      for (const [name, value] of Object.entries(cell.measured)) pair(under, name, value);
+      body.push(make("h3", {}, "System and load of its measurements"), under);
     }
     if (cell.findings.length) body.push(make("h3", {}, "Findings about its numbers"), make("ul", {}, ...cell.findings.map((text) => make("li", {}, text))));
     const stages = data.runs[cell.id].map((place) => data.stages[place]);
