@@ -544,6 +544,11 @@ def _show_table(result: dict[str, Any]) -> None:
     emit(
         f"{result['model']} over {result['protocol']}{made_up}; output tokens counted by {result['token_count']['source']}"
     )
+    from trtllm_pipeline.perf.conditions import Conditions, system_words, workload_words
+
+    under = Conditions.read(result)
+    emit(f"system: {system_words(under)}")
+    emit(f"load: {workload_words(under)}")
     _emit_table([_overview(level) for level in result["levels"]])
     for level in result["levels"]:
         figures = _figures(level)
