@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 import socket
@@ -30,6 +29,8 @@ from trtllm_pipeline.serving.client import Service
 GROUPS: Final = ("system", "workload")
 UNKNOWN: Final = "not recorded"
 ELSEWHERE: Final = "another machine"
+_YEAR_9999_S: Final = 253_370_764_800
+"""Beyond it a time is none, and no calendar has a date for it."""
 _DIGITS: Final = 12
 """Of a digest, where people read it."""
 
@@ -256,7 +257,7 @@ class Conditions:
         if not isinstance(data, dict):
             return Conditions()
         moment = data.get("measured_s")
-        known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and math.isfinite(moment)
+        known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
         return Conditions(float(str(moment)) if known else None, **parts)
 

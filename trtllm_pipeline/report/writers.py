@@ -140,7 +140,10 @@ def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
 
 def _conditions(row: Row) -> dict[str, object]:
     """On what and under which load a cell was measured, as columns: `system_cpu`, `workload_prompts` and so on."""
-    flat: dict[str, object] = {"measured_at": moment(row.conditions.measured_s)}
+    at = row.conditions.measured_s
+    flat: dict[str, object] = {
+        "measured_at": None if at is None else datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
+    }
     for field in FIELDS:
         value = row.conditions.value(field) if row.levels else None
         shown = value if field.name.endswith("digest") or isinstance(value, (int, float)) else field.shown(value)

@@ -291,7 +291,7 @@ def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
     first, *_, last = csv.DictReader(io.StringIO(to_csv(rows)))
     told = ("measured_at", "system_cpu", "system_gpus", "workload_prompts_digest", "workload_max_tokens")
     assert [first[name] for name in told] == [
-        *("2026-09-21 14:13:20 UTC", "AMD EPYC 9654", "NVIDIA H200, 140 GiB", "sha256:" + "ab" * 32, "64")
+        *("2026-09-21T14:13:20+00:00", "AMD EPYC 9654", "NVIDIA H200, 140 GiB", "sha256:" + "ab" * 32, "64")
     ]
     numbers = ("warmup_requests", "repeats", "input_tokens_per_request_mean", "output_tokens_per_request_p99")
     assert [first[name] for name in numbers] == ["8", "3", "61.25", "64"]
@@ -313,7 +313,9 @@ def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
     assert "- tokens of a request: input mean 61.25, at most 80; output mean 64, at most 64" in text
 
 
-@pytest.mark.parametrize("data", [None, 3, {"system": 3, "workload": []}, {"workload": {"levels": [3, {"x": 1}]}}])
+@pytest.mark.parametrize(
+    "data", [None, 3, {"system": 3, "workload": []}, {"workload": {"levels": [3, {"x": 1}]}, "measured_s": 1e300}]
+)
 def test_conditions_that_are_none_are_not_recorded(data: object) -> None:
     found = Conditions.read(data)
     assert found.system is None
