@@ -78,6 +78,26 @@ def test_a_sweep_of_concurrencies_over_several_processes(
     assert json.loads(again.stdout) == result
 
 
+def test_every_load_run_says_on_what_and_under_which_load(
+    home: dict[str, str], service: Service, tmp_path: Path
+) -> None:
+    asked = ("-m", "ensemble", "--request-count", "6", "--warmup-request-count", "1")
+    servers = {"grpc": service.grpc, "http": service.http}
+    found = {}
+    for interface, url in servers.items():
+        words = ("-u", url, "-i", interface, *asked, "--profile-export-file", f"{interface}.jsonl")
+        found[interface] = loaded(home, tmp_path, *words)
+    assert found["grpc"]["system"] == found["http"]["system"]
+    assert found["grpc"]["system"]["server_on"] == "this machine"
+    assert found["grpc"]["workload"]["levels"][0]["requests"] == 6
+    assert abs(found["grpc"]["measured_s"] - time.time()) < 600
+    command = (sys.executable, "-m", "trtllm_pipeline", "compare", "grpc.jsonl", "http.jsonl")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "protocol: http in the baseline, grpc here" in done.stderr) == (4, True), done.stderr
+    done = subprocess.run([*command, "--allow", "protocol"], cwd=tmp_path, timeout=60, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_an_open_loop_against_an_openai_server(
     home: dict[str, str], service: Service, tmp_path: Path, endpoint: str

@@ -288,3 +288,30 @@ def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path
     assert cell["failed_stage"] == "perf"
     assert "prompts.jsonl:1: input" in cell["reason"]
     assert cell["failure"] == "user"
+
+
+def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(done: Path) -> None:
+    first = min((done / ".pipeline" / "runs").iterdir()).name
+    pipeline("run", "--matrix", TINY, "--set", "settings.accuracy.min_score=0.9", cwd=done, code=1)
+    taken = json.loads(pipeline("recommend", "--format", "json", cwd=done, code=3))
+    assert [each["cell"] for each in taken["recommended"]] == [None]
+    assert all("expected at least 0.9" in each["reason"] for each in taken["candidates"])
+    assert all(each["accuracy"] is not None for each in taken["candidates"]), "the failing score is there to be seen"
+    compared = pipeline("compare", "latest", first, "--fail-on", "ttft_p50:+1000%", cwd=done, code=1)
+    assert "accuracy failed: exact is" in compared
+    shorter = ("--set", "settings.perf.max_tokens=8", "--cells", "tiny/fp16")
+    pipeline("run", "--matrix", TINY, *shorter, cwd=done)
+    gate = ("--cells", "tiny/fp16", "--fail-on", "ttft_p50:+1000%", "--format", "json")
+    (refused,) = json.loads(pipeline("compare", "latest", first, *gate, cwd=done, code=4))["refused"]
+    assert [(each["field"], each["base"], each["new"]) for each in refused["differences"]] == [
+        ("max_tokens", "16", "8")
+    ]
+    allowed = json.loads(pipeline("compare", "latest", first, *gate, "--allow", "workload", cwd=done))
+    assert (allowed["gate"]["holds"], allowed["differences"][0]["field"]) == (True, "max_tokens")
+    assert json.loads(pipeline("compare", first, first, *gate, cwd=done))["gate"]["holds"]
+    measured = json.loads(pipeline("report", first, "--format", "json", cwd=done))["cells"][0]
+    assert measured["conditions"]["system"]["server"].startswith("triton ")
+    assert measured["conditions"]["system"]["server_on"] == "this machine"
+    assert measured["conditions"]["workload"]["max_tokens"] == [16, 16]
+    assert [level["requests"] for level in measured["conditions"]["workload"]["levels"]] == [4, 4]
+    assert measured["perf"][0]["output_tokens_per_request"]["mean"] == 16

@@ -28,9 +28,17 @@ from trtllm_pipeline.perf.conditions import FIELDS, Conditions
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.names import count, duration, load_words, shared_parts, without
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import LENGTHS, CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CellStatus, Level, Row
 from trtllm_pipeline.report.workloads import label_of, words, workloads
-from trtllm_pipeline.report.writers import client_error_of, conditions_of, moment, notes_of, problems_of, summary_of
+from trtllm_pipeline.report.writers import (
+    client_error_of,
+    conditions_of,
+    lengths_of,
+    moment,
+    notes_of,
+    problems_of,
+    summary_of,
+)
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -148,14 +156,22 @@ def _data(
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
     asked = workloads(rows)
+    under = [_under(row.conditions) if row.levels else {} for row in rows]
+    distinct = {json.dumps(words): words for words in under}
+    places = {text: place for place, text in enumerate(distinct)}
     total = sum(len(stage.log) + len(stage.server_log) for stage in record.stages)
     return {
         "limits": dict(limits),
         "start": record.started_s,
         "cells": [
-            {**_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts), "workload": words(workload)}
-            for row, workload in zip(rows, asked, strict=True)
+            {
+                **_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts),
+                "workload": words(workload),
+                "under": places[json.dumps(conditions)],
+            }
+            for row, workload, conditions in zip(rows, asked, under, strict=True)
         ],
+        "under": list(distinct.values()),
         "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
         "runs": {row.id: list(of_cell.get(row.id, ())) for row in rows},
         "stages": [
@@ -182,17 +198,15 @@ def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
         "drift": None if row.accuracy_drift is None else dict(row.accuracy_drift),
         "findings": list(row.findings),
-        "measured": _measured(row.conditions) if row.levels else {},
+        "measured": moment(row.conditions.measured_s),
+        "tokens": lengths_of(row.levels),
     }
 
 
-def _measured(conditions: Conditions) -> dict[str, Json]:
-    """When, on what and under which load a cell was measured, by label, in words."""
-    words: dict[str, Json] = {"measured": moment(conditions.measured_s)}
-    for field in FIELDS:
-        value = conditions.value(field)
-        words[field.label] = None if value is None else field.shown(value)
-    return words
+def _under(conditions: Conditions) -> dict[str, Json]:
+    """On what and under which load a cell was measured, by label, in words."""
+    known = {field.label: (field, conditions.value(field)) for field in FIELDS}
+    return {label: field.shown(value) for label, (field, value) in known.items() if value is not None}
 
 
 def _level(level: Level) -> dict[str, Json]:
@@ -212,17 +226,9 @@ def _level(level: Level) -> dict[str, Json]:
         "in": _short(level.input_tokens_per_s),
         "req": _short(level.requests_per_s),
         "window": level.window,
-        "tokens": _tokens(level),
         "repeats": [_short(rate) for one in level.repeats if (rate := one.get("output_tokens_per_s")) is not None],
         **latencies,
     }
-
-
-def _tokens(level: Level) -> str | None:
-    """Mean tokens of a prompt and of an answer: "61.2 / 16"."""
-    means = [level.lengths.get(name, {}).get("mean") for name in LENGTHS]
-    known = ["-" if value is None else f"{value:.4g}" for value in means]
-    return None if means == [None] * len(means) else " / ".join(known)
 
 
 def _short(value: float | None) -> float | None:

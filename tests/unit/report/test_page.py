@@ -10,6 +10,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+from tests.unit.report.fabricated_conditions import other
 from tests.unit.report.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.report.names import shared_parts, without
 from trtllm_pipeline.report.page import to_html
@@ -166,3 +167,23 @@ def test_hostile_cell_is_written_as_text() -> None:
     text = page(2, hostile=True)
     assert HOSTILE not in text
     assert hostile_row().id in [cell["id"] for cell in data_of(text)["cells"]]
+
+
+def test_the_head_and_each_cell_say_on_what_and_under_which_load() -> None:
+    rows, record = run(4)
+    moved = dataclasses.replace(rows[1], conditions=other("system", cpu=HOSTILE))
+    text = to_html([rows[0], moved, *rows[2:]], record, plots=False)
+    head = html.unescape(text[text.index("<header>") : text.index("</header>")])
+    assert "<dt>measured</dt><dd>2026-09-21 14:13:20 UTC</dd>" in head
+    assert "<dt>system of 3 cells</dt><dd>AMD EPYC 9654, 16 cores, 128 GiB; 1 x NVIDIA H200, 140 GiB; driver" in head
+    assert "<dt>load</dt><dd>24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1" in head
+    assert "output mean 250.5, at most 256" in head
+    assert "<dt>system of 1 cell</dt>" in head
+    assert HOSTILE not in text
+    data = data_of(text)
+    told = [data["under"][cell["under"]] for cell in data["cells"]]
+    assert [each["CPU"] for each in told] == ["AMD EPYC 9654", HOSTILE, "AMD EPYC 9654", "AMD EPYC 9654"]
+    assert told[0]["prompts' digest"] == "abababababab"
+    assert data["cells"][0]["measured"] == "2026-09-21 14:13:20 UTC"
+    assert len({cell["workload"] for cell in data["cells"]}) == 2, "and so apart: no cell is held against it"
+    assert data["apart"] == ["CPU"]

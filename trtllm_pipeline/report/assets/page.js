@@ -482,15 +482,16 @@
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
       const table = make("table", {}, make("caption", {}, "Measurements at each concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
       const goodput = cell.levels.some((level) => level.goodput !== null);
-      const lengths = cell.levels.some((level) => level.tokens !== null);
-      fill(table, [["load", false], ...(lengths ? [["tokens in / out", true]] : []), ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
-        cell.levels.map((level) => ({ values: [level.at, ...(lengths ? [level.tokens ?? ""] : []), ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
+      fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
+        cell.levels.map((level) => ({ values: [level.at, ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
     }
-    if (Object.values(cell.measured).some((value) => value !== null)) {
+    if (cell.levels.length) {
       const under = make("dl");
-      for (const [name, value] of Object.entries(cell.measured)) pair(under, name, value);
+      pair(under, "measured", cell.measured);
+      for (const [name, value] of Object.entries(data.under[cell.under])) pair(under, name, value);
+      pair(under, "tokens of a request", cell.tokens);
       body.push(make("h3", {}, "System and load of its measurements"), under);
     }
     if (cell.findings.length) body.push(make("h3", {}, "Findings about its numbers"), make("ul", {}, ...cell.findings.map((text) => make("li", {}, text))));
