@@ -81,19 +81,25 @@ def test_a_sweep_of_concurrencies_over_several_processes(
 def test_every_load_run_says_on_what_and_under_which_load(
     home: dict[str, str], service: Service, tmp_path: Path
 ) -> None:
-    asked = ("-m", "ensemble", "--request-count", "6", "--warmup-request-count", "1")
-    servers = {"grpc": service.grpc, "http": service.http}
+    openai = ("-u", f"http://{service.http}", "-i", "openai", "--endpoint-type")
+    servers = {
+        "grpc": ("-u", service.grpc),
+        "http": ("-u", service.http, "-i", "http"),
+        "chat": (*openai, "chat"),
+        "completions": (*openai, "completions"),
+    }
     found = {}
-    for interface, url in servers.items():
-        words = ("-u", url, "-i", interface, *asked, "--profile-export-file", f"{interface}.jsonl")
-        found[interface] = loaded(home, tmp_path, *words)
-    assert found["grpc"]["system"] == found["http"]["system"]
-    assert found["grpc"]["system"]["server_on"] == "this machine"
-    assert found["grpc"]["workload"]["levels"][0]["requests"] == 6
-    assert abs(found["grpc"]["measured_s"] - time.time()) < 600
-    command = (sys.executable, "-m", "trtllm_pipeline", "compare", "grpc.jsonl", "http.jsonl")
+    for name, words in servers.items():
+        asked = ("-m", "ensemble", "--request-count", "6", "--profile-export-file", f"{name}.jsonl")
+        found[name] = loaded(home, tmp_path, *words, *asked)
+    assert {result["system"]["server_on"] for result in found.values()} == {"this machine"}
+    assert len({result["system"]["cpu"] for result in found.values()}) == 1
+    assert {result["workload"]["levels"][0]["requests"] for result in found.values()} == {6}
+    assert all(abs(result["measured_s"] - time.time()) < 600 for result in found.values())
+    command = (sys.executable, "-m", "trtllm_pipeline", "compare", "chat.jsonl", "completions.jsonl")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "protocol: http in the baseline, grpc here" in done.stderr) == (4, True), done.stderr
+    words = "protocol: openai_completions in the baseline, openai_chat here"
+    assert (done.returncode, words in done.stderr) == (4, True), done.stderr
     done = subprocess.run([*command, "--allow", "protocol"], cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 0
 
