@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,11 +83,17 @@ class Stream:
         self.answers: dict[str, Answer] = {}
         self.open: set[str] = set()
 
-    def send(self, model: str, request_id: str, **values: object) -> None:
+    def send(self, model: str, request_id: str, outputs: Sequence[str] | None = None, **values: object) -> None:
+        """Send a request; `outputs` are those that it wants, None for all."""
         self.answers.setdefault(request_id, Answer())
         self.open.add(request_id)
-        inputs = tensors(values)
-        self.client.async_stream_infer(model, inputs, request_id=request_id, enable_empty_final_response=True)
+        self.client.async_stream_infer(
+            model,
+            tensors(values),
+            outputs=None if outputs is None else [grpcclient.InferRequestedOutput(name) for name in outputs],
+            request_id=request_id,
+            enable_empty_final_response=True,
+        )
 
     def receive(self, timeout_s: float = 20) -> str:
         """Take one event in; the id of its request. An error ends all open requests if it cannot be told whose it is."""

@@ -308,6 +308,28 @@ def test_the_engine_model_alone(client: Client) -> None:
         assert "input_lengths says 3 tokens; input_ids has 1" in (stream.finish()["1"].error or "")
 
 
+def test_a_client_gets_the_outputs_that_it_asks_for_and_no_process_dies(client: Client) -> None:
+    """Python 3.12 ends the stub of a model that sends others."""
+    pids = set(client.server.stubs)
+    request = {"input_ids": list(b"ZA"), "input_lengths": 2, "request_output_len": 4}
+    for turn in range(3):
+        with client.stream() as stream:
+            stream.send("tensorrt_llm", "1", ["output_ids"], streaming=bool(turn), return_log_probs=True, **request)
+            stream.send(
+                "tensorrt_llm_bls", "2", ["text_output"], text_input="ZA", max_tokens=4, return_num_output_tokens=True
+            )
+            answers = stream.finish()
+        assert ids(answers["1"]) == b"BCDE"
+        assert answers["2"].text == "BCDE"
+        names = {
+            id_: {each.name for result in answer.results for each in result.get_response().outputs}
+            for id_, answer in answers.items()
+        }
+        assert names == {"1": {"output_ids"}, "2": {"text_output"}}
+    assert set(client.server.stubs) == pids
+    assert not client.server.dead_models()
+
+
 def test_preprocessing_writes_word_lists_as_tensorrt_llm_does(client: Client) -> None:
     with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
         text, stop = (np.array(each, dtype=np.object_) for each in ([[b"AB"]], [[b"st", b"p"]]))

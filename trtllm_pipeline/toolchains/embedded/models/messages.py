@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,9 +74,18 @@ def tensor(name: str, values: object, dtype: Any) -> Any:
     return pb.Tensor(name, np.array(values, dtype=dtype))
 
 
-def response(tensors: Sequence[Any]) -> Any:
-    """A response with these tensors."""
-    return pb.InferenceResponse(output_tensors=list(tensors))
+def asked_for(request: Any) -> frozenset[str]:
+    """Names of the outputs that the client wants; all of the model where it named none."""
+    return frozenset(request.requested_output_names())
+
+
+def response(tensors: Sequence[Any], wanted: Collection[str]) -> Any:
+    """A response with those of the tensors that the client wants.
+
+    The stub would drop the others itself, but a sender frees them without holding Python's lock: under Python 3.12 the
+    process dies of that.
+    """
+    return pb.InferenceResponse(output_tensors=[each for each in tensors if each.name() in wanted])
 
 
 def failed(error: Exception) -> Any:

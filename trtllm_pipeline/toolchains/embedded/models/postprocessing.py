@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_pipeline.toolchains.embedded.models.messages import array, failed, flag, parameters, response, tensor
+from trtllm_pipeline.toolchains.embedded.models.messages import (
+    array,
+    asked_for,
+    failed,
+    flag,
+    parameters,
+    response,
+    tensor,
+)
 from trtllm_pipeline.toolchains.embedded.models.text import Text
 
 
@@ -25,7 +33,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             try:
-                responses.append(response([self._decode(request)]))
+                responses.append(response([self._decode(request)], asked_for(request)))
             except Exception as error:  # noqa: BLE001  one bad request must not fail the others
                 responses.append(failed(error))
         return responses

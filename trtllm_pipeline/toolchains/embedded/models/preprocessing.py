@@ -9,6 +9,7 @@ import numpy as np
 
 from trtllm_pipeline.toolchains.embedded.models.messages import (
     array,
+    asked_for,
     failed,
     flag,
     parameters,
@@ -38,7 +39,7 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             try:
-                responses.append(response(self._encode(request)))
+                responses.append(response(self._encode(request), asked_for(request)))
             except Exception as error:  # noqa: BLE001  one bad request must not fail the others
                 responses.append(failed(error))
         return responses

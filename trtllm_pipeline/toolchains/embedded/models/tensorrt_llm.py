@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import triton_python_backend_utils as pb  # provided by the stub
 from trtllm_pipeline.toolchains.embedded.models.messages import (
     FINAL,
     array,
+    asked_for,
     failed,
     flag,
     parameters,
@@ -89,7 +90,7 @@ class TritonPythonModel:
         assert lengths is not None
         batch = len(lengths)
         if any(rows(request, "stop", batch)):
-            self._stop(name, sender)
+            self._stop(name, sender, asked_for(request))
             return
         refuse(request, ((item.tensor.name, item) for item in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)))
         prompts = _prompts(request, rows(request, "input_lengths", batch))
@@ -120,6 +121,7 @@ class TritonPythonModel:
             ],
             streaming,
             counts,
+            asked_for(request),
             self._forget,
         )
         with self._lock:
@@ -128,7 +130,7 @@ class TritonPythonModel:
             generation = self._runtime.submit(prompt, count, sampling, answer.listener(row))
             answer.generations.append(generation)
 
-    def _stop(self, name: str, sender: Any) -> None:
+    def _stop(self, name: str, sender: Any, wanted: Collection[str]) -> None:
         """End the requests of this id. They end as cancelled ones do; the stop request gets an empty answer."""
         if not name:
             raise RequestError("stop needs the id of the request that it shall end as its own request id")
@@ -136,7 +138,7 @@ class TritonPythonModel:
             answers = list(self._answers.get(name, ()))
         for answer in answers:
             answer.cancel()
-        sender.send(_empty(), flags=FINAL)
+        sender.send(_empty(wanted), flags=FINAL)
 
     def _forget(self, answer: Answer) -> None:
         with self._lock:
@@ -172,6 +174,8 @@ class Answer:
     streaming: bool
     counts: Sequence[str]
     """Names of the token counts that were asked for."""
+    wanted: Collection[str]
+    """Names of the outputs that the client wants."""
     forget: Callable[[Answer], None]
     """Called once, when the last response has gone out."""
     generations: list[Generation] = field(default_factory=list)
@@ -210,11 +214,11 @@ class Answer:
         if done and self.error is not None:
             self.sender.send(failed(RuntimeError(self.error)), flags=FINAL)
         elif done:
-            self.sender.send(_response(self.rows, self.counts), flags=FINAL)
+            self.sender.send(_response(self.rows, self.counts, self.wanted), flags=FINAL)
         elif self.sender.is_cancelled():
             self.cancel()
         elif self.streaming and whole:
-            self.sender.send(_response(self.rows, self.counts))
+            self.sender.send(_response(self.rows, self.counts, self.wanted))
             row.tokens, row.output_tokens, row.log_probs = [], 0, []
         if done:
             self.forget(self)
@@ -261,7 +265,7 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
     return result
 
 
-def _response(rows: Sequence[Row], counts: Sequence[str]) -> Any:
+def _response(rows: Sequence[Row], counts: Sequence[str], wanted: Collection[str]) -> Any:
     """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
     width = max(len(row.tokens) for row in rows)
     tensors = [
@@ -280,8 +284,9 @@ def _response(rows: Sequence[Row], counts: Sequence[str]) -> Any:
         "num_output_tokens": [[row.output_tokens] for row in rows],
     }
     tensors += [tensor(name, numbers[name], np.int32) for name in counts]
-    return response(tensors)
+    return response(tensors, wanted)
 
 
-def _empty() -> Any:
-    return response([tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)])
+def _empty(wanted: Collection[str]) -> Any:
+    ids, length = tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)
+    return response([ids, length], wanted)

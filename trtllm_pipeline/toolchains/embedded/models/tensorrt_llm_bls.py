@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.messages import FINAL, failed, flag, parameters, response, tensor
+from trtllm_pipeline.toolchains.embedded.models.messages import (
+    FINAL,
+    asked_for,
+    failed,
+    flag,
+    parameters,
+    response,
+    tensor,
+)
 from trtllm_pipeline.toolchains.embedded.models.tensors import (
     ENGINE_OUTPUTS,
     ENGINE_PASSED,
@@ -62,6 +70,7 @@ class TritonPythonModel:
     def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
         """The responses to one request, in order."""
         given = {each.name(): each for each in request.inputs()}
+        wanted = asked_for(request)
         encoded = self._call(
             "preprocessing",
             [_renamed(name, given[client]) for name, client in PREPROCESSING_STEP.items() if client in given],
@@ -90,7 +99,7 @@ class TritonPythonModel:
                 POSTPROCESSING_OUTPUTS,
             )
             kept = [outputs[each.name] for each in ENGINE_OUTPUTS[2:] if each.name in outputs]
-            yield response([_renamed("text_output", decoded["OUTPUT"]), *kept])
+            yield response([_renamed("text_output", decoded["OUTPUT"]), *kept], wanted)
 
     def _generate(self, inputs: Sequence[Any], name: str) -> Iterator[dict[str, Any]]:
         wanted = [each.name for each in ENGINE_OUTPUTS]
