@@ -91,18 +91,20 @@ class JsonError(ValueError):
         self.line = line
 
 
-def decode(text: str | bytes) -> Json:
-    """The value of JSON text. Raises JsonError for whatever may be wrong with it."""
+def decode(text: str | bytes, *, unique: bool = False) -> Json:
+    """The value of JSON text. Raises JsonError for whatever may be wrong with it; with `unique`, also a key that comes twice."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
-        value: Json = json.loads(text)
+        value: Json = json.loads(text, object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
         raise JsonError(f"not JSON: {error.msg} at column {error.colno}", error.lineno) from None
     except RecursionError:
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
     except UnicodeDecodeError:
         raise JsonError("not text in UTF-8") from None
+    except JsonError:
+        raise
     except ValueError:  # Python reads no decimal number beyond 4300 digits
         raise JsonError("a number has thousands of digits") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
@@ -113,6 +115,13 @@ def decode(text: str | bytes) -> Json:
         except UnicodeEncodeError:
             raise JsonError("half of a surrogate pair (\\ud800 to \\udfff) stands for no character") from None
     return value
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise JsonError("a name stands in it twice")
+    return result
 
 
 def decode_mapping(text: str | bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,7 +141,7 @@ def _score_url(args: argparse.Namespace) -> int:
 
     from trtllm_pipeline.accuracy import result
     from trtllm_pipeline.accuracy.questions import read, scorable
-    from trtllm_pipeline.perf.prompts import chat_renderer, unrendered
+    from trtllm_pipeline.perf.prompts import chat_renderer, tokenizer_folder, unrendered
     from trtllm_pipeline.perf.target import Target, service_at
     from trtllm_pipeline.runner import data_file
     from trtllm_pipeline.stages.accuracy import answered, ask, check_all
@@ -151,13 +152,10 @@ def _score_url(args: argparse.Namespace) -> int:
     # Nobody times these answers: unary is what every OpenAI-compatible server has.
     protocol = f"openai_{args.endpoint_type}_unary" if args.interface == "openai" else args.interface
     # Before anything is asked: a wrong folder must not cost the answers.
-    encode = render = None
-    if args.tokenizer is not None:
-        encode = _encoder(args.tokenizer)
-        render = chat_renderer(args.tokenizer if args.tokenizer.is_dir() else args.tokenizer.parent)
-    if protocol.startswith("openai_chat"):
-        render = unrendered  # the server has the template
-    questions, faults = scorable(read(path, metrics, names, render), metrics)
+    encode = None if args.tokenizer is None else _encoder(args.tokenizer)
+    chats = protocol.startswith("openai_chat")  # the server has the template
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(args.tokenizer)) as render:
+        questions, faults = scorable(read(path, metrics, names, render), metrics)
     if faults:
         raise UsageError(f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}")
     _check_new(args.output_dir)

@@ -15,20 +15,21 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
+from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.terminal import raw
 from trtllm_pipeline.userfile import decode
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.evidence import Claim
     from trtllm_pipeline.perf.load import Level
-    from trtllm_pipeline.perf.prompts import Prompt, Render
+    from trtllm_pipeline.perf.prompts import Prompt
     from trtllm_pipeline.perf.target import Target
 
 _URL_FLAGS: Final = ("-u", "--url")
@@ -280,7 +281,7 @@ def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
 
 
 def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[Prompt, ...]:
-    from trtllm_pipeline.perf.prompts import chat_renderer, read, unrendered
+    from trtllm_pipeline.perf.prompts import chat_renderer, read, tokenizer_folder, unrendered
     from trtllm_pipeline.runner import data_file
 
     if args.synthetic_input_tokens_mean is not None:
@@ -295,11 +296,9 @@ def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[
             stddev=args.synthetic_input_tokens_stddev,
             seed=args.random_seed,
         )
-    render: Render | None = unrendered
-    if not target.protocol.startswith("openai_chat"):  # there the server has the template
-        folder = args.tokenizer if args.tokenizer is None or args.tokenizer.is_dir() else args.tokenizer.parent
-        render = None if folder is None else chat_renderer(folder)
-    return read(data_file(args.input_data or "builtin:prompts", Path()), render)
+    chats = target.protocol.startswith("openai_chat")  # the server has the template
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(args.tokenizer)) as render:
+        return read(data_file(args.input_data or "builtin:prompts", Path()), render)
 
 
 def _plan(args: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Level]:
@@ -405,17 +404,9 @@ def _tokenizer(path: Path | None) -> Any:
     """The tokenizer in a file or folder, None for none. Raises StageError when it is no tokenizer."""
     if path is None:
         return None
-    from tokenizers import Tokenizer
+    from trtllm_pipeline.model_files import read_tokenizer
 
-    file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise StageError(
-            f"--tokenizer {path}: {error}",
-            failure=FailureClass.USER,
-            hint="give a model's folder, or its tokenizer.json",
-        ) from error
+    return read_tokenizer(path)
 
 
 # An event file, again.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.model_files import Fields
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -50,7 +50,7 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
     Raises DownloadError when there are none, or the index names files that are not among `names`.
     """
     if INDEX in names:
-        shards = sorted(set(read_index(folder / INDEX).values()))
+        shards = sorted(set(read_index(folder).values()))
         for shard in shards:
             check_name(shard)
         if missing := [shard for shard in shards if shard not in names]:
@@ -73,15 +73,15 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
     )
 
 
-def read_index(path: Path) -> Mapping[str, str]:
-    """Tensor name -> file name of a safetensors index. Raises DownloadError when it is not one."""
-    try:
-        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DownloadError(f"{path.name} is not a safetensors index: {error!r}", failure=FailureClass.USER) from error
-    if not isinstance(placed, dict) or not placed or not all(isinstance(name, str) for name in placed.values()):
-        raise DownloadError(f"{path.name} is not a safetensors index: it places no tensors", failure=FailureClass.USER)
-    return placed
+def read_index(folder: Path) -> Mapping[str, str]:
+    """Tensor name -> file name of a folder's safetensors index. Raises DownloadError when it is not one."""
+    placed = Fields.read(folder, INDEX).fields("weight_map")
+    if not placed.values or not all(isinstance(name, str) for name in placed.values.values()):
+        raise DownloadError(
+            f"{INDEX} is not a safetensors index: its weight_map places no tensors, or not in files",
+            failure=FailureClass.USER,
+        )
+    return placed.values
 
 
 def check_name(name: str) -> None:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 import numpy as np
 from gguf import GGUFReader
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
+T = TypeVar("T")
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -42,6 +43,8 @@ _TOP_NAMES: Final = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_TEMPLATE: Final = "tokenizer.chat_template"
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType
 
 
@@ -49,26 +52,26 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
     """Write config, generation config, weights, tokenizer and provenance into `out`. Raises DownloadError."""
     try:
         reader = _Reader(gguf)
-    except (ValueError, OSError, IndexError) as error:
-        raise DownloadError(f"{gguf.name} is not a GGUF file: {error}", failure=FailureClass.USER) from error
+    except Exception as error:  # what the library raises for a damaged file is not said anywhere
+        raise DownloadError(
+            f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}", failure=FailureClass.USER
+        ) from error
     fields = _Fields(reader)
     for key, supported in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "smollm"),
     ):
-        if fields[key] != supported:
+        if (found := fields.text(key)) != supported:
             raise DownloadError(
-                f"{gguf.name} has {key} {fields[key]!r}; only {supported!r} can be unpacked",
+                f"{gguf.name} has {key} {found!r}; only {supported!r} can be unpacked",
                 failure=FailureClass.INFEASIBLE,
                 hint="use a source that has the model in safetensors form",
             )
     tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
     _write_json(out / "config.json", _config(fields, tied=tied))
     _write_json(out / "generation_config.json", _token_ids(fields))
-    tokenizer(
-        fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.merges"], fields["tokenizer.ggml.token_type"]
-    ).save(str(out / "tokenizer.json"), pretty=False)
+    _tokenizer(fields).save(str(out / "tokenizer.json"), pretty=False)
     _write_json(out / "tokenizer_config.json", _tokenizer_config(fields))
     _write_json(out / "special_tokens_map.json", _special_tokens(fields))
     _write_weights(out / "model.safetensors", reader, fields)
@@ -95,27 +98,91 @@ class _Reader(GGUFReader):
 
 
 class _Fields:
-    """The metadata of a GGUF file by key, as Python values."""
+    """The metadata of a GGUF file by key, each value read as what it must be.
+
+    All methods raise DownloadError for what is not there or is something else.
+    """
 
     def __init__(self, reader: GGUFReader) -> None:
         self._fields = reader.fields
 
-    def __getitem__(self, key: str) -> Any:
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return key in self._fields
+
+    def text(self, key: str) -> str:
+        """A text."""
+        value = self._value(key)
+        return value if isinstance(value, str) else self._wrong(key, value, "a text")
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
+        """A whole number within bounds; `default` stands for none."""
+        value = default if default is not None and not self.has(key) else self._value(key)
+        right = type(value) is int and least <= value <= most
+        return value if right else self._wrong(key, value, f"a whole number from {least} to {most}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+        value = default if default is not None and not self.has(key) else self._value(key)
+        right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _FLOAT32_MAX
+        return float(str(np.float32(value))) if right else self._wrong(key, value, "a positive number")
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        return self._list(key, str, "a list of texts")
+
+    def integers(self, key: str) -> list[int]:
+        """A list of whole numbers."""
+        return self._list(key, int, "a list of whole numbers")
+
+    def _list(self, key: str, kind: type[T], expected: str) -> list[T]:
+        value = self._value(key)
+        if not isinstance(value, list) or not all(type(part) is kind for part in value):
+            self._wrong(key, value, expected)
+        return value
+
+    def _value(self, key: str) -> Any:
         field = self._fields.get(key)
         if field is None:
             raise DownloadError(f"the GGUF file has no {key}", failure=FailureClass.INFEASIBLE)
-        return field.contents()
+        try:
+            return field.contents()
+        except (ValueError, IndexError) as error:  # a text that is not UTF-8, a list cut short
+            raise DownloadError(f"the GGUF file's {key} cannot be read: {error}", failure=FailureClass.USER) from error
 
-    def get(self, key: str) -> Any:
-        return self[key] if key in self._fields else None
+    def _wrong(self, key: str, value: object, expected: str) -> NoReturn:
+        shown = repr(value)
+        raise DownloadError(
+            f"the GGUF file's {key} is {shown if len(shown) <= 60 else f'{shown[:57]}...'}; expected {expected}",
+            failure=FailureClass.INFEASIBLE,
+        )
 
 
-def tokenizer(tokens: list[str], merges: list[str], types: list[int]) -> Tokenizer:
+def _tokenizer(fields: _Fields) -> Tokenizer:
+    tokens, merges, types = (
+        fields.texts("tokenizer.ggml.tokens"),
+        fields.texts("tokenizer.ggml.merges"),
+        fields.integers("tokenizer.ggml.token_type"),
+    )
+    pairs = [merge.split(" ") for merge in merges]
+    if len(types) != len(tokens) or len(set(tokens)) != len(tokens) or not all(len(pair) == 2 for pair in pairs):
+        raise DownloadError(
+            "the GGUF file's tokenizer is damaged: tokens stand in it twice or without a type, or merges are not of two",
+            failure=FailureClass.INFEASIBLE,
+        )
+    try:
+        return tokenizer(tokens, [(left, right) for left, right in pairs], types)
+    except Exception as error:  # the library raises bare Exception
+        raise DownloadError(
+            f"the GGUF file's tokenizer cannot be made: {error}", failure=FailureClass.INFEASIBLE
+        ) from error
+
+
+def tokenizer(tokens: list[str], merges: list[tuple[str, str]], types: list[int]) -> Tokenizer:
     """A byte-level BPE tokenizer with SmolLM's splitting: every digit alone, then GPT-2's words."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
-    result = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    result = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     result.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -138,41 +205,45 @@ def tokenizer(tokens: list[str], merges: list[str], types: list[int]) -> Tokeniz
 
 
 def _config(fields: _Fields, *, tied: bool) -> dict[str, Json]:
-    heads, hidden = fields["llama.attention.head_count"], fields["llama.embedding_length"]
+    heads, hidden = fields.integer("llama.attention.head_count"), fields.integer("llama.embedding_length")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": hidden,
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "num_hidden_layers": fields["llama.block_count"],
+        "intermediate_size": fields.integer("llama.feed_forward_length"),
+        "num_hidden_layers": fields.integer("llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("llama.attention.head_count_kv") or heads,
-        "head_dim": fields.get("llama.attention.key_length") or hidden // heads,
+        "num_key_value_heads": _kv_heads(fields),
+        "head_dim": fields.integer("llama.attention.key_length", max(1, hidden // heads)),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "max_position_embeddings": fields["llama.context_length"],
-        "rms_norm_eps": _shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_theta": _shortest(fields.get("llama.rope.freq_base") or 10000.0),
+        "max_position_embeddings": fields.integer("llama.context_length"),
+        "rms_norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": fields.number("llama.rope.freq_base", 10000.0),
         "rope_scaling": None,
         "tie_word_embeddings": tied,
-        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "vocab_size": len(fields.texts("tokenizer.ggml.tokens")),
         "torch_dtype": "float16",
         **_token_ids(fields),
     }
 
 
-def _token_ids(fields: _Fields) -> dict[str, Json]:
-    named = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
-    return {name: value for name, value in ids.items() if value is not None}
+def _kv_heads(fields: _Fields) -> int:
+    return fields.integer("llama.attention.head_count_kv", fields.integer("llama.attention.head_count"))
+
+
+def _token_ids(fields: _Fields, suffix: str = "_id", **more: str) -> dict[str, Json]:
+    """The special tokens that the file names, by their Hugging Face names."""
+    named = {"bos": "bos", "eos": "eos", "pad": "padding", **more}
+    keys = {f"{name}_token{suffix}": f"tokenizer.ggml.{key}_token_id" for name, key in named.items()}
+    last = len(fields.texts("tokenizer.ggml.tokens")) - 1
+    return {name: fields.integer(key, least=0, most=last) for name, key in keys.items() if fields.has(key)}
 
 
 def _special_tokens(fields: _Fields) -> dict[str, Json]:
-    tokens = fields["tokenizer.ggml.tokens"]
-    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
-    return {name: tokens[value] for name, value in ids.items() if value is not None}
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    return {name: tokens[cast("int", number)] for name, number in _token_ids(fields, "", unk="unknown").items()}
 
 
 def _tokenizer_config(fields: _Fields) -> dict[str, Json]:
@@ -180,19 +251,24 @@ def _tokenizer_config(fields: _Fields) -> dict[str, Json]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": fields["llama.context_length"],
+        "model_max_length": fields.integer("llama.context_length"),
         **_special_tokens(fields),
-        "chat_template": fields.get("tokenizer.chat_template"),
+        "chat_template": fields.text(_TEMPLATE) if fields.has(_TEMPLATE) else None,
     }
 
 
 def _write_weights(path: Path, reader: GGUFReader, fields: _Fields) -> None:
     """Write all tensors as float16, one at a time. Format: https://github.com/huggingface/safetensors#format"""
-    named = sorted((_name(tensor.name), tensor) for tensor in reader.tensors if tensor.name != "rope_freqs.weight")
+    named = sorted(
+        ((_name(tensor.name), tensor) for tensor in reader.tensors if tensor.name != "rope_freqs.weight"),
+        key=lambda pair: pair[0],
+    )
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, tensor in named:
         shape = [int(n) for n in reversed(tensor.shape)]
+        if 0 in shape:
+            raise DownloadError(f"{tensor.name} is empty: its shape is {shape}", failure=FailureClass.INFEASIBLE)
         end = position + 2 * math.prod(shape)
         header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [position, end]}
         position = end
@@ -202,7 +278,8 @@ def _write_weights(path: Path, reader: GGUFReader, fields: _Fields) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, tensor in named:
             for rows in _rows(tensor, _heads(name, fields)):
-                half = rows.astype(np.float16)
+                with np.errstate(over="ignore"):
+                    half = rows.astype(np.float16)
                 if not np.isfinite(half).all():
                     raise DownloadError(f"{tensor.name} has values beyond float16", failure=FailureClass.INFEASIBLE)
                 file.write(half.data)
@@ -214,17 +291,29 @@ def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
     if heads is not None:
         # GGUF pairs the two halves of each head's rows, as rotary embeddings there turn neighbours.
         shape = packed.shape
+        if len(shape) != 2 or shape[0] % (2 * heads):
+            raise DownloadError(
+                f"{tensor.name} has {len(packed)} rows, which are not those of {heads} heads",
+                failure=FailureClass.INFEASIBLE,
+            )
         packed = packed.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
     step = 4096 if packed.ndim > 1 else len(packed)
     for first in range(0, len(packed), step):
-        yield dequantize(packed[first : first + step], tensor.tensor_type)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by the caller
+                yield dequantize(packed[first : first + step], tensor.tensor_type)
+        except NotImplementedError as error:
+            raise DownloadError(
+                f"{tensor.name} is quantized as {tensor.tensor_type.name}, which cannot be unpacked",
+                failure=FailureClass.INFEASIBLE,
+            ) from error
 
 
 def _heads(name: str, fields: _Fields) -> int | None:
     if name.endswith("q_proj.weight"):
-        return int(fields["llama.attention.head_count"])
+        return fields.integer("llama.attention.head_count")
     if name.endswith("k_proj.weight"):
-        return int(fields.get("llama.attention.head_count_kv") or fields["llama.attention.head_count"])
+        return _kv_heads(fields)
     return None
 
 
@@ -233,14 +322,15 @@ def _name(gguf_name: str) -> str:
     parts = gguf_name.split(".")
     if gguf_name in _TOP_NAMES:
         return _TOP_NAMES[gguf_name]
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER_NAMES and parts[3] == "weight":
+    if (
+        len(parts) == 4
+        and parts[0] == "blk"
+        and parts[1].isdecimal()
+        and parts[2] in _LAYER_NAMES
+        and parts[3] == "weight"
+    ):
         return f"model.layers.{int(parts[1])}.{_LAYER_NAMES[parts[2]]}.weight"
     raise DownloadError(f"the GGUF file has a tensor {gguf_name}, unknown for Llama", failure=FailureClass.INFEASIBLE)
-
-
-def _shortest(value: float) -> float:
-    """The float32 value as people write it: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
 
 
 def _write_json(path: Path, value: Mapping[str, Json]) -> None:

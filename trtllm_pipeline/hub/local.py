@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub.answers import UnavailableError
 from trtllm_pipeline.hub.files import description_files, weight_files
 from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
 from trtllm_pipeline.hub.verify import check_folder
 
-_FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
 _COPIED_BYTES: Final = 64 << 20
 
 
-def needed_files(folder: Path, model: str) -> list[str]:
-    """The names of the files in `folder` that belong to the model, sorted. Raises DownloadError."""
+def needed_files(folder: Path, model: str) -> dict[str, Path]:
+    """The files in `folder` that belong to the model, by name, and where they lie. Raises DownloadError."""
     if not folder.is_dir():
         raise UnavailableError(f"{model}: there is no folder {folder}", failure=FailureClass.USER)
-    names = {entry.name for entry in os.scandir(folder) if entry.is_file()}
+    names = model_files.names(folder)
     if "config.json" not in names:
         raise UnavailableError(
             f"{model}: {folder} has no config.json, so it is not a Hugging Face model folder",
             failure=FailureClass.USER,
         )
-    return sorted({*description_files(names), *weight_files(folder, names, model)})
+    wanted = sorted({*description_files(names), *weight_files(folder, names, model)})
+    return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
 
 def content_digest(folder: Path, digest: Callable[[Path], str]) -> str:
     """Digest of the model in `folder`: of the names and contents of the files that belong to it. Checks it, too."""
     from blake3 import blake3
 
-    names = needed_files(folder, folder.name)
+    files = needed_files(folder, folder.name)
     check_folder(folder, folder.name)
     whole = blake3()
-    for name in names:
-        whole.update(f"{name}\0{digest(folder / name)}\n".encode())
+    for name, path in files.items():
+        whole.update(f"{name}\0{digest(path)}\n".encode())
     return whole.hexdigest()
 
 
@@ -50,30 +50,24 @@ def take(folder: Path, out: Path, *, progress: Progress) -> None:
     Small files are copied, because people edit them in place. Weights are shared copy-on-write or, on file systems
     that cannot, hard linked: who rewrites them in place changes both.
     """
-    names = needed_files(folder, folder.name)
-    total = sum((folder / name).stat().st_size for name in names)
+    files = needed_files(folder, folder.name)
+    total = sum(path.stat().st_size for path in files.values())
     done = 0
     with full_disk_in_words(out, folder.name):
-        for name in names:
-            _share((folder / name).resolve(), out / name)
+        for name, path in files.items():
+            _share(path, out / name)
             done += (out / name).stat().st_size
             progress(done, total, "bytes")
 
 
 def _share(source: Path, target: Path) -> None:
     if source.stat().st_size > _COPIED_BYTES:
-        try:
-            with source.open("rb") as original, target.open("xb") as clone:
-                fcntl.ioctl(clone.fileno(), _FICLONE, original.fileno())
+        if model_files.clone(source, target):
             return
-        except OSError:
-            target.unlink(missing_ok=True)
-        try:
+        with suppress(OSError):
             os.link(source, target)
             return
-        except OSError:
-            pass
-    shutil.copyfile(source, target)
+    model_files.copy(source, target)
 
 
 def check_unchanged(pinned: str, found: str, folder: Path) -> None:

@@ -25,6 +25,7 @@ import httpx
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import answers
 from trtllm_pipeline.hub.files import RemoteFile
+from trtllm_pipeline.model_files import copy
 
 Progress = Callable[[float, float | None, str], None]
 
@@ -224,7 +225,7 @@ def place(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        copy(source, target)
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.files import INDEX, read_index, weight_files
+from trtllm_pipeline.hub.files import INDEX, description_files, read_index, weight_files
+from trtllm_pipeline.model_files import Fields
+from trtllm_pipeline.userfile import decode
 
 # Source: https://github.com/huggingface/safetensors (format and limits)
 _MAX_HEADER_BYTES: Final = 100_000_000
@@ -30,86 +33,111 @@ def check_folder(folder: Path, model: str) -> None:
 
     Raises DownloadError naming the first file that is not as it must be.
     """
-    names = {path.name for path in folder.iterdir() if path.is_file()}
-    for name in sorted(names):
-        check_not_pointer(folder / name, model)
-    if not isinstance(_json(folder / "config.json", model), dict):
-        raise _damaged(model, "config.json", "it is not a JSON object")
-    if not names.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in names):
+    present = model_files.names(folder)
+    described = description_files(present)
+    for name in described:
+        check_not_pointer(folder, name, model)
+    Fields.read(folder, "config.json")
+    if not present.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in present):
         raise _damaged(model, str(folder.name), "there is no tokenizer in it")
-    for name in sorted(name for name in names if name.endswith(".json") and name != "config.json"):
-        _json(folder / name, model)
-    shards = {name: tensors(folder / name, model) for name in weight_files(folder, names, model)}
-    if INDEX in names:
-        placed = read_index(folder / INDEX)
+    for name in described:
+        if name.endswith(".json"):
+            model_files.read_json(folder, name)
+    shards = {}
+    for name in weight_files(folder, present, model):
+        check_not_pointer(folder, name, model)
+        shards[name] = tensors(folder, name)
+    if INDEX in present:
+        placed = read_index(folder)
         for tensor, shard in placed.items():
-            if tensor not in shards[shard]:
+            if tensor not in shards[shard].tensors:
                 raise _damaged(model, shard, f"the index places {tensor} in it, but it is not there")
         for shard, found in shards.items():
-            if unlisted := sorted(found.keys() - placed.keys()):
+            if unlisted := sorted(found.tensors.keys() - placed.keys()):
                 raise _damaged(model, shard, f"it holds {unlisted[0]}, which the index does not name")
 
 
-def tensors(path: Path, model: str) -> Mapping[str, Mapping[str, Any]]:
-    """The header of a safetensors file, tensor name -> its entry, checked against the file's length.
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What the header of a safetensors file says of one tensor."""
 
-    Raises DownloadError when the header is not JSON, or the tensors do not fill the file exactly.
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """Of its bytes, from the start of the file."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A safetensors file, by its header."""
+
+    path: Path
+    """Links followed."""
+    tensors: Mapping[str, Tensor]
+
+
+def tensors(folder: Path, name: str) -> Shard:
+    """The tensors of a safetensors file in a model's folder, checked against the file's length.
+
+    Raises DownloadError when the file is not there, its header cannot be read, or the tensors do not fill it exactly.
     """
+    path = model_files.find(folder, name)
+    if path is None:
+        raise _damaged(folder.name, name, "it is missing")
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 10 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise _damaged(model, path.name, f"a header of {length} bytes does not fit a file of {size}")
+            raise _damaged(folder.name, name, f"a header of {length} bytes does not fit a file of {size}")
         text = file.read(length)
     try:
-        header = json.loads(text, object_pairs_hook=_no_duplicates)
-        header.pop("__metadata__", None)
-        places = sorted((*entry["data_offsets"], name) for name, entry in header.items())
-        position = 0
-        for begin, end, name in places:
-            entry = header[name]
-            bits = _BITS.get(entry["dtype"])
-            if begin != position or end < begin:
-                raise _damaged(model, path.name, f"tensor {name} is at {begin} to {end}, expected from {position}")
-            if bits is not None and 8 * (end - begin) != math.prod(entry["shape"]) * bits:
-                raise _damaged(
-                    model,
-                    path.name,
-                    f"tensor {name} has {end - begin} bytes, which is not {entry['shape']} of {entry['dtype']}",
-                )
-            position = end
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(model, path.name, f"its header cannot be read: {error!r}") from error
-    if 8 + length + position != size:
-        raise _damaged(model, path.name, f"its tensors end at byte {8 + length + position}, the file at {size}")
-    return dict(header)
+        header = Fields.of(decode(text, unique=True), path).values
+        found = {key: _tensor(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"}
+    except ValueError as error:
+        raise _damaged(folder.name, name, f"its header cannot be read: {error}") from error
+    position = 8 + length
+    for key, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if tensor.begin != position or tensor.end < tensor.begin:
+            place = f"{tensor.begin - 8 - length} to {tensor.end - 8 - length}"
+            raise _damaged(folder.name, name, f"tensor {key} is at {place}, expected from {position - 8 - length}")
+        bits = _BITS.get(tensor.dtype)
+        if bits is not None and 8 * (tensor.end - tensor.begin) != math.prod(tensor.shape) * bits:
+            what = f"{list(tensor.shape)} of {tensor.dtype}"
+            raise _damaged(
+                folder.name, name, f"tensor {key} has {tensor.end - tensor.begin} bytes, which is not {what}"
+            )
+        position = tensor.end
+    if position != size:
+        raise _damaged(folder.name, name, f"its tensors end at byte {position}, the file at {size}")
+    return Shard(path, found)
 
 
-def check_not_pointer(path: Path, model: str) -> None:
+def _tensor(name: str, entry: object, data: int) -> Tensor:
+    """An entry of a header; `data` is where the tensors' bytes begin. Raises ValueError for another form."""
+    given: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, place = (given.get(key) for key in ("dtype", "shape", "data_offsets"))
+    whole = [
+        value if isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value) else None
+        for value in (shape, place)
+    ]
+    if not isinstance(dtype, str) or whole[0] is None or whole[1] is None or len(whole[1]) != 2:
+        raise ValueError(f"tensor {name} needs dtype, shape and two data_offsets")
+    return Tensor(dtype, tuple(whole[0]), data + whole[1][0], data + whole[1][1])
+
+
+def check_not_pointer(folder: Path, name: str, model: str) -> None:
     """Raise DownloadError when the file is what git leaves of a big file without git-lfs."""
+    path = model_files.find(folder, name)
+    if path is None:
+        return
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             raise DownloadError(
-                f"{model}: {path.name} is a git-lfs pointer, not the file itself",
+                f"{model}: {name} is a git-lfs pointer, not the file itself",
                 failure=FailureClass.USER,
                 hint="in the clone it comes from, run `git lfs install && git lfs pull`",
             )
-
-
-def _json(path: Path, model: str) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise _damaged(model, path.name, "it is missing") from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(model, path.name, f"it is not JSON: {error}") from error
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a name stands in it twice")
-    return result
 
 
 def _damaged(model: str, name: str, reason: str) -> DownloadError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline import chat
 from trtllm_pipeline.userfile import RowError, read_json_lines
 
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
@@ -61,7 +61,11 @@ def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
             raise RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
             raise RowError("messages", "this model has no chat template; give `input`")
-        messages, text = tuple(text), render(text)
+        messages = tuple(text)
+        try:
+            text = render(messages)
+        except chat.RefusedError as error:
+            raise RowError("messages", error.message) from error
     if not isinstance(text, str) or not text.strip():
         raise RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
@@ -85,45 +89,20 @@ def unrendered(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 
-def chat_renderer(model: Path) -> Render | None:
-    """How chat messages become a prompt for the model whose tokenizer files lie in `model`; None without a template.
+@contextmanager
+def chat_renderer(model: Path | None) -> Iterator[Render | None]:
+    """How chat messages become a prompt for the model whose tokenizer files lie in the folder `model`.
 
-    The template is `chat_template` of tokenizer_config.json or the file chat_template.jinja, rendered in Jinja2's
-    sandbox with the settings Hugging Face documents for chat templates.
+    None without a template. Rendering raises `chat.TemplateError`.
     """
-    try:
-        settings = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        settings = {}
-    beside = model / "chat_template.jinja"
-    source = beside.read_text(encoding="utf-8") if beside.is_file() else settings.get("chat_template")
-    if isinstance(source, list):
-        source = next((item["template"] for item in source if item["name"] == "default"), None)
-    if not isinstance(source, str):
-        return None
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ModuleNotFoundError as error:
-        raise StageError("chat templates need Jinja2", failure=FailureClass.USER, hint="pip install jinja2") from error
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
-    template = environment.from_string(source)
-    tokens = {name: _token(settings.get(name)) for name in ("bos_token", "eos_token")}
-
-    def render(messages: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return template.render(messages=messages, add_generation_prompt=True, **tokens)
-        except TemplateError as error:
-            raise RowError("messages", f"the chat template refuses them: {error}") from error
-
-    return render
+    template = None if model is None else chat.read(model)
+    if template is None:
+        yield None
+        return
+    with chat.Renderer(template) as renderer:
+        yield lambda messages: renderer.render(chat.Chat(messages))
 
 
-def _token(value: object) -> str:
-    """A special token as tokenizer_config.json writes it: text, an object with its text, or nothing."""
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value or "")
+def tokenizer_folder(path: Path | None) -> Path | None:
+    """The folder that a tokenizer.json lies in, which may be named by itself or by its folder; None for none."""
+    return path if path is None or path.is_dir() else path.parent

@@ -8,6 +8,7 @@ al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import cpu_count
-from trtllm_pipeline.userfile import decode_mapping
+from trtllm_pipeline.model_files import Fields, ModelFileError
 
 CPU_MARGIN: Final = 4.0
 """What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
@@ -66,22 +67,25 @@ def bytes_per_token(engine: Path) -> tuple[int | None, str]:
     Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value.
     """
     try:
-        config = decode_mapping((engine / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None, "the engine has no config.json"
-    model = config.get("pretrained_config") or config.get("geometry") or {}
-    build = config.get("build_config") or {}
-    moe = model.get("moe") or {}
-    if model.get("num_experts") or model.get("num_local_experts") or moe.get("num_experts"):
+        return _bytes_per_token(engine, Fields.read(engine, "config.json"))
+    except ModelFileError as error:
+        return None, f"the engine's {error.short}"
+
+
+def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
+    model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
+    experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
+    if any((*experts, model.fields("moe").optional_integer("num_experts"))):
         return None, "a mixture of experts reads a part of its weights for a token"
-    if str(build.get("speculative_decoding_mode", 1)) not in {"1", "NONE", "None"}:
+    if str(config.fields("build_config").values.get("speculative_decoding_mode", 1)) not in {"1", "NONE", "None"}:
         return None, "with speculative decoding one pass can give several tokens"
-    weights = config.get("weights_bytes") or sum(file.stat().st_size for file in engine.glob("rank*.engine"))
-    tied = model.get("tie_word_embeddings") is True
-    table = 0 if tied else int(model.get("vocab_size") or 0) * int(model.get("hidden_size") or 0) * 4
+    weights = config.integer("weights_bytes", 0, least=0, most=2**63)
+    weights = weights or sum(file.stat().st_size for file in engine.glob("rank*.engine"))
+    sizes = [model.optional_integer(name) or 0 for name in ("vocab_size", "hidden_size")]
+    table = 0 if model.flag("tie_word_embeddings") else 4 * math.prod(sizes)
     if weights <= table:
         return None, "the size of the weights is not known, or most of it is the embedding table"
-    return int(weights) - table, ""
+    return weights - table, ""
 
 
 def cpu_bandwidth(size: int) -> float:

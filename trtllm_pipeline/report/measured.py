@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
+from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, UsageError
 from trtllm_pipeline.perf.conditions import Conditions, deciding, differences
 from trtllm_pipeline.report.names import load_key
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
@@ -284,13 +284,12 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
 
 def tokenizer_at(path: Path) -> Tokenizer:
     """The tokenizer in `path`, a tokenizer.json or a folder with one. Raises UsageError."""
-    from tokenizers import Tokenizer as Loaded
+    from trtllm_pipeline.model_files import read_tokenizer
 
-    file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        loaded: Tokenizer = Loaded.from_file(str(file))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise UsageError(f"{file} is not a tokenizer: {error}") from error
+        loaded: Tokenizer = read_tokenizer(path)
+    except DownloadError as error:
+        raise UsageError(error.message, hint=error.hint) from error
     return loaded
 
 

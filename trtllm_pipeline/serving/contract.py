@@ -10,17 +10,18 @@ then nothing but what config.json says can be compared.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline.digest import digest_file
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Gpu, Machine
+from trtllm_pipeline.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.stages.base import write_json
-from trtllm_pipeline.userfile import decode_mapping
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")
@@ -76,14 +77,22 @@ def read(engine: Path) -> Contract:
     """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
     contract = _from_config(engine)
     path = engine / FILE
-    if not path.exists():
-        return contract
     try:
-        raw = _object(path)
-        digests = {name: FileDigest(**digest) for name, digest in raw["digests"].items()}
-        return Contract(contract.release, contract.world_size, raw["sm"], raw["gpu"], digests)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ServerError(f"{path} is not a contract of ours: {type(error).__name__}: {error}") from error
+        if find(engine, FILE) is None:
+            return contract
+        raw = Fields.read(engine, FILE)
+        files = raw.fields("digests")
+        digests = {
+            name: FileDigest(
+                file.integer("size", least=0, most=2**63),
+                file.integer("mtime_ns", least=-(2**63), most=2**63),
+                file.required_text("blake3"),
+            )
+            for name, file in ((name, files.fields(name)) for name in files.values)
+        }
+        return Contract(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
+    except ModelFileError as error:
+        raise ServerError(f"{path} is not a contract of ours: {error.short}") from error
 
 
 def check(engine: Path, machine: Machine) -> Contract:
@@ -124,7 +133,7 @@ def check(engine: Path, machine: Machine) -> Contract:
             FailureClass.INFEASIBLE,
         )
     for name, built in (contract.digests or {}).items():
-        _check_file(engine / name, built)
+        _check_file(engine, name, built)
     return contract
 
 
@@ -136,26 +145,20 @@ def _public(release: str) -> str:
 def _from_config(engine: Path) -> Contract:
     path = engine / "config.json"
     try:
-        config = _object(path)
-        mapping = config.get("pretrained_config", {}).get("mapping", {})
-        world_size = int(mapping.get("world_size", 1))
-        product = 1
-        for name in ("tp_size", "pp_size", "cp_size"):
-            product *= int(mapping.get(name, 1))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        config = Fields.read(engine, path.name)
+        mapping = config.fields("pretrained_config").fields("mapping")
+        world_size = mapping.integer("world_size", 1)
+        product = math.prod(mapping.integer(name, 1) for name in ("tp_size", "pp_size", "cp_size"))
+    except ModelFileError as error:
         raise ServerError(
-            f"{engine} is not an engine folder: config.json: {error}",
+            f"{engine} is not an engine folder: {error.short}",
             failure=FailureClass.USER,
             hint="an engine is made by `pipeline build`, or by trtllm-build",
         ) from error
     if world_size != product:
         raise _differs(path, "mapping.world_size", f"tp * pp = {product}", world_size, "convert the checkpoint again")
-    version = config.get("version")
+    version = config.values.get("version")
     return Contract(None if version is None else str(version), world_size)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    return decode_mapping(path.read_bytes())
 
 
 def _rank_files(engine: Path) -> list[Path]:
@@ -176,13 +179,13 @@ def _check_ranks(engine: Path, world_size: int) -> None:
         )
 
 
-def _check_file(path: Path, built: FileDigest) -> None:
-    """Raise ServerError unless the file is as it was built."""
+def _check_file(engine: Path, name: str, built: FileDigest) -> None:
+    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the folder."""
     hint = "build the engine again, or copy it again"
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        raise _differs(path, "digests", f"a file of {built.size} bytes", "none", hint) from None
+    path = find(engine, name)
+    if path is None:
+        raise _differs(engine / name, "digests", f"a file of {built.size} bytes", "none", hint)
+    status = path.stat()
     if status.st_size != built.size:
         raise _differs(path, "size", f"{built.size} bytes", f"{status.st_size} bytes", hint)
     if status.st_mtime_ns != built.mtime_ns and (digest := digest_file(path)) != built.blake3:

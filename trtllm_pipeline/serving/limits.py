@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.userfile import decode_mapping
+from trtllm_pipeline.model_files import Fields, ModelFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,13 @@ class EngineLimits:
         limit; `max_seq_len` is what its server was told.
         """
         try:
-            build = decode_mapping((engine / "config.json").read_bytes()).get("build_config", {})
-        except (OSError, ValueError, AttributeError) as error:
-            raise StageError(f"{engine} is not an engine folder: config.json: {error}") from error
-        max_input_len, longest = build.get("max_input_len"), build.get("max_seq_len")
-        if longest is None and max_input_len is not None and build.get("max_output_len") is not None:
-            longest = max_input_len + build["max_output_len"]
+            build = Fields.read(engine, "config.json").fields("build_config")
+            max_input_len, longest = build.optional_integer("max_input_len"), build.optional_integer("max_seq_len")
+            max_output_len = build.optional_integer("max_output_len")
+        except ModelFileError as error:
+            raise StageError(f"{engine} is not an engine folder: {error.short}", failure=error.failure) from error
+        if longest is None and max_input_len is not None and max_output_len is not None:
+            longest = max_input_len + max_output_len
         return cls(max_input_len, max_seq_len if longest is None else longest)
 
     def longest_prompt(self, output_tokens: int) -> int | None:

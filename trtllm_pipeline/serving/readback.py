@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.serving.client import Client, parse_config
 from trtllm_pipeline.userfile import decode_yaml, read_mapping
 
@@ -106,8 +107,7 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
 
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[Check]:
     """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
-    path = engine / "config.json"
-    built = read_mapping(path).get("build_config") or {} if path.is_file() else {}
+    built = Fields.read_optional(engine, "config.json").fields("build_config").values
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
             yield Check(name, declared[name], asked_by, built[name], "the engine's config.json")

@@ -27,7 +27,8 @@ def run(work: Work) -> None:
     metrics = result.metrics_of(names, work.files.get("metric_module"))
     assert isinstance(names, list)
     path = work.files["input_data"]
-    questions, faults = scorable(read(path, metrics, list(map(str, names)), chat_renderer(engine)), metrics)
+    with chat_renderer(engine) as render:
+        questions, faults = scorable(read(path, metrics, list(map(str, names)), render), metrics)
     if faults:
         raise StageError(
             f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}", failure=FailureClass.USER

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import read_tokenizer
 from trtllm_pipeline.perf import self_test
 from trtllm_pipeline.perf.evidence import Claim
 from trtllm_pipeline.perf.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
@@ -21,7 +22,7 @@ from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
 from trtllm_pipeline.perf.target import Target
 from trtllm_pipeline.serving.client import Service, failure_class
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, protocol_for, read_tokenizer
+from trtllm_pipeline.stages.asking import number, protocol_for
 from trtllm_pipeline.stages.base import Work, write_json
 
 
@@ -29,7 +30,8 @@ def run(work: Work) -> None:
     """Measure; raises StageError when the numbers may not be believed."""
     engine = work.inputs["engine"]
     tokenizer = read_tokenizer(engine)
-    prompts = read(work.files["input_data"], chat_renderer(engine))
+    with chat_renderer(engine) as render:
+        prompts = read(work.files["input_data"], render)
     default_max_tokens = int(number(work, "max_tokens"))
     target, claim, plan, objectives = _target(work), _claim(work), _plan(work, prompts), _objectives(work)
     told = claim.declared.get("max_seq_len")

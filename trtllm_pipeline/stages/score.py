@@ -20,7 +20,8 @@ def run(work: Work) -> None:
     metrics = result.metrics_of(names, work.files.get("metric_module"))
     assert isinstance(names, list)
     path = work.files["input_data"]
-    everything = read(path, metrics, list(map(str, names)), chat_renderer(engine))
+    with chat_renderer(engine) as render:
+        everything = read(path, metrics, list(map(str, names)), render)
     questions, faults = scorable(everything, metrics)
     if not questions:
         raise StageError(

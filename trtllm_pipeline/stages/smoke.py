@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.model_files import read_tokenizer
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.target import AnyClient, Target
 from trtllm_pipeline.serving.client import (
@@ -27,7 +28,7 @@ from trtllm_pipeline.serving.client import (
     wire_types,
 )
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.asking import number, read_tokenizer
+from trtllm_pipeline.stages.asking import number
 from trtllm_pipeline.stages.base import Work, write_json
 
 if TYPE_CHECKING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Final
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.model_files import copy, find
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
@@ -21,17 +23,22 @@ TOKENIZER_FILES: Final = (
 """Whatever of these a model folder has goes with its weights."""
 
 
-def link(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy of it where they lie on different file systems."""
-    source = source.resolve()  # hub caches hold symbolic links, and a link to one would be a link to a link
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `target` the file `name` of `folder`, or a copy of it where they lie on different file systems.
+
+    Raises DownloadError where `folder` has none that may be taken.
+    """
+    source = find(folder, name)  # hub caches hold symbolic links, and a link to one would be a link to a link
+    if source is None:
+        raise DownloadError(f"{folder / name} is missing", failure=FailureClass.USER)
     try:
         os.link(source, target)
     except OSError:
-        shutil.copy2(source, target)
+        copy(source, target)
 
 
 def link_tokenizer(source: Path, target: Path) -> None:
-    """Put the tokenizer of the folder `source` into the folder `target`."""
+    """Put the tokenizer of the folder `source` into the folder `target`. Raises DownloadError."""
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            link(source / name, target / name)
+        if find(source, name) is not None:
+            link(source, name, target / name)

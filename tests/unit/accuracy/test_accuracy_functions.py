@@ -49,6 +49,14 @@ def test_where_a_module_lies() -> None:
         ("def f(:", "f", "cannot be imported: SyntaxError"),
         ("def g(answer, row): return 1", "f", "has no function 'f'"),
         ("f = 3", "f", "has no function 'f'"),
+        ("f = eval", "f", "f is not a function that .*py defines"),
+        ("from os import system as f", "f", "f is not a function that .*py defines"),
+        ("from shutil import copyfile as f", "f", "f is not a function that .*py defines"),
+        ("from functools import partial\nf = partial(print)", "f", "f is not a function that .*py defines"),
+        ("class f:\n    def __init__(self, answer, row): ...", "f", "f is not a function that .*py defines"),
+        ("def f(answer): return 1", "f", r"f\(answer\) cannot be called with an answer and a row"),
+        ("def f(answer, row, more): return 1", "f", r"cannot be called with an answer and a row"),
+        ("def f(*, answer, row): return 1", "f", r"cannot be called with an answer and a row"),
     ],
 )
 def test_what_cannot_be_loaded(tmp_path: Path, source: str, function: str, message: str) -> None:
@@ -71,3 +79,31 @@ def test_what_a_function_may_not_do(tmp_path: Path, body: str, message: str) -> 
     with pytest.raises(StageError, match=message) as error:
         score(load(tmp_path, f"def f(answer, row):\n    {body}\n"))
     assert error.value.failure is FailureClass.USER
+
+
+@pytest.mark.parametrize(
+    "name", ["builtins:eval", "os:system", "os.path:exists", "subprocess:getoutput", "..x:f", "a/b:f", ":f"]
+)
+def test_what_was_never_made_for_it_is_not_even_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(functions.importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    for file in (None, tmp_path / "own.py"):
+        with pytest.raises(StageError, match="there is no ") as error:
+            functions.load(name, file)
+        assert error.value.failure is FailureClass.USER
+
+
+def test_a_module_that_python_has_already_is_told(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("def dumps(answer, row): return 1\n")
+    with pytest.raises(StageError, match=r"Python has a module json already, from .*json/__init__\.py"):
+        functions.load("json:dumps", tmp_path / "json.py")
+    (tmp_path / "builtins.py").write_text("def eval(answer, row): return 1\n")
+    with pytest.raises(StageError, match="Python has a module builtins already, from Python itself"):
+        functions.load("builtins:eval", tmp_path / "builtins.py")
+
+
+def test_a_function_may_take_more_than_it_needs_to(tmp_path: Path) -> None:
+    assert score(load(tmp_path, "def f(answer, row=None, *rest, strict=True):\n    return 1\n")) == 1
+    assert score(load(tmp_path, "f = lambda answer, row: 0.25\n")) == 0.25

@@ -96,12 +96,12 @@ def test_tokens_cut_within_a_character_are_control_tokens(folder: Path) -> None:
 
 
 def test_sentencepiece_style_vocabulary(folder: Path) -> None:
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0x0A>": 3, "<0xE4>": 4, "\u2581the": 5}
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "<0x0A>": 3, "<0xE4>": 4, "\u2581the": 5, "\u2581": 6, "the": 7}
     change_tokenizer(folder, byte_fallback=True, vocab=vocab, merges=[["\u2581", "the"]])
-    facts = convert.read_tokenizer(folder, replace(read_config(folder), vocab_size=6))
+    facts = convert.read_tokenizer(folder, replace(read_config(folder), vocab_size=8))
     kinds = gguf.TokenType
     assert facts.model == "llama"
-    assert facts.types[3:] == [kinds.BYTE, kinds.CONTROL, kinds.NORMAL]
+    assert facts.types[3:6] == [kinds.BYTE, kinds.CONTROL, kinds.NORMAL]
     assert facts.scores is not None
     assert facts.merges == ["\u2581 the"]
 
@@ -144,8 +144,9 @@ def test_engine_limits(tmp_path: Path, limits: tuple[int, int, int], words: str)
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "model.gguf").touch()
-    geometry = {"max_position_embeddings": 2048, "num_layers": 4, "num_kv_heads": 2, "head_dim": 32}
-    facts = {"schema": 1, "geometry": geometry, "kv_cache_precision": "fp16"}
+    geometry = {"max_position_embeddings": 2048, "num_layers": 4, "num_kv_heads": 2, "head_dim": 32, "vocab_size": 9}
+    facts = {"schema": 1, "geometry": geometry, "kv_cache_precision": "fp16", "parameters": 100}
+    facts |= {"architecture": "llama", "precision": "fp16"}
     (checkpoint / "config.json").write_text(json.dumps(facts))
     assert build.kv_cache_bytes_per_token(facts) == 2 * 4 * 2 * 32 * 2
     params = dict(zip(("max_batch_size", "max_input_len", "max_seq_len"), limits, strict=True))

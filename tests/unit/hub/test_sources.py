@@ -83,11 +83,13 @@ def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, tmp
 
 
 def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path) -> None:
-    linked, out = tmp_path / "linked", tmp_path / "out"
-    linked.mkdir()
+    out, repository = tmp_path / "out", tmp_path / "models--org--name"
+    linked, blobs = repository / "snapshots" / "abc", repository / "blobs"
+    linked.mkdir(parents=True)
     out.mkdir()
-    for path in folder.iterdir():
-        (linked / path.name).symlink_to(path)
+    folder.rename(blobs)
+    for path in blobs.iterdir():
+        (linked / path.name).symlink_to(Path("../../blobs", path.name))
     fetch(resolve([{"local": str(linked)}]), out, progress=lambda *_: None, folder=linked)
     assert not any(path.is_symlink() for path in out.iterdir())
 

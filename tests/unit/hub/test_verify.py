@@ -31,7 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_whole_folder_passes(folder: Path) -> None:
     check_folder(folder, "m")
-    assert tensors(folder / "model.safetensors", "m") == GOOD
+    found = tensors(folder, "model.safetensors")
+    assert {name: (each.dtype, list(each.shape)) for name, each in found.tensors.items()} == {
+        "a": ("F16", [2, 3]),
+        "b": ("F32", []),
+    }
+    assert (found.tensors["a"].end, found.tensors["b"].begin) == (found.path.stat().st_size - 4,) * 2
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ def test_a_whole_folder_passes(folder: Path) -> None:
         ({"a": {"dtype": "F16", "shape": [6]}}, 12, "cannot be read"),
         ({"a": {**GOOD["a"], "data_offsets": "no"}}, 12, "not usable"),
         ({"a": {**GOOD["a"], "data_offsets": [0, None]}}, 12, "cannot be read"),
-        ([], 16, "cannot be read"),
+        ([], 16, "not a JSON object"),
         (b"{not json", 16, "cannot be read"),
         (b'{"a": 1, "a": 2}', 16, "stands in it twice"),
         (b"[" * 100_000, 16, "cannot be read"),
@@ -102,7 +107,7 @@ def test_a_type_of_the_future_passes(folder: Path) -> None:
         ("model.safetensors", None, "no weights"),
         ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid", "git-lfs pointer"),
         ("model.safetensors.index.json", "{}", "not a safetensors index"),
-        ("model.safetensors.index.json", "[]", "not a safetensors index"),
+        ("model.safetensors.index.json", "[]", "not a JSON object"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "x.safetensors"}}', "incomplete"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../x"}}', "outside the model's folder"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}', "holds b, which the index"),

@@ -58,20 +58,21 @@ def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
 
 def test_chat_template(tmp_path: Path) -> None:
 
-    assert chat_renderer(tmp_path) is None
+    with chat_renderer(tmp_path) as none:
+        assert none is None
     template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('role') }}{% endif %}"
         "[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
     settings = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    render = chat_renderer(tmp_path)
-    assert render is not None
-    assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "bad", "content": ""}]}', encoding="utf-8")
-    with pytest.raises(MatrixError, match="refuses them: role"):
-        read(path, render)
+    with chat_renderer(tmp_path) as render:
+        assert render is not None
+        assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
+        with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* does not take this conversation: role"):
+            read(path, render)
 
 
 def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
@@ -79,8 +80,8 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
     path = tmp_path / "p.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
-    with pytest.raises(MatrixError, match="unsafe"):
-        read(path, chat_renderer(tmp_path))
+    with chat_renderer(tmp_path) as render, pytest.raises(MatrixError, match="unsafe"):
+        read(path, render)
 
 
 def test_the_built_in_prompts() -> None:

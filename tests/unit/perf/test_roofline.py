@@ -58,7 +58,7 @@ def test_no_engine_is_no_limit(tmp_path: Path) -> None:
     assert limit(tmp_path).to_json() == {
         "pass_s": None,
         "weight_bytes": None,
-        "reason": "the engine has no config.json",
+        "reason": "the engine's config.json: it is missing",
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_pipeline import machine
-from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.errors import DownloadError, ServerError
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.runtime import (
     Event,
@@ -128,7 +128,7 @@ def test_end_tokens_come_from_all_files(
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="cannot be read as a tokenizer"):
+    with pytest.raises(DownloadError, match=r"tokenizer\.json is not usable: it is missing"):
         Text(tmp_path)
 
 

@@ -78,14 +78,14 @@ def test_what_an_engine_does_not_say_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("{", "cannot be read"),
+        ("{", "not JSON"),
         ([], "trtllm-build did not write it"),
         ({"architecture": "LlamaForCausalLM"}, "trtllm-build did not write it"),
         ({"builder_config": {}, "plugin_config": {}}, "trtllm-build did not write it"),
     ],
 )
 def test_folders_that_are_no_engines(tmp_path: Path, config: Any, words: str) -> None:
-    with pytest.raises(EngineError, match=r"has no config\.json"):
+    with pytest.raises(EngineError, match=r"is not an engine folder: config\.json: it is missing"):
         Engine.read(tmp_path)
     with pytest.raises(EngineError, match=words):
         Engine.read(write(tmp_path, config))

@@ -172,22 +172,29 @@ def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_pa
 
 
 def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:
-    work = Work({"precision": "fp8"}, {}, {}, tmp_path, tmp_path)
+    work = Work({"precision": "fp8", "kv_cache_precision": "none"}, {}, {}, tmp_path, tmp_path)
     header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + bytes(4)
+    quantized = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    stated = {"quantization": {"quant_algo": "FP8"}}
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    for content, config, said in (
-        (whole, {"model_type": "llama"}, "quantization_config is missing"),
-        (whole[:-1], {"quantization_config": {"quant_algo": "FP8"}}, "its tensors end at byte"),
-        (whole, None, "config.json is not usable: it is missing"),
+    for content, config, beside, said in (
+        (whole, {"model_type": "llama"}, stated, "quantization_config is missing"),
+        (whole[:-1], quantized, stated, "its tensors end at byte"),
+        (whole, None, stated, "config.json is not usable: it is missing"),
+        (whole, quantized, None, "hf_quant_config.json is missing or names no algorithm"),
+        (whole, quantized, {"quantization": {}}, "hf_quant_config.json is missing or names no algorithm"),
+        (whole, quantized, {"quantization": {"quant_algo": "NVFP4"}}, "quant_algo is NVFP4, expected FP8 for fp8"),
+        (whole, quantized, {"quantization": []}, r"quantization is \[\]; expected an object"),
     ):
         (tmp_path / "model.safetensors").write_bytes(content)
-        (tmp_path / "config.json").unlink(missing_ok=True)
-        if config is not None:
-            (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        for name, value in (("config.json", config), ("hf_quant_config.json", beside)):
+            (tmp_path / name).unlink(missing_ok=True)
+            if value is not None:
+                (tmp_path / name).write_text(json.dumps(value), encoding="utf-8")
         with pytest.raises(StageError, match=said):
             run_hugging_face(work)
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_algo": "FP8"}}', encoding="utf-8")
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated), encoding="utf-8")
     run_hugging_face(work)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(StageError, match="no tokenizer"):

@@ -90,14 +90,14 @@ def without(key: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: (folder / "config.json").unlink(), r"config\.json: a checkpoint has one, and it is JSON"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json is not usable: it is missing"),
         (
             lambda folder: (folder / "config.json").write_text("{"),
-            r"config\.json: a checkpoint has one, and it is JSON",
+            r"config\.json is not usable: not JSON",
         ),
         (
             lambda folder: (folder / "config.json").write_text("[]"),
-            r"config\.json: a checkpoint has one, and it is JSON",
+            r"config\.json is not usable: it is not a JSON object",
         ),
         (without("hidden_act"), r"config\.json: hidden_act is missing"),
         (lambda folder: (folder / "rank3.safetensors").unlink(), r"rank3\.safetensors is missing: tp2pp2 has 4 ranks"),
@@ -142,14 +142,14 @@ def test_a_layout_that_the_script_did_not_take_is_found(ranks: Path) -> None:
 def test_a_checkpoint_is_of_the_precision_that_was_asked_for(
     precision: str, cache: str, algorithm: str | None, cache_algorithm: str | None
 ) -> None:
-    config = {"quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": cache_algorithm}}
-    checkpoint.check_precision(Path("c"), config, {"precision": precision, "kv_cache_precision": cache})
+    quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": cache_algorithm}
+    checkpoint.check_precision(Path("c"), quantization, {"precision": precision, "kv_cache_precision": cache})
 
 
 @pytest.mark.parametrize("precision", [name for name in formats.PRECISIONS if name not in {"fp16", "bf16"}])
 def test_the_stand_in_for_quantize_writes_what_is_looked_for(precision: str) -> None:
-    config = {"quantization": {"quant_algo": quantize.ALGORITHMS[precision]}}
-    checkpoint.check_precision(Path("c"), config, {"precision": precision, "kv_cache_precision": "none"})
+    quantization = {"quant_algo": quantize.ALGORITHMS[precision]}
+    checkpoint.check_precision(Path("c"), quantization, {"precision": precision, "kv_cache_precision": "none"})
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,10 @@ def test_an_engine_for_another_machine_fails_its_check(built: Path) -> None:
 
 
 def test_a_tokenizer_is_linked_past_links_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blobs, source, target = (tmp_path / name for name in ("blobs", "source", "target"))
+    repository = tmp_path / "models--org--name"
+    blobs, source, target = repository / "blobs", repository / "snapshots" / "abc", tmp_path / "target"
     for folder in (blobs, source, target):
-        folder.mkdir()
+        folder.mkdir(parents=True)
     (blobs / "abc").write_text("{}")
     (source / "tokenizer.json").symlink_to(blobs / "abc")
     (source / "config.json").write_text("{}")
@@ -292,7 +293,7 @@ def test_a_tokenizer_is_linked_past_links_or_copied(tmp_path: Path, monkeypatch:
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", other_file_system)
-    files.link(source / "tokenizer.json", target / "copy")
+    files.link(source, "tokenizer.json", target / "copy")
     assert (target / "copy").read_text() == "{}"
     assert not (target / "copy").samefile(blobs / "abc")
 

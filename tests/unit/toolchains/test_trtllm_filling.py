@@ -223,7 +223,7 @@ def test_without_templates(installed: Installed, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"model has no config.json|did not write it"):
+    with pytest.raises(StageError, match=r"config.json: it is missing|did not write it"):
         repository.write(
             tmp_path, TensorRTLLM(RELEASE), engine=installed.model, model=installed.model, params={"max_batch_size": 4}
         )

@@ -173,3 +173,20 @@ def test_each_lane_and_frontend_has_its_own_start(
     assert given[0] is work
     if expected == "run_openai":
         assert given[1] == ["trtllm-serve", "x"]
+
+
+@pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
+@pytest.mark.parametrize("run", [frontends.run_pytorch, frontends.launch_pytorch])
+def test_a_quantized_folder_that_would_be_served_as_unquantized_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch, frontend: str, run: Callable[[Work], None]
+) -> None:
+    work = make(frontend=frontend, options={}, **LIMITS, **LAYOUT)
+    quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}}
+    (work.inputs["model"] / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    with pytest.raises(StageError, match=r"hf_quant_config\.json is missing .* as if unquantized") as caught:
+        run(work)
+    assert caught.value.failure is FailureClass.INFEASIBLE
+    (work.inputs["model"] / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    if run is frontends.run_pytorch:
+        run(work)
+        assert names(work.out)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.model_files import ModelFileError, read_json
 from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.userfile import decode
 
 
 class EngineError(PipelineError):
@@ -44,11 +44,11 @@ class Engine:
         """The engine in `folder`. Raises EngineError for a folder that `trtllm-build` did not write."""
         path = folder / "config.json"
         try:
-            config = decode(path.read_bytes())
-        except FileNotFoundError:
-            raise EngineError(f"{folder} has no config.json", hint="name the folder trtllm-build wrote") from None
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path} cannot be read: {error}", hint="build the engine again") from error
+            config = read_json(folder, path.name)
+        except ModelFileError as error:
+            raise EngineError(
+                f"{folder} is not an engine folder: {error.short}", hint="name the folder trtllm-build wrote"
+            ) from error
         if not isinstance(config, dict) or not {"pretrained_config", "build_config"} <= config.keys():
             raise EngineError(
                 f"{path} has no pretrained_config and build_config: trtllm-build did not write it",

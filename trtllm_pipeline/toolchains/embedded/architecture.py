@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",
@@ -19,6 +19,9 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """Class name in `config.json` -> name of the architecture in a GGUF file."""
+_MOST_LAYERS: Final = 10_000
+_MOST_TOKENS: Final = 10_000_000
+"""Ten times what any known model has: what is listed for each must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,48 +77,34 @@ def read_config(folder: Path) -> ModelConfig:
     Raises StageError (infeasible) where the model is not one the converter, and llama.cpp, would compute exactly.
     """
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StageError(
-            f"{path} cannot be read: {error}",
-            failure=FailureClass.USER,
-            hint="the model has to be a Hugging Face folder: config.json, *.safetensors, tokenizer.json",
-        ) from error
-    if not isinstance(raw, dict):
-        raise refused(path, "it is not a JSON object")
-    names = raw.get("architectures") or []
+    raw = Fields.read(folder, path.name)
+    names = raw.texts("architectures")
     architecture = ARCHITECTURES.get(names[0]) if len(names) == 1 else None
     if architecture is None:
-        raise refused(path, f"architecture {', '.join(map(str, names)) or '(none named)'} is not converted")
-    if "quantization_config" in raw:
+        raise refused(path, f"architecture {', '.join(names) or '(none named)'} is not converted")
+    if raw.has("quantization_config"):
         raise refused(path, "its weights are quantized already", hint="start from the unquantized model")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise refused(path, f"activation {raw['hidden_act']!r} is not silu")
-    if raw.get("use_sliding_window"):
+    if (activation := raw.text("hidden_act")) not in {None, "silu"}:
+        raise refused(path, f"activation {activation!r} is not silu")
+    if raw.flag("use_sliding_window"):
         raise refused(path, "sliding window attention is not supported")
-    theta, scaling = _rope(path, raw)
-    try:
-        hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
-        config = ModelConfig(
-            architecture=architecture,
-            hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden // heads),
-            vocab_size=int(raw["vocab_size"]),
-            max_position_embeddings=int(raw["max_position_embeddings"]),
-            rms_norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        )
-    except KeyError as error:
-        raise refused(path, f"it lacks {error.args[0]}") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise refused(path, f"a value has the wrong type: {error}") from error
+    theta, scaling = _rope(path, raw, names[0])
+    hidden, heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
+    config = ModelConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=raw.integer("intermediate_size"),
+        num_layers=raw.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_heads=heads,
+        num_kv_heads=raw.integer("num_key_value_heads", heads),
+        head_dim=raw.integer("head_dim", max(1, hidden // heads)),
+        vocab_size=raw.integer("vocab_size", most=_MOST_TOKENS),
+        max_position_embeddings=raw.integer("max_position_embeddings"),
+        rms_norm_eps=raw.number("rms_norm_eps", most=1.0),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_word_embeddings=raw.flag("tie_word_embeddings"),
+    )
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise refused(
             path,
@@ -124,31 +113,30 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, float | Llama3Scaling | None]:
+def _rope(path: Path, raw: Fields, architecture: str) -> tuple[float, float | Llama3Scaling | None]:
     """Base and scaling of the rotary embedding, from the older keys or from transformers 5's `rope_parameters`."""
-    merged = {
-        "rope_theta": raw.get("rope_theta"),
-        **(raw.get("rope_scaling") or {}),
-        **(raw.get("rope_parameters") or {}),
-    }
-    theta = float(merged["rope_theta"] or 10000.0)
-    if float(merged.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))) != 1.0:
+    older, newer = raw.fields("rope_scaling"), raw.fields("rope_parameters")
+    base = newer if newer.has("rope_theta") else older if older.has("rope_theta") else raw
+    theta = base.number("rope_theta", 10000.0)
+    part = next((each for each in (newer, older) if each.has("partial_rotary_factor")), raw)
+    if part.number("partial_rotary_factor", 1.0) != 1.0:
         raise refused(path, "a rotary embedding over a part of each head is not supported")
-    kind = merged.get("rope_type", merged.get("type", "default"))
-    try:
-        if kind == "default":
-            return theta, None
-        if kind == "linear":
-            return theta, float(merged["factor"])
-        if kind == "llama3" and raw["architectures"] == ["LlamaForCausalLM"]:
-            return theta, Llama3Scaling(
-                factor=float(merged["factor"]),
-                low_freq_factor=float(merged["low_freq_factor"]),
-                high_freq_factor=float(merged["high_freq_factor"]),
-                original_context=int(merged["original_max_position_embeddings"]),
-            )
-    except KeyError as error:
-        raise refused(path, f"its {kind} rope scaling lacks {error.args[0]}") from error
+    scaling = newer if newer.values.keys() - {"rope_theta", "partial_rotary_factor"} else older
+    kind = scaling.text("rope_type") or scaling.text("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, scaling.number("factor")
+    if kind == "llama3" and architecture == "LlamaForCausalLM":
+        found = Llama3Scaling(
+            factor=scaling.number("factor"),
+            low_freq_factor=scaling.number("low_freq_factor"),
+            high_freq_factor=scaling.number("high_freq_factor"),
+            original_context=scaling.integer("original_max_position_embeddings"),
+        )
+        if found.low_freq_factor >= found.high_freq_factor:
+            raise refused(path, "its low_freq_factor is not below its high_freq_factor")
+        return theta, found
     raise refused(path, f"rope scaling {kind!r} is not supported (default, linear, and llama3 for Llama are)")
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.stages.base import Work, write_json
 from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
@@ -41,7 +42,7 @@ def run(work: Work) -> None:
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
-    link(checkpoint / MODEL_FILE, work.out / MODEL_FILE)
+    link(checkpoint, MODEL_FILE, work.out / MODEL_FILE)
     link_tokenizer(checkpoint, work.out)
     config = {
         "schema": SCHEMA,
@@ -98,19 +99,30 @@ def kv_cache_bytes_per_token(facts: Mapping[str, Any]) -> int:
     return int(values * _KV_BYTES[facts["kv_cache_precision"]])
 
 
-def _read_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    path = checkpoint / CONFIG_FILE
+def _read_checkpoint(checkpoint: Path) -> Mapping[str, Any]:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["schema"] == SCHEMA and (checkpoint / MODEL_FILE).is_file():
-            return dict(facts)
-        reason = f"schema {facts['schema']} or a missing {MODEL_FILE}"
-    except KeyError as error:
-        reason = f"its config.json has no {error}"
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error)
-    raise StageError(
-        f"{checkpoint} is not a checkpoint of the embedded toolchain: {reason}",
+        if find(checkpoint, MODEL_FILE) is None:
+            raise _no_checkpoint(checkpoint, f"it has no {MODEL_FILE}")
+        facts = Fields.read(checkpoint, CONFIG_FILE)
+        if (schema := facts.integer("schema", least=0)) != SCHEMA:
+            raise _no_checkpoint(checkpoint, f"its schema is {schema}, not {SCHEMA}")
+        for name in ("architecture", "precision", "kv_cache_precision"):
+            facts.required_text(name)
+        if facts.text("kv_cache_precision") not in _KV_BYTES:
+            raise facts.wrong("kv_cache_precision", f"one of {', '.join(_KV_BYTES)}")
+        for name in ("num_layers", "num_kv_heads", "head_dim", "max_position_embeddings", "vocab_size"):
+            facts.fields("geometry").integer(name)
+        facts.integer("parameters", most=2**63)
+        for name in ("bos_token_id", "eos_token_ids", "pad_token_id"):
+            facts.token_ids(name)
+        return {"bos_token_id": None, "pad_token_id": None, "eos_token_ids": [], "quantization": {}, **facts.values}
+    except ModelFileError as error:
+        raise _no_checkpoint(checkpoint, error.short) from error
+
+
+def _no_checkpoint(folder: Path, reason: str) -> StageError:
+    return StageError(
+        f"{folder} is not a checkpoint of the embedded toolchain: {reason}",
         failure=FailureClass.USER,
         hint="make one with `pipeline convert`",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import read_tokenizer
 from trtllm_pipeline.toolchains.calibration_rows import Selection, choose, read_lines
 from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
@@ -52,47 +53,26 @@ def tokenize(folder: Path, texts: Sequence[str], selection: Selection) -> list[l
 
     Raises StageError (infeasible) where a chat template is asked for and the model has none.
     """
-    from tokenizers import Tokenizer
-
     texts = choose(texts, selection)
     if selection.chat_template:
         texts = _as_chats(folder, texts)
-    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(
-        texts, add_special_tokens=not selection.chat_template
-    )
-    return [row.ids[: selection.max_length] for row in encoded]
+    tokenizer = read_tokenizer(folder)
+    return [
+        row.ids[: selection.max_length]
+        for row in tokenizer.encode_batch(texts, add_special_tokens=not selection.chat_template)
+    ]
 
 
 def _as_chats(folder: Path, texts: Sequence[str]) -> list[str]:
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    file = folder / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-    if not isinstance(source, str):
+    template = chat.read(folder)
+    if template is None:
         raise StageError(
             f"{folder} has no chat template",
             failure=FailureClass.INFEASIBLE,
             hint="set calibration.chat_template to false for this model",
         )
-    names = {}
-    for name in ("bos_token", "eos_token"):
-        token = settings.get(name)
-        names[name] = token.get("content") if isinstance(token, dict) else token
-    try:
-        # Templates come with models, from strangers: a sandbox keeps them to text.
-        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
-        return [
-            template.render(messages=[{"role": "user", "content": text}], add_generation_prompt=True, **names)
-            for text in texts
-        ]
-    except TemplateError as error:
-        raise StageError(
-            f"the chat template of {folder} fails: {error}",
-            failure=FailureClass.INFEASIBLE,
-            hint="set calibration.chat_template to false for this model",
-        ) from error
+    with chat.Renderer(template) as renderer:
+        return [renderer.render(chat.Chat([{"role": "user", "content": text}])) for text in texts]
 
 
 def calibrate(

@@ -8,6 +8,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +20,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_pipeline import chat
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields, find
+from trtllm_pipeline.model_files import read_tokenizer as load_tokenizer
 from trtllm_pipeline.stages.base import Work, write_json
 from trtllm_pipeline.toolchains.calibration_rows import Selection, default_set
 from trtllm_pipeline.toolchains.embedded import calibration
@@ -33,6 +37,7 @@ from trtllm_pipeline.toolchains.files import link_tokenizer
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
 SCHEMA: Final = 1
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # Part of a layer's tensor name -> the same in GGUF. Which of them a model has follows from its architecture.
 _LAYER_NAMES: Final[Mapping[str, str]] = {
@@ -126,7 +131,7 @@ def run(work: Work) -> None:
         "bos_token_id": tokenizer.bos,
         "eos_token_ids": list(tokenizer.eos),
         "pad_token_id": tokenizer.pad,
-        "source": {"dtypes": list(weights.dtypes()), "config": _read_object(folder / "config.json")},
+        "source": {"dtypes": list(weights.dtypes()), "config": Fields.read(folder, "config.json").values},
     }
     write_json(work.out / CONFIG_FILE, facts)
     print(  # noqa: T201 - the stage's log
@@ -297,64 +302,74 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     Raises StageError (infeasible) where there is no tokenizer.json, or it is of a kind GGUF cannot hold.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if find(folder, path.name) is None:
         raise refused(path, "the file is missing", hint="save the model's fast tokenizer beside its weights")
-    raw = _read_object(path)
-    model = raw.get("model") or {}
-    kind = model.get("type")
-    if kind != "BPE" or not isinstance(model.get("vocab"), dict):
+    raw = Fields.read(folder, path.name)
+    model = raw.fields("model")
+    kind, vocabulary = model.text("type"), model.fields("vocab")
+    if kind != "BPE" or not vocabulary.values:
         raise refused(path, f"a {kind} tokenizer is not supported, BPE with a vocabulary is")
-    fallback = bool(model.get("byte_fallback"))
+    load_tokenizer(folder)  # what prompts are encoded with has to read it as well
+    fallback = model.flag("byte_fallback")
     normal = gguf.TokenType.NORMAL
-    by_id = {number: (text, normal) for text, number in model["vocab"].items()}
+    by_id = {vocabulary.integer(text, least=0): (text, normal) for text in vocabulary.values}
     # llama.cpp holds back tokens until they complete a character, and a runtime that speaks in ids would never see them.
     # Control tokens have no text, so nothing is held back: that is what tokens cut within a character are marked as.
     for number, (text, _) in by_id.items():
-        if fallback and len(text) == 6 and text.startswith("<0x"):
-            by_id[number] = (text, gguf.TokenType.BYTE if int(text[3:5], 16) < 0x80 else gguf.TokenType.CONTROL)
+        if fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
+            by_id[number] = (text, gguf.TokenType.BYTE if int(byte[1], 16) < 0x80 else gguf.TokenType.CONTROL)
         elif not fallback and not _is_whole(text):
             by_id[number] = (text, gguf.TokenType.CONTROL)
-    for added in raw.get("added_tokens") or []:
-        special = gguf.TokenType.CONTROL if added.get("special") else gguf.TokenType.USER_DEFINED
-        by_id[added["id"]] = (added["content"], special)
-    if by_id and max(by_id) >= config.vocab_size:
+    for added in raw.objects("added_tokens"):
+        added_kind = gguf.TokenType.CONTROL if added.flag("special") else gguf.TokenType.USER_DEFINED
+        by_id[added.integer("id", least=0)] = (added.required_text("content"), added_kind)
+    if max(by_id) >= config.vocab_size:
         raise refused(path, f"it has token {max(by_id)}, the model's embedding ends at {config.vocab_size - 1}")
     # Embeddings are often padded to a round number of rows; ids that name no token still need an entry.
     unused = gguf.TokenType.UNUSED
     entries = [by_id.get(number, (f"[PAD{number}]", unused)) for number in range(config.vocab_size)]
-    merges = [rule if isinstance(rule, str) else " ".join(rule) for rule in model.get("merges") or []]
 
-    generation = (
-        _read_object(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
-    )
-    settings = _read_object(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    source = _read_object(folder / "config.json")
-    number_of = {text: number for number, (text, _) in by_id.items()}
-
-    def special_id(name: str) -> Any:
-        """A special token's id, or list of ids: what generation is told goes before what the model and the tokenizer say."""
-        for place in (generation, source):
-            if place.get(f"{name}_token_id") is not None:
-                return place[f"{name}_token_id"]
-        text = settings.get(f"{name}_token")
-        return number_of.get(text.get("content") if isinstance(text, dict) else text)
-
-    eos, template = special_id("eos"), settings.get("chat_template")
-    template_file = folder / "chat_template.jinja"
-    if template_file.is_file():
-        template = template_file.read_text(encoding="utf-8")
+    special = _special_ids(folder, {text: number for number, (text, _) in by_id.items()}, config.vocab_size)
     return TokenizerFacts(
         model="llama" if fallback else "gpt2",
-        pre=_pre_tokenizer(config, json.dumps(raw.get("pre_tokenizer"))),
+        pre=_pre_tokenizer(config, json.dumps(raw.values.get("pre_tokenizer"))),
         tokens=[text.encode() for text, _ in entries],
         types=[kind for _, kind in entries],
         scores=[-float(number) for number in range(len(entries))] if fallback else None,
-        merges=merges,
-        bos=special_id("bos"),
-        eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
-        pad=special_id("pad"),
-        chat_template=template if isinstance(template, str) else None,
+        merges=[_merge(model, rule) for rule in model.array("merges")],
+        bos=next(iter(special["bos"]), None),
+        eos=special["eos"],
+        pad=next(iter(special["pad"]), None),
+        chat_template=chat.read_source(folder),
     )
+
+
+def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """The ids of special tokens: what generation is told goes before what the model and the tokenizer say."""
+    places = Fields.read_optional(folder, "generation_config.json"), Fields.read(folder, "config.json")
+    settings = Fields.read_optional(folder, "tokenizer_config.json")
+    found = {}
+    for name in ("bos", "eos", "pad"):
+        key = f"{name}_token_id"
+        ids = next((place.token_ids(key) for place in places if place.has(key)), None)
+        if ids is None:
+            number = number_of.get(settings.token(f"{name}_token") or "")
+            ids = () if number is None else (number,)
+        if beyond := [number for number in ids if number >= vocab_size]:
+            raise refused(
+                folder / "config.json", f"its {key} is {beyond[0]}, the model's embedding ends at {vocab_size - 1}"
+            )
+        found[name] = ids
+    return found
+
+
+def _merge(model: Fields, rule: object) -> str:
+    """A rule of a BPE as one text: newer files write it as a pair."""
+    if isinstance(rule, list) and len(rule) == 2 and all(isinstance(part, str) for part in rule):
+        return " ".join(rule)
+    if not isinstance(rule, str):
+        raise model.wrong("merges", "a list of pairs of texts")
+    return rule
 
 
 @cache
@@ -436,15 +451,3 @@ _FILE_TYPES: Final = {
     gguf.GGMLQuantizationType.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
     gguf.GGMLQuantizationType.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
 }
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StageError(
-            f"{path} is damaged: {error}", failure=FailureClass.USER, hint="download the model again"
-        ) from error
-    if not isinstance(value, dict):
-        raise StageError(f"{path} is not a JSON object", failure=FailureClass.USER, hint="download the model again")
-    return value

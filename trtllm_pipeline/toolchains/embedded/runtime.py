@@ -14,7 +14,6 @@ tokens back while its own text ends within a character and would then not report
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import limited_by_quota
+from trtllm_pipeline.model_files import Fields, ModelFileError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,17 +109,17 @@ class Limits:
     def read(engine: Path) -> Limits:
         """The limits in an engine folder's config. Raises ServerError if that is no engine folder."""
         try:
-            build = json.loads((engine / CONFIG_FILE).read_text(encoding="utf-8"))["build_config"]
-            length = int(build["max_seq_len"])
+            build = Fields.read(engine, CONFIG_FILE).fields("build_config")
+            length = build.integer("max_seq_len")
             return Limits(
-                int(build["max_batch_size"]),
-                int(build.get("max_input_len", length)),
+                build.integer("max_batch_size"),
+                build.integer("max_input_len", length),
                 length,
-                int(build.get("max_num_tokens", CHUNK_TOKENS)),
+                build.integer("max_num_tokens", CHUNK_TOKENS),
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except ModelFileError as error:
             raise ServerError(
-                f"{engine} is not an engine folder: {CONFIG_FILE}: {error}", hint="build it with `pipeline build`"
+                f"{engine} is not an engine folder: {error.short}", hint="build it with `pipeline build`"
             ) from error
 
     def check(self, input_tokens: int, output_tokens: int) -> None:

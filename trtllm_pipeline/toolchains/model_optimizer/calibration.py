@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.toolchains.calibration_rows import Messages, Row, Selection, Tokens
 
@@ -17,17 +18,18 @@ def tokenize(folder: Path, rows: Sequence[Row], selection: Selection, *, trust_r
 
     Raises StageError where a row needs the model's tokenizer or chat template and there is none.
     """
-    tokenizer = None
+    tokenizer: Any = None
     if any(row.tokens is None for row in rows):
         tokenizer = _tokenizer(folder, trust_remote_code=trust_remote_code)
+    chats = [row.messages or [{"role": "user", "content": row.text}] for row in rows if _is_chat(row, selection)]
+    rendered = iter(_chats(folder, tokenizer, chats) if chats else ())
     found = []
     for row in rows:
         if row.tokens is not None:
             tokens = list(row.tokens)
-        elif row.messages is not None or selection.chat_template:
-            tokens = _chat(folder, tokenizer, row.messages or [{"role": "user", "content": row.text}])
+        elif _is_chat(row, selection):
+            tokens = tokenizer(next(rendered), add_special_tokens=False)["input_ids"]
         else:
-            assert tokenizer is not None
             tokens = tokenizer(row.text, truncation=True, max_length=selection.max_length)["input_ids"]
         if tokens:
             found.append(tokens[: selection.max_length])
@@ -41,7 +43,7 @@ def _tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # what transformers and tokenizers raise is not said anywhere
         raise StageError(
             f"the tokenizer in {folder} could not be loaded: {_first_line(error)}",
             failure=FailureClass.USER,
@@ -49,18 +51,28 @@ def _tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def _chat(folder: Path, tokenizer: Any, messages: Messages) -> list[int]:
-    from jinja2 import TemplateError
+def _is_chat(row: Row, selection: Selection) -> bool:
+    return row.tokens is None and (row.messages is not None or selection.chat_template)
 
+
+def _chats(folder: Path, tokenizer: Any, conversations: Sequence[Messages]) -> list[str]:
+    """The texts of conversations, by the template that the tokenizer has, in a process with limits."""
+    hint = 'set calibration.chat_template to false, and give rows as "text"'
     try:
-        found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
-    except (ValueError, TemplateError) as error:
+        source = tokenizer.get_chat_template()
+    except ValueError as error:
         raise StageError(
-            f"the chat template in {folder} does not take the calibration rows: {_first_line(error)}",
+            f"the tokenizer in {folder} has no chat template: {_first_line(error)}",
             failure=FailureClass.INFEASIBLE,
-            hint='set calibration.chat_template to false, and give rows as "text"',
+            hint=hint,
         ) from error
-    return list(found["input_ids"])
+    tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    template = chat.Template(source, tokens, f"the chat template in {folder}")
+    try:
+        with chat.Renderer(template) as renderer:
+            return [renderer.render(chat.Chat(each, add_generation_prompt=False)) for each in conversations]
+    except chat.TemplateError as error:
+        raise StageError(error.message, failure=FailureClass.INFEASIBLE, hint=hint) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.stages.base import write_json
 from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
@@ -49,14 +50,15 @@ class Layout:
 
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: Precision) -> None:
     """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
-    architecture = next(iter(config.get("architectures") or ()), None)
+    given = Fields(config, Path("config.json"))
+    architecture = next(iter(given.texts("architectures")), None)
     if architecture not in FAMILIES:
         raise _infeasible(
             f"architecture {architecture}: TensorRT-LLM checkpoints are written for {', '.join(FAMILIES)}",
             "set the checkpoint format to hugging_face (PyTorch backend), or use TensorRT-LLM's example scripts",
         )
-    heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
-    kv_heads = int(config.get("num_key_value_heads") or heads)
+    heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
+    kv_heads = given.integer("num_key_value_heads", heads)
     what = f"tp{layout.tp}pp{layout.pp}"
     if heads % layout.tp:
         raise _infeasible(f"{what}: {heads} attention heads are not divisible by {layout.tp}", _OTHER)
@@ -68,8 +70,8 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: Precision
         raise _infeasible(f"{what}: {layers} layers are not divisible by {layout.pp}", _OTHER)
     if (group := precision.group_size) is None:
         return
-    head = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
-    for name, width in (("intermediate_size", int(config["intermediate_size"])), ("attention output", heads * head)):
+    head = given.optional_integer("head_dim") or given.integer("hidden_size") // heads
+    for name, width in (("intermediate_size", given.integer("intermediate_size")), ("attention output", heads * head)):
         if width % (layout.tp * group):
             raise _infeasible(
                 f"{what}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.stages.base import Work, write_json
 from trtllm_pipeline.toolchains.calibration_rows import Selection, Tokens, choose, default_set, read_rows
 from trtllm_pipeline.toolchains.files import TOKENIZER_FILES
@@ -231,7 +231,9 @@ def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None 
                 trust_remote_code=request.trust_remote_code,
                 local_files_only=True,
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # what transformers raises for a damaged folder is not said anywhere
+        if memory.is_out_of_memory(error):
+            raise
         needs_code = "trust_remote_code" in str(error)
         raise StageError(
             f"the model in {folder} does not load: {next(iter(str(error).splitlines()), type(error).__name__)}",
@@ -278,9 +280,9 @@ def _export(work: Work, request: Request, config: dict[str, Any], model: Any, cl
 
                 export_hf_checkpoint(model, export_dir=work.out)
     for name in TOKENIZER_FILES:
-        source = work.inputs["model"] / name
-        if source.is_file() and not (work.out / name).exists():
-            shutil.copyfile(source, work.out / name)
+        source = model_files.find(work.inputs["model"], name)
+        if source is not None and not (work.out / name).exists():
+            model_files.copy(source, work.out / name)
     progress(1, 1)
 
 
@@ -295,9 +297,7 @@ def _dtype(config: Any, wanted: str) -> torch.dtype:
 
 
 def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[list[int]]:
-    longest = min(
-        request.selection.max_length, int(config.get("max_position_embeddings") or request.selection.max_length)
-    )
+    longest = min(request.selection.max_length, config.get("max_position_embeddings") or request.selection.max_length)
     selection = replace(request.selection, max_length=longest)
     rows = read_rows(work.files.get("calibration_data") or default_set())
     found = calibration.tokenize(
@@ -307,9 +307,9 @@ def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[lis
         trust_remote_code=request.trust_remote_code,
     )
     beyond = max(map(max, found))
-    if "vocab_size" in config and beyond >= int(config["vocab_size"]):
+    if config.get("vocab_size") and beyond >= config["vocab_size"]:
         raise StageError(
-            f"the calibration rows hold token {beyond}, the model's embedding ends at {int(config['vocab_size']) - 1}",
+            f"the calibration rows hold token {beyond}, the model's embedding ends at {config['vocab_size'] - 1}",
             failure=FailureClass.USER,
             hint="the rows were tokenized for another model, or the tokenizer is another model's",
         )
@@ -317,22 +317,20 @@ def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[lis
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    """The model's config.json. Raises DownloadError where that or the tokenizer's files are not to be opened or read."""
+    for name in TOKENIZER_FILES:
+        if model_files.find(folder, name) is not None and name.endswith(".json"):
+            model_files.read_json(folder, name)
+    config = Fields.read(folder, "config.json")
+    if config.has("quantization_config"):
         raise StageError(
-            f"{path} is missing or damaged: {error}", failure=FailureClass.USER, hint="download the model again"
-        ) from error
-    if not isinstance(value, dict):
-        raise StageError(f"{path} is not a JSON object", failure=FailureClass.USER, hint="download the model again")
-    if value.get("quantization_config"):
-        raise StageError(
-            f"{path} is of a model that is quantized already",
+            f"{folder / 'config.json'} is of a model that is quantized already",
             failure=FailureClass.INFEASIBLE,
             hint="start from the unquantized model",
         )
-    return value
+    for name in ("max_position_embeddings", "vocab_size"):
+        config.optional_integer(name)
+    return dict(config.values)
 
 
 def _require_packages() -> None:

@@ -9,14 +9,14 @@ Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError, StageError
+from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.hub.verify import check_folder, tensors
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
 
@@ -30,6 +30,8 @@ REQUIRED: Final = (
     "hidden_act",
 )
 """Keys of config.json without which nothing can be built."""
+STATED_FILE: Final = "hf_quant_config.json"
+"""How Model Optimizer says what it did to a Hugging Face folder."""
 _UNQUANTIZED: Final = (None, "", "NO_QUANT")
 _MIXED: Final = "MIXED_PRECISION"
 """Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
@@ -39,7 +41,7 @@ def run(work: Work) -> None:
     """Check a TensorRT-LLM checkpoint. Raises StageError."""
     tp, pp = int(str(work.params["tp"])), int(str(work.params["pp"]))
     config = check(work.out, tp=tp, pp=pp)
-    check_precision(work.out, config, work.params)
+    check_precision(work.out / "config.json", config.get("quantization") or {}, work.params)
     size = sum(file.stat().st_size for file in work.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
     print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
@@ -48,15 +50,35 @@ def run(work: Work) -> None:
 def run_hugging_face(work: Work) -> None:
     """Check a quantized Hugging Face checkpoint. Raises StageError."""
     check_folder(work.out, "checkpoint")
-    config = json.loads((work.out / "config.json").read_text(encoding="utf-8"))
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, dict):
+    config = Fields.read(work.out, "config.json")
+    if not config.has("quantization_config"):
         raise StageError(
             f"{work.out / 'config.json'}: quantization_config is missing, so it would be served as if unquantized"
         )
+    stated = check_stated(work.out)
+    check_precision(work.out / STATED_FILE, stated, work.params)
     size = sum(file.stat().st_size for file in work.out.glob("*.safetensors"))
-    algorithm = quantization.get("quant_algo") or work.params["precision"]
-    print(f"checkpoint of {config.get('model_type')}: {algorithm}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+    algorithm = stated.get("quant_algo") or work.params["precision"]
+    print(f"checkpoint of {config.text('model_type')}: {algorithm}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def check_stated(folder: Path) -> Mapping[str, Any]:
+    """What hf_quant_config.json says of a Hugging Face folder that Model Optimizer quantized; of any other, nothing.
+
+    The PyTorch runtime reads that file and knows nothing of Model Optimizer in config.json: without it the weights would be
+    taken for unquantized ones. Raises StageError where they would.
+    """
+    config = Fields.read(folder, "config.json").fields("quantization_config")
+    stated = Fields.read_optional(folder, STATED_FILE).fields("quantization")
+    made_by_it = config.text("quant_method") == "modelopt" or config.fields("producer").text("name") == "modelopt"
+    if made_by_it and not (stated.text("quant_algo") or stated.text("kv_cache_quant_algo")):
+        raise StageError(
+            f"{folder / STATED_FILE} is missing or names no algorithm: Model Optimizer quantized this model, and "
+            "TensorRT-LLM would serve it as if unquantized",
+            failure=FailureClass.INFEASIBLE,
+            hint="get the whole checkpoint, or quantize the model again",
+        )
+    return stated.values
 
 
 def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
@@ -65,16 +87,13 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
     Raises StageError naming what is missing or differs.
     """
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StageError(f"{path}: a checkpoint has one, and it is JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise StageError(f"{path}: a checkpoint has one, and it is JSON: an object was expected")
+    fields = Fields.read(folder, path.name)
+    config = fields.values
     missing = [key for key in REQUIRED if key not in config]
     if missing:
         raise StageError(f"{path}: {', '.join(missing)} is missing")
-    mapping = config.get("mapping") or {}
+    fields.fields("quantization")
+    mapping = fields.fields("mapping").values
     asked = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp}
     for name, value in asked.items():
         if mapping.get(name, 1) != value:
@@ -84,25 +103,24 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
         if not file.is_file():
             raise StageError(f"{file} is missing: tp{tp}pp{pp} has {tp * pp} ranks")
         try:
-            tensors(file, folder.name)
+            tensors(folder, file.name)
         except DownloadError as error:
             raise StageError(f"{file} is damaged: {error.message}") from error
     return config
 
 
-def check_precision(folder: Path, config: Mapping[str, Any], asked: Mapping[str, Json]) -> None:
-    """Raise StageError where the config.json of `folder` says other algorithms than the parameters `asked` for."""
+def check_precision(path: Path, quantization: Mapping[str, Any], asked: Mapping[str, Json]) -> None:
+    """Raise StageError where `quantization`, of the file at `path`, has other algorithms than the parameters `asked` for."""
     precision, cache = str(asked["precision"]), str(asked["kv_cache_precision"])
     known = PRECISIONS.get(precision)
     wanted = {
         "quant_algo": (precision, known.algorithm if known else None),
         "kv_cache_quant_algo": (f"a KV cache of {cache}", kv_cache_algorithm(cache)),
     }
-    quantization = config.get("quantization") or {}
     for name, (what, expected) in wanted.items():
         found = quantization.get(name)
         if not _agree(found, expected):
-            raise StageError(f"{folder / 'config.json'}: {name} is {found}, expected {expected} for {what}")
+            raise StageError(f"{path}: {name} is {found}, expected {expected} for {what}")
 
 
 def _agree(found: Any, expected: str | None) -> bool:

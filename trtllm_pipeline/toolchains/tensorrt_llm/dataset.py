@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.perf.prompts import chat_renderer
+from trtllm_pipeline.perf.prompts import Render, chat_renderer
 from trtllm_pipeline.stages.base import Work, write_failure
 from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, default_set, read_rows
 
@@ -58,9 +58,8 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             hint="use a workspace whose path has no such word: mv WORKSPACE ELSEWHERE keeps what is done",
         )
     rows = choose(read_rows(data), selection)
-    render = chat_renderer(model)
 
-    def text(row: Row) -> str:
+    def text(row: Row, render: Render | None) -> str:
         messages = row.messages
         if row.text is not None and not selection.chat_template:
             return row.text
@@ -78,7 +77,8 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             )
         return render(messages or [{"role": "user", "content": row.text}])
 
-    lines = [json.dumps({"text": text(row)}, ensure_ascii=False) for row in rows]
+    with chat_renderer(model) as render:
+        lines = [json.dumps({"text": text(row, render)}, ensure_ascii=False) for row in rows]
     output.mkdir(parents=True, exist_ok=True)
     (output / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(lines)

@@ -6,7 +6,6 @@ so that a launch elsewhere is refused before it loads for minutes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.serving import contract
 from trtllm_pipeline.serving.limits import EngineLimits
 from trtllm_pipeline.stages.base import Work, write_json
@@ -34,7 +34,7 @@ def run(work: Work) -> None:
 def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
     limits = EngineLimits.read(engine)
-    build: Mapping[str, Any] = json.loads((engine / "config.json").read_text(encoding="utf-8")).get("build_config", {})
+    build: Mapping[str, Any] = Fields.read(engine, "config.json").fields("build_config").values
     got = {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len} | {
         name: build.get(name) for name in ("max_batch_size", "max_num_tokens")
     }

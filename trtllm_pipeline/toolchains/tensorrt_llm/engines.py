@@ -189,7 +189,8 @@ def _check_buildable(work: Work, tp: int, pp: int) -> None:
     if work.out.parent != work.attempt:
         folder = work.inputs["checkpoint"]
         try:
-            checkpoint.check_precision(folder, checkpoint.check(folder, tp=tp, pp=pp), work.params)
+            quantization = checkpoint.check(folder, tp=tp, pp=pp).get("quantization") or {}
+            checkpoint.check_precision(folder / "config.json", quantization, work.params)
         except StageError as error:
             hint = "--tp, --pp, --precision and --kv-cache-precision are those that the checkpoint was made with"
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error

@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.serving import launch
 from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, lanes, llmapi, repository
+from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, commands, lanes, llmapi, repository
 from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number
 
 SERVE_FILE: Final = "serve.json"
@@ -48,6 +48,7 @@ def run_engine(work: Work) -> None:
 def run_pytorch(work: Work) -> None:
     """Write what serves the Hugging Face folder `model`. Raises StageError for what cannot be filled or served."""
     params, release = work.params, installed(probe.machine()).release
+    checkpoint.check_stated(work.inputs["model"])
     if _triton(params):
         repository.run_llmapi(replace(work, params=_without(params, "frontend", "options")))
         return
@@ -94,7 +95,8 @@ def launch_engine(work: Work) -> None:
 
 
 def launch_pytorch(work: Work) -> None:
-    """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises ServerError."""
+    """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises StageError, ServerError."""
+    checkpoint.check_stated(work.inputs["model"])
     if _triton(work.params):
         launch.run_llmapi(work)
     else:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.model_files import Fields, read_tokenizer
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,22 +27,20 @@ class Text:
     """A Hugging Face tokenizer folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Load `folder`. Raises ServerError when it holds no usable tokenizer."""
-        from tokenizers import Tokenizer
-
-        path = Path(folder) / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise ServerError(f"{path} cannot be read as a tokenizer: {error}") from error
+        """Load `folder`. Raises DownloadError when it holds no usable tokenizer."""
+        folder = Path(folder)
+        self._tokenizer = read_tokenizer(folder)
         self._special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        layers = json.loads(path.read_text(encoding="utf-8"))
+        layers = Fields.read(folder, "tokenizer.json").values
         self._byte_level = '"ByteLevel"' in json.dumps([layers.get("pre_tokenizer"), layers.get("decoder")])
         self._anchor = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._tokenizer.decode(self._anchor)
-        self.end_ids = _end_ids(Path(folder), self.token_id)
+        named = Fields.read_optional(folder, "tokenizer_config.json")
+        last = self.token_id(named.token("eos_token"))
+        ends = Fields.read_optional(folder, "generation_config.json").token_ids("eos_token_id")
+        self.end_ids = tuple(dict.fromkeys((*ends, *(() if last is None else (last,)))))
         """Tokens that end an answer, the most important first."""
-        self.pad_id = self.token_id(_token(Path(folder), "pad_token"))
+        self.pad_id = self.token_id(named.token("pad_token"))
 
     def token_id(self, token: str | None) -> int | None:
         """The id of exactly this token, or None."""
@@ -91,23 +89,3 @@ class Characters:
         """Take the next token in; whether the text so far ends with a whole character."""
         self._decoder.decode(self._text.token_bytes(token))
         return not self._decoder.getstate()[0]
-
-
-def _end_ids(folder: Path, token_id: Callable[[str | None], int | None]) -> tuple[int, ...]:
-    ids: list[object] = []
-    try:
-        given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
-        ids += given if isinstance(given, list) else [given]
-    except (OSError, ValueError):
-        pass  # optional file
-    ids.append(token_id(_token(folder, "eos_token")))
-    return tuple(dict.fromkeys(index for index in ids if isinstance(index, int)))
-
-
-def _token(folder: Path, name: str) -> str | None:
-    """A token named in tokenizer_config.json, written as a string or as an object with its content."""
-    try:
-        value = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(name)
-    except (OSError, ValueError):
-        return None
-    return value.get("content") if isinstance(value, dict) else value

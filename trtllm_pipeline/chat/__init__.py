@@ -1,0 +1,254 @@
+"""Chat templates: how a conversation becomes the text that a model is asked with.
+
+A template comes with its model, so a stranger wrote it. It is rendered by a process of its own (`worker.py`) in Jinja2's
+sandbox, which keeps it from files and from Python; that process has little memory, and is ended when it takes too long.
+
+    template = chat.read(folder)            # None where the model has none
+    with chat.Renderer(template) as renderer:
+        text = renderer.render(chat.Chat(messages))
+
+A renderer starts its process once, for the first conversation, and again after one that broke a limit. Threads may share it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.model_files import Fields, read_text
+
+if TYPE_CHECKING:
+    import subprocess
+
+Message = Mapping[str, Any]
+FILE: Final = "chat_template.jinja"
+_SETTINGS: Final = "tokenizer_config.json"
+_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ALWAYS: Final = ("bos_token", "eos_token")
+"""Special tokens that templates name without asking whether the model has them."""
+_WORKER: Final = Path(__file__).with_name("worker.py")
+_START_S: Final = 60.0
+_KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
+"""What of the environment the process gets: no tokens, no keys."""
+_CHUNK: Final = 1 << 16
+_ESCAPED_BYTES: Final = 12
+"""The longest that JSON writes one character."""
+_REPLACE: Final = "give prompts as text, or put a template that you trust into the model's folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What rendering one conversation may take."""
+
+    time_s: float = 10.0
+    memory_bytes: int = 256 << 20
+    """Beyond what the process takes before it has seen a template."""
+    characters: int = 8_000_000
+    """Of the text: more than the longest context of any model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A model's chat template."""
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by the names that templates know them by, such as `bos_token`."""
+    origin: str = "the chat template"
+    """What errors call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and what else a template may ask for."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+    """Whether the text ends where the model's answer begins."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Others by name, such as `enable_thinking`."""
+
+
+class TemplateError(StageError):
+    """A chat template does not work: itself (not Jinja2), its process, or, in the classes below, with a conversation."""
+
+
+class RefusedError(TemplateError):
+    """The template does not take this conversation: it says so, or fails on it."""
+
+
+class LimitError(TemplateError):
+    """Rendering took more time, memory or text than it may."""
+
+
+def read(folder: Path) -> Template | None:
+    """The chat template of a model's folder, None where it has none. Raises DownloadError for files that cannot be read."""
+    source = read_source(folder)
+    if source is None:
+        return None
+    settings = Fields.read_optional(folder, _SETTINGS)
+    tokens = {name: settings.token(name) for name in _SPECIAL}
+    given = {name: text or "" for name, text in tokens.items() if text is not None or name in _ALWAYS}
+    return Template(source, given, f"the chat template of {folder}")
+
+
+def read_source(folder: Path) -> str | None:
+    """The template's text: a file of its own, or in tokenizer_config.json, alone or as the `default` of several."""
+    source = read_text(folder, FILE)
+    if source is not None:
+        return source
+    settings = Fields.read_optional(folder, _SETTINGS)
+    if not isinstance(settings.values.get("chat_template"), list):
+        return settings.text("chat_template")
+    named = {each.required_text("name"): each.required_text("template") for each in settings.objects("chat_template")}
+    return named.get("default")
+
+
+class Renderer:
+    """Renders conversations with one template. A context manager: its process ends with it."""
+
+    def __init__(self, template: Template, limits: Limits | None = None) -> None:
+        self._template = template
+        self._limits = limits or Limits()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Renderer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process. The next conversation starts another one."""
+        with self._lock:
+            self._end()
+
+    def render(self, chat: Chat) -> str:
+        """The text of a conversation.
+
+        Raises RefusedError where the template does not take it, LimitError where it takes too much.
+        """
+        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
+        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
+        given |= {"tools": chat.tools, "documents": chat.documents}
+        with self._lock:
+            try:
+                answer = self._ask({"variables": given})
+            except BaseException:
+                self._end()
+                raise
+            if answer.get("kind") == "limit":
+                self._end()
+        if "text" in answer:
+            return str(answer["text"])
+        said = answer["error"]
+        if answer["kind"] == "limit":
+            raise self._limit(said)
+        if answer["kind"] == "broken":
+            raise TemplateError(f"{self._template.origin}: {said}", failure=FailureClass.INFEASIBLE, hint=_REPLACE)
+        raise RefusedError(
+            f"{self._template.origin} does not take this conversation: {said}",
+            failure=FailureClass.USER,
+            hint="change the messages to what the template expects, or give the prompt as text",
+        )
+
+    def _ask(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._process is None:
+            self._process = _start()
+            try:
+                self._exchange(self._process, {"source": self._template.source, **asdict(self._limits)}, _START_S)
+            except LimitError as error:
+                raise TemplateError(
+                    f"the process that renders chat templates does not start: {error.message}",
+                    hint=f"{sys.executable} needs the package jinja2",
+                ) from error
+        return self._exchange(self._process, question, self._limits.time_s)
+
+    def _exchange(
+        self, process: subprocess.Popen[bytes], question: Mapping[str, Any], time_s: float
+    ) -> Mapping[str, Any]:
+        """Send a line and return what the process answers within `time_s`. Raises LimitError."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        unsent, received = json.dumps(question).encode() + b"\n", bytearray()
+        sink, source = process.stdin.fileno(), process.stdout.fileno()
+        most = _ESCAPED_BYTES * self._limits.characters + _CHUNK
+        deadline = time.monotonic() + time_s
+        ready = select.poll()
+        ready.register(source, select.POLLIN)
+        ready.register(sink, select.POLLOUT)
+        sent = 0
+        while not received.endswith(b"\n"):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise self._limit(f"takes more than {time_s:g} s")
+            if len(received) > most:
+                raise self._limit(f"writes more than {self._limits.characters} characters")
+            for descriptor, _ in ready.poll(1000 * left_s):
+                if descriptor == source:
+                    part = os.read(source, _CHUNK)
+                    if not part:
+                        raise self._limit(f"ended its process {_words(process.wait())}")
+                    received += part
+                else:
+                    with suppress(BrokenPipeError):  # the end of its answers says more
+                        sent += os.write(sink, memoryview(unsent)[sent : sent + _CHUNK])
+                        if sent < len(unsent):
+                            continue
+                    ready.unregister(sink)
+        answer: Mapping[str, Any] = json.loads(received)
+        return answer
+
+    def _limit(self, what: str) -> LimitError:
+        return LimitError(
+            f"{self._template.origin} {what}",
+            failure=FailureClass.INFEASIBLE,
+            hint=_REPLACE,
+        )
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    import subprocess
+
+    environment = {name: value for name, value in os.environ.items() if name in _KEPT}
+    process = subprocess.Popen(
+        [sys.executable, str(_WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        env=environment,
+    )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
+
+
+def _words(status: int) -> str:
+    return f"by signal {-status}" if status < 0 else f"with exit code {status}"
