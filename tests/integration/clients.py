@@ -169,7 +169,7 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
         installed,
         models,
         ("ensemble", "tensorrt_llm_bls"),
-        folder=folder / "backends",
+        folder=folder / "links",
         log=folder / "server.log",
         ports=triton.free_ports(),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -123,6 +124,33 @@ def test_a_moved_workspace_says_what_to_do_and_keeps_all_but_its_repositories(tm
         name for name in before if name.startswith("repository/")
     }
     wait_until_gone(new)
+
+
+def listing(store: Path) -> dict[str, tuple[int, int]]:
+    """Sizes and times of all that is in a store."""
+    found = {path: path.lstat() for path in store.rglob("*") if not path.is_dir()}
+    return {str(path.relative_to(store)): (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+def test_any_folder_is_a_workspace_and_nothing_is_written_into_an_artifact(tmp_path: Path) -> None:
+    workspace = tmp_path / "a b'\";$(touch OWNED)`touch OWNED`(&*\\\n世ü" / "w"
+    workspace.parent.mkdir()
+    asked = ("run", "--matrix", TINY, "--cells", "tiny/fp16", "--workspace", str(workspace))
+    pipeline(*asked, *BUILDS_ONLY, cwd=tmp_path)
+    for code in workspace.glob("store/repository/*/out/*/1/model.py"):  # as a server of an earlier release left it
+        compiled = Path(importlib.util.cache_from_source(str(code)))
+        compiled.parent.mkdir()
+        stat = code.stat()
+        times = (int(stat.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + stat.st_size.to_bytes(4, "little")
+        compiled.write_bytes(importlib.util.MAGIC_NUMBER + bytes(4) + times + b"torn")
+    before = listing(workspace / "store")
+    pipeline(*asked, cwd=tmp_path)
+    after = listing(workspace / "store")
+    assert {name.partition("/")[0] for name in after.keys() - before.keys()} == {"smoke", "perf", "accuracy"}
+    assert {name: after[name] for name in before} == before
+    assert not any(path.suffix == ".pyc" for path in (workspace / "store").glob("[!r]*/**/*"))
+    assert not list(tmp_path.rglob("OWNED"))
+    wait_until_gone(tmp_path)
 
 
 def test_the_second_time_nothing_runs(done: Path) -> None:

@@ -74,6 +74,15 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
     assert {stage: made.count(stage) for stage in stages} == stages
 
 
+def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "0.16.0")
+    lane.workspace = tmp_path / "a b'\";$(touch OWNED)`touch OWNED`(&*\\\n世ü,x:" / "w"
+    lane.workspace.parent.mkdir()
+    two_ranks = lane.run("--cells", LARGER, "--until", "smoke")[LARGER]
+    assert (two_ranks["status"], two_ranks["smoke"] is not None) == ("done", True)
+    assert not list(tmp_path.rglob("OWNED"))
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_engines_are_what_the_cells_asked_for(done: Done, release: str) -> None:
     engines = [json.loads((folder / "config.json").read_text()) for folder in done(release).outputs("build")]

@@ -147,7 +147,7 @@ def _one_triton(installed: installation.Triton, work: Work, settings: Settings) 
         installed,
         work.inputs["repository"],
         (MODEL, BLS_MODEL),
-        folder=work.attempt / "backends",
+        folder=work.attempt / "links",
         log=work.attempt / LOG_FILE,
         ports=settings.ports(),
         host=settings.host,

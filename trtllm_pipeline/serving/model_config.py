@@ -68,11 +68,11 @@ def read(path: Path) -> ModelConfig:
     return parse(path.read_text(encoding="utf-8"), source=str(path))
 
 
-def to_text(config: ModelConfig) -> str:
-    """`config` as protobuf text that `parse` takes back."""
+def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:
+    """`config` as protobuf text that `parse` takes back, letters beyond ASCII escaped unless `as_utf8`."""
     from google.protobuf import text_format
 
-    return str(text_format.MessageToString(config, as_utf8=True))
+    return str(text_format.MessageToString(config, as_utf8=as_utf8))
 
 
 def data_type_name(number: int) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.guardian import Process, kill, look_up, process_table
-from trtllm_pipeline.serving import triton
+from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.group import Group
 from trtllm_pipeline.serving.installation import Triton
 from trtllm_pipeline.serving.server import Ports, all_ok, quoted, until_ready
@@ -286,18 +286,18 @@ def start(
     triton.remove_stale_shared_memory()
     prefix = triton.new_prefix()
     loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
-    backends = triton.link_backends(triton_, log.parent / "backends")
+    linked, backends = triton.link(triton_, repository, log.parent / "links")
     folder = log.parent / "ranks"
     command = argv(
         str(triton_.binary),
-        repository,
+        linked,
         ports,
         world_size,
         release=release,
         run_prefix=prefix,
         root=os.geteuid() == 0,
         oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
-        log=folder,
+        log=links.plain(log.parent) / folder.name,
         host=host,
         options=(
             *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),

@@ -25,6 +25,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.guardian import look_up
+from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.installation import Triton
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
 from trtllm_pipeline.serving.server import diagnose as explained
@@ -111,8 +112,16 @@ def environment(triton: Triton) -> dict[str, str]:
     return variables
 
 
-def link_backends(triton: Triton, folder: Path) -> Path:
-    """A backend directory to start the server with; for the wheel made of links in `folder`, with the right stub."""
+def link(triton: Triton, repository: Path, folder: Path) -> tuple[Path, Path]:
+    """The model repository and the backend directory to start a server with, made of links in `folder`; see `links`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = links.plain(folder)
+    links.link_repository(repository, folder / "models")
+    return named / "models", _link_backends(triton, named / "backends")
+
+
+def _link_backends(triton: Triton, folder: Path) -> Path:
+    """A backend directory; for the wheel made of links in `folder`, with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -305,15 +314,16 @@ def start(
 ) -> Server:
     """Start `triton` on `repository` with `models` and what they need, in this process's session and group.
 
-    `folder` takes the links to the backends, `variables` are added to the environment. The server's output is
+    `folder` takes the links that it works on, `variables` are added to the environment. The server's output is
     appended to `log`.
     """
     remove_stale_shared_memory()
     prefix = new_prefix()
+    models_folder, backends = link(triton, repository, folder)
     command = [
         str(triton.binary),
-        f"--model-repository={repository}",
-        f"--backend-directory={link_backends(triton, folder)}",
+        f"--model-repository={models_folder}",
+        f"--backend-directory={backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
         *address_options(host, ports),

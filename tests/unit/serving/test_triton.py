@@ -110,8 +110,10 @@ def test_small_shared_memory_is_named(healthy: installation.Triton, monkeypatch:
 
 
 def test_backends_are_links_that_can_be_made_twice(healthy: installation.Triton, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
     for _ in range(2):
-        folder = triton.link_backends(healthy, tmp_path / "links")
+        models, folder = triton.link(healthy, tmp_path / "repository", tmp_path / "links")
+    assert models.is_dir()
     links = {path.name: path.is_symlink() for path in (folder / "python").iterdir()}
     assert links == {"libtriton_python.so": True, triton.STUB: True}
 
