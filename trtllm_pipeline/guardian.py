@@ -54,7 +54,7 @@ _RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ)
 class Process:
     """One line of the process table."""
 
-    __slots__ = ("parent", "session", "start_time", "zombie")
+    __slots__ = ("exit_code", "parent", "session", "start_time", "zombie")
 
     def __init__(self, stat: bytes) -> None:
         fields = stat[stat.rindex(b")") + 2 :].split()  # the name before may hold spaces and parentheses
@@ -62,6 +62,7 @@ class Process:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self.start_time = int(fields[19])
+        self.exit_code = int(fields[49])  # a wait status; 0 while it lives, and where it is not ours to know
 
 
 def look_up(pid: int) -> Process | None:

@@ -25,7 +25,14 @@ class Signature:
 _REBUILD: Final = "build the engine again with the release and on the kind of GPU that serve it"
 _FP8_GPU: Final = "FP8 needs compute capability 8.9 (Ada) or 9.0 (Hopper) and up: another precision, or another GPU"
 _LESS_BUILD: Final = "a smaller max_num_tokens, max_batch_size or max_seq_len needs less memory"
-_HOST_MEMORY: Final = "host memory ran out: fewer workers (each loads the weights), or a machine with more memory"
+
+KILLED: Final = Signature(
+    r"^\s*Killed\s*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
+    r"|(?:exit(?:ed with)?|returned non-zero exit) (?:code|status) (?:137|-9)\b|died with <Signals\.SIGKILL",
+    FailureClass.BUG,
+    "a process was killed: out of memory where the kernel's own count (`oom_kill`) says so, and the message with it",
+)
+"""Says that a process was killed, not by whom or why: `oom.verdict` knows more."""
 
 SIGNATURES: Final = (
     # Particular causes before the general ones that the same log has as well.
@@ -130,12 +137,7 @@ SIGNATURES: Final = (
         FailureClass.OUT_OF_MEMORY,
         "GPU memory ran out: fewer workers or load_model_on_cpu to convert; smaller max_batch_size or max_seq_len to serve",
     ),
-    Signature(
-        r"^\s*Killed\s*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
-        r"|(?:exit(?:ed with)?|returned non-zero exit) (?:code|status) (?:137|-9)\b|died with <Signals\.SIGKILL",
-        FailureClass.OUT_OF_MEMORY,
-        _HOST_MEMORY,
-    ),
+    KILLED,
     Signature(
         r"\bbad_alloc\b|[Cc]annot allocate memory|\bMemoryError\b|failed to allocate (?!pinned)|(?:: |ran )out of memory",
         FailureClass.OUT_OF_MEMORY,

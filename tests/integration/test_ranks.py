@@ -90,7 +90,7 @@ def test_two_worlds_side_by_side(stage: Stage) -> None:
         ("exit.1", 3, "rank 1 of 2 ended with exit status 3", FailureClass.BUG),
         ("exit.0", 7, "rank 0 of 2 ended with exit status 7", FailureClass.BUG),
         ("exit.1", 0, "rank 1 of 2 ended", FailureClass.BUG),  # mpirun itself would wait for the others for ever
-        ("signal.1", signal.SIGKILL, "rank 1 of 2 was ended by signal SIGKILL", FailureClass.OUT_OF_MEMORY),
+        ("signal.1", signal.SIGKILL, "rank 1 of 2 was ended by signal SIGKILL", FailureClass.BUG),
         ("abort.1", 5, "rank 1 of 2 ended with exit status 5", FailureClass.BUG),
     ],
 )

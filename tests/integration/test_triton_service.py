@@ -176,6 +176,31 @@ def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> N
         assert gone(service.process.pid)
 
 
+def test_a_model_process_killed_while_the_server_loads_is_named_within_a_second(models: Path, tmp_path: Path) -> None:
+    with launched(models, tmp_path / "attempt", ready_timeout_s=60) as service:
+        deadline = time.monotonic() + 30
+        while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
+            assert time.monotonic() < deadline, service.log.read_text()
+            time.sleep(0.01)
+        time.sleep(0.1)  # seen by the launcher; its Python is still importing
+        os.kill(victims[0], signal.SIGKILL)
+        killed = time.monotonic()
+        status, log = service.end()
+    assert time.monotonic() - killed < 1 + triton.STOP_TIMEOUT_S
+    assert status == 1
+    assert "Triton was loading when the process of model tensorrt_llm was ended by signal SIGKILL" in log
+    assert "FailureClass.BUG" in log
+    assert "SIGKILL came not from the kernel" in log or "no count of the kernel" in log
+    assert gone(service.process.pid)
+    assert not shared_memory(service.process.pid)
+
+
+def stubs_of(launcher: int) -> list[tuple[int, str]]:
+    """Process ids and models of the Python model processes of the server that `launcher` started."""
+    listed = subprocess.run(["pgrep", "-P", str(launcher)], capture_output=True, text=True, check=False).stdout.split()
+    return [found for server in listed for found in triton.stub_processes(int(server))]
+
+
 def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         os.kill(int(str(service.ready()["pid"])), signal.SIGSEGV)

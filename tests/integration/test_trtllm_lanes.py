@@ -185,7 +185,7 @@ def test_what_was_half_written_never_counts(tmp_path: Path) -> None:
     assert "free some space" in cell["hint"]
     assert lane.outputs("quantize") == []
     cell = lane.run(*BUILT, *one, code=1)[LARGER]
-    assert (cell["failed_stage"], cell["failure"]) == ("build", "out_of_memory")
+    assert (cell["failed_stage"], cell["failure"]) == ("build", "bug")
     assert lane.outputs("build") == []
     assert lane.resume()[LARGER]["status"] == "done"
     (checkpoint,), (engine,) = lane.outputs("quantize"), lane.outputs("build")
@@ -206,7 +206,7 @@ def alone(batch_size: int) -> tuple[str, ...]:
     ("batch_size", "tool", "kind", "stage", "failure", "reason", "hint"),
     [
         (11, "trtllm-build", "build_oom", "build", "out_of_memory", "could not be allocated", "max_num_tokens"),
-        (12, "trtllm-build", "killed", "build", "out_of_memory", "was killed, most likely because memory ran out", ""),
+        (12, "trtllm-build", "killed", "build", "bug", "was ended by SIGKILL", "sent SIGKILL"),
         (
             13,
             "run.py",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import Job, failure_of
@@ -16,7 +17,9 @@ from trtllm_pipeline.stages.base import FAILURE_FILE
 OUT_OF_GPU_MEMORY = "[TensorRT-LLM][ERROR] CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def failed(attempt: Path, code: int, *log: str, told: object = None, timed_out: bool = False) -> StageError:
+def failed(
+    attempt: Path, code: int, *log: str, told: object = None, timed_out: bool = False, before: oom.Counts | None = None
+) -> StageError:
     job = Job(
         id=StageRunId("build-1"),
         stage="build",
@@ -33,7 +36,7 @@ def failed(attempt: Path, code: int, *log: str, told: object = None, timed_out: 
     (attempt / "log").write_text("".join(f"{line}\n" for line in log))
     if told is not None:
         (attempt / FAILURE_FILE).write_text(told if isinstance(told, str) else json.dumps(told))
-    error = failure_of(job, code, timed_out=timed_out)
+    error = failure_of(job, code, timed_out=timed_out, before=before)
     assert error.log == attempt / "log"
     assert error.message.startswith("build: ") or told is not None
     return error
@@ -64,11 +67,27 @@ def test_only_the_end_of_a_log_is_believed(tmp_path: Path) -> None:
     assert "line 299" in early.message
 
 
-def test_a_kill_is_for_memory_unless_the_log_knows_better(tmp_path: Path) -> None:
-    error = failed(tmp_path, -signal.SIGKILL, "loading weights")
+@pytest.mark.parametrize(
+    ("code", "log"), [(-signal.SIGKILL, "loading weights"), (1, "convert.sh: line 2:  71 Killed  python3")]
+)
+def test_a_kill_is_for_memory_only_where_the_kernel_counted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, log: str
+) -> None:
+    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 3}))
+    other = failed(tmp_path, code, log, before=oom.Counts(group={"memory.events": 3}))
+    assert other.failure is FailureClass.BUG
+    assert (
+        "SIGKILL came not from the kernel for lack of memory (oom_kill in memory.events stayed at 3)" in other.message
+    )
+    error = failed(tmp_path, code, log, before=oom.Counts(group={"memory.events": 2}))
     assert error.failure is FailureClass.OUT_OF_MEMORY
-    assert "most likely because memory ran out" in error.message
-    assert "loading weights" in error.message
+    assert "the kernel killed it for lack of memory (oom_kill in memory.events went from 2 to 3" in error.message
+    for each in (other, error):
+        assert log in each.message
+        assert each.hint == oom.HINTS[each.failure]
+
+
+def test_a_log_may_know_better_than_a_kill(tmp_path: Path) -> None:
     known = failed(tmp_path, -signal.SIGKILL, "OSError: [Errno 28] No space left on device")
     assert known.failure is FailureClass.USER
 

@@ -115,6 +115,25 @@ def test_plain_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_a_server_is_not_up_before_something_ran_in_it() -> None:
+    stream, clock = io.StringIO(), Clock()
+    plain = PlainObserver(stream, clock)
+    plain.begin(PLAN, PENDING, {})
+    lines(stream)
+    launch, smoke = run("launch"), run("smoke")
+    for _ in range(2):  # the second is another try
+        plain.changed(launch, S.RUNNING, None, None)
+        clock.now += 303
+        plain.tick({})
+        assert [line.rpartition("  ")[2] for line in lines(stream)] == ["starting for 5:03"]
+        plain.changed(smoke, S.RUNNING, None, None)
+        plain.changed(smoke, S.SUCCEEDED, None, 1.0)
+        clock.now += 61
+        plain.tick({})
+        assert [line.rpartition("  ")[2] for line in lines(stream)][-1] == "up for 6:04"
+        plain.changed(launch, S.PENDING, None, None)
+
+
 def test_quiet_says_only_what_failed() -> None:
     stream = io.StringIO()
     quiet = QuietObserver(stream)

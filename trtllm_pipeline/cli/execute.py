@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
                 word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
             words.append(word)
         note("+ " + " ".join(words))
+        before = oom.counts()
         code = subprocess.call(words, stdout=_STDERR, env={**os.environ, **job.environment})
         if code:
-            note(f"error: {failure_of(job, code, timed_out=False).message}")
+            note(f"error: {failure_of(job, code, timed_out=False, before=before).message}")
             return 1
     if args.format == "json":
         emit_json({"schema": 1, "output_dir": str(out)})

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, Protocol, Union
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.signatures import classify, words
+from trtllm_pipeline.signatures import KILLED, classify, words
 from trtllm_pipeline.stages.base import FAILURE_FILE
 from trtllm_pipeline.userfile import decode_mapping
 
@@ -116,8 +117,11 @@ class Executor(Protocol):
         """End everything that still runs, and wait for it."""
 
 
-def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
-    """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind."""
+def failure_of(job: Job, returncode: int, *, timed_out: bool, before: oom.Counts | None = None) -> StageError:
+    """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind.
+
+    `before` is what the kernel had counted when the command was started.
+    """
     attempt = Path(job.attempt)
     log = attempt / "log"
     if timed_out:
@@ -134,18 +138,16 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool) -> StageError:
         pass
     lines = tail(log, _TELLING_LINES)
     said = f"; its last line: {lines[-1]}" if lines else ""
-    how = f"died of {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+    how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     text = "\n".join(lines)
     known = classify(text)
+    if known is KILLED or (known is None and returncode == -signal.SIGKILL):
+        failure, words_, hint = oom.verdict(before)
+        log_says = f"; its log says: {words(known, text)}" if known else said
+        return StageError(f"{job.stage}: {how}; {words_}{log_says}", failure=failure, hint=hint, log=log)
     if known is not None:
         message = f"{job.stage}: {how}; its log says: {words(known, text)}"
         return StageError(message, failure=known.failure, hint=known.hint, log=log)
-    if returncode == -signal.SIGKILL:
-        return StageError(
-            f"{job.stage}: was killed, most likely because memory ran out{said}",
-            failure=FailureClass.OUT_OF_MEMORY,
-            log=log,
-        )
     return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.executors.base import Ended, ExecutorEvent, Job, Ready, Usage, failure_of
@@ -40,6 +41,7 @@ class _Active:
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
     environment: dict[str, str] = field(default_factory=dict)
+    before: oom.Counts = field(default_factory=oom.counts)
 
 
 class LocalExecutor:
@@ -109,7 +111,7 @@ class LocalExecutor:
             active.cpu_s += event.user_s + event.sys_s
             active.max_rss_bytes = max(active.max_rss_bytes, event.max_rss_bytes)
             if event.returncode != 0 or active.timed_out:
-                error = failure_of(job, event.returncode, timed_out=active.timed_out)
+                error = failure_of(job, event.returncode, timed_out=active.timed_out, before=active.before)
             elif active.command + 1 < len(job.commands):
                 if not active.stopping:
                     active.command += 1

@@ -103,9 +103,7 @@ class PlainObserver(QuietObserver):
             if seconds < (_ANNOUNCE_AFTER_S if last is None else last + _REMIND_EVERY_S):
                 continue
             self._reminded[run.id] = seconds
-            # A service is starting, or serving what runs inside it.
-            doing = "up" if run.stage.scope is Scope.SERVICE else "running"
-            parts = [f"{doing} for {duration(seconds)}"]
+            parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
             parts += [text] if (text := told(progress.get(run.id))) else []
             self._say(f"{self._place()} {run.id}  {who(run)}  {', '.join(parts)}")
 

@@ -90,6 +90,7 @@ class Tracker:
         self.waiting.pop(run.id, None)
         if status is _S.RUNNING:
             self.started[run.id] = now
+            self._ready.discard(run.id)
             service = run.inputs.get("service")
             if service in self.started and service not in self._ready:
                 self._ready.add(service)
@@ -119,6 +120,12 @@ class Tracker:
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
         return self._clock() - self._began
+
+    def verb(self, run: StageRun) -> str:
+        """What a stage run that runs now is doing: a service is starting until something has run inside it."""
+        if run.stage.scope is not Scope.SERVICE:
+            return "running"
+        return "up" if run.id in self._ready else "starting"
 
     def running(self) -> Iterator[tuple[StageRun, float]]:
         """What runs and for how many seconds, the oldest first; a service only while nothing runs inside it."""

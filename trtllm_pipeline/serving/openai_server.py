@@ -7,9 +7,10 @@ import json
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.serving.group import Group
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, diagnose, until_ready
@@ -27,6 +28,7 @@ class OpenAiServer:
     name: str
     """Of its program."""
     host: str
+    before: oom.Counts = field(default_factory=oom.counts)
 
     def ready(self) -> bool:
         """Whether it says that it is healthy."""
@@ -38,7 +40,7 @@ class OpenAiServer:
 
     def died(self) -> ServerError:
         """Why it has ended, from its exit status and its log."""
-        return diagnose(self.name, self.process.poll(), self.log)
+        return diagnose(self.name, self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
         """None: it ends with its workers."""

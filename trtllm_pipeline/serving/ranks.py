@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.guardian import Process, kill, look_up, process_table
 from trtllm_pipeline.serving import links, triton
@@ -179,6 +180,7 @@ class World:
     """All models of the repository."""
     host: str
     stubs: dict[int, str] = field(default_factory=dict)
+    before: oom.Counts = field(default_factory=oom.counts)
 
     @property
     def log(self) -> Path:
@@ -206,8 +208,11 @@ class World:
         """Why it has ended: the rank that ended first, with the end of that rank's log."""
         rank, status = self._first_dead()
         if rank is None:
-            return triton.diagnose(status, self.output, "mpirun" if self.process.mpirun else "Triton")
-        return triton.diagnose(status, self.rank_log(rank), f"rank {rank} of {self.process.world_size}")
+            return triton.diagnose(
+                status, self.output, "mpirun" if self.process.mpirun else "Triton", before=self.before
+            )
+        who = f"rank {rank} of {self.process.world_size}"
+        return triton.diagnose(status, self.rank_log(rank), who, before=self.before)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
         """The rank that ended first, None if it was none of them, and an exit status where one is known."""

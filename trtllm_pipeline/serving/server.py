@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.serving import killed
 from trtllm_pipeline.serving.http import HttpError, Parser, request_head
-from trtllm_pipeline.signatures import classify
+from trtllm_pipeline.signatures import KILLED, classify
 
 TAIL_BYTES: Final = 1 << 18
 """As much of a log's end is looked at for a cause."""
@@ -56,6 +58,10 @@ class Server(Protocol):
     @property
     def log(self) -> Path:
         """Where it says what goes wrong."""
+
+    @property
+    def before(self) -> oom.Counts:
+        """What the kernel had counted when it was started."""
 
     def ready(self) -> bool:
         """Whether it and all its models say that they are ready."""
@@ -117,11 +123,18 @@ def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
 
 
 def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Event | None) -> None:
-    """Wait until `server` is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+    """Wait until `server` is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long.
+
+    A process of it that was killed counts as its end: it would wait for that one until the time is up.
+    """
     deadline = time.monotonic() + timeout_s
+    watch = killed.Watch(server.process.pid)
     while not (ended and ended.is_set()) and not server.ready():
         if server.process.poll() is not None:
             raise server.died()
+        if found := watch.look():
+            who, signo = found
+            raise diagnose(f"{name} was loading when {who}", -signo, server.log, before=server.before)
         if time.monotonic() > deadline:
             raise ServerError(
                 f"{name} was not ready after {timeout_s:.0f} s{quoted(server.log)}",
@@ -132,21 +145,32 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
         time.sleep(0.05)
 
 
-def diagnose(who: str, status: int | None, log: Path, cause: str | None = None) -> ServerError:
-    """What ended `who`, as an error with the log's own words. `status` is negative for a signal, None if not known."""
+def diagnose(
+    who: str, status: int | None, log: Path, cause: str | None = None, *, before: oom.Counts | None = None
+) -> ServerError:
+    """What ended `who`, as an error with the log's own words. `status` is negative for a signal, None if not known.
+
+    `before` is what the kernel had counted when it was started: whether it was this that ended it.
+    """
+    known = classify("\n".join(telling(log)))
     if cause is None and status is None:
         cause = "ended"
     elif cause is None and status is not None:
-        cause = (
-            f"ended with exit status {status}" if status >= 0 else f"was ended by signal {signal.Signals(-status).name}"
-        )
+        cause = f"ended with exit status {status}" if status >= 0 else f"was ended by signal {_signal_name(-status)}"
+    if known is KILLED or (known is None and status == -signal.SIGKILL):
+        failure, words, hint = oom.verdict(before)
+        return ServerError(f"{who} {cause}; {words}{quoted(log)}", failure=failure, hint=hint, log=log)
     message = f"{who} {cause}{quoted(log)}"
-    if known := classify("\n".join(telling(log))):
+    if known:
         return ServerError(message, failure=known.failure, hint=known.hint, log=log)
-    if status == -signal.SIGKILL:
-        hint = "nobody here killed it; the kernel does when memory runs out"
-        return ServerError(message, failure=FailureClass.OUT_OF_MEMORY, hint=hint, log=log)
     return ServerError(message, log=log)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
 
 
 def quoted(log: Path, lines: int = 15) -> str:

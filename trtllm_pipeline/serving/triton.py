@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.guardian import look_up
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.installation import Triton
+from trtllm_pipeline.serving.killed import STUB, model_of
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
 from trtllm_pipeline.serving.server import diagnose as explained
 
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
-STUB: Final = "triton_python_backend_stub"
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
@@ -170,6 +171,7 @@ class Server:
     """Where to reach it."""
     stubs: dict[int, str] = field(default_factory=dict)
     """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
+    before: oom.Counts = field(default_factory=oom.counts)
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
@@ -190,7 +192,7 @@ class Server:
 
     def died(self) -> ServerError:
         """Why the server has ended, from its exit status and its log."""
-        return diagnose(self.process.returncode, self.log)
+        return diagnose(self.process.returncode, self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
         """Models whose Python process has died since the last look; Triton goes on calling them ready."""
@@ -344,11 +346,11 @@ def start(
     return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host)
 
 
-def diagnose(status: int | None, log: Path, who: str = "Triton") -> ServerError:
+def diagnose(status: int | None, log: Path, who: str = "Triton", *, before: oom.Counts | None = None) -> ServerError:
     """What ended a server, as an error with the log's own words."""
     loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", "\n".join(telling(log)))
     cause = f"could not load the model {loading[1]}: {loading[2].strip()}" if loading else None
-    return explained(who, status, log, cause)
+    return explained(who, status, log, cause, before=before)
 
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
@@ -361,9 +363,8 @@ def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
             command = Path(entry.path, "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # ended meanwhile
-        if int(status[1]) == parent and status[0] != "Z" and STUB.encode() in command[0]:
-            # its first argument is REPOSITORY/MODEL/VERSION/model.py
-            yield int(entry.name), Path(os.fsdecode(command[1])).parent.parent.name
+        if int(status[1]) == parent and status[0] != "Z" and (model := model_of(command)):
+            yield int(entry.name), model
 
 
 def live_stubs(parent: int, prefix: str) -> dict[int, str]:

@@ -138,8 +138,8 @@ NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
 @pytest.mark.parametrize(
     ("said", "words", "failure"),
     [
-        (SIGNAL.format("mpirun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.OUT_OF_MEMORY),
-        (SIGNAL.format("prterun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.OUT_OF_MEMORY),
+        (SIGNAL.format("mpirun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.BUG),
+        (SIGNAL.format("prterun"), "rank 1 of 4 was ended by signal SIGKILL", FailureClass.BUG),
         (STATUS.format("mpirun", "[[27443,1],1]"), "rank 1 of 4 ended with exit status 3", FailureClass.BUG),
         (
             STATUS.format("prterun", "[prterun-host-27443@1,1]"),

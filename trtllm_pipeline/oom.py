@@ -1,0 +1,116 @@
+"""What the kernel counts of the processes that it ended for lack of memory: the one witness of who sent a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass
+
+MACHINE: Final = "/proc/vmstat"
+OWN_GROUPS: Final = "/proc/self/cgroup"
+_CGROUPS: Final = (
+    # what /proc/self/cgroup calls the hierarchy -> its folder, the file of a group that counts, in this order
+    ("memory", "/sys/fs/cgroup/memory", "memory.oom_control"),
+    ("", "/sys/fs/cgroup", "memory.events"),
+    ("", "/sys/fs/cgroup/unified", "memory.events"),
+)
+_COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_MESSAGES: Final = "/dev/kmsg"
+HINTS: Final = {
+    FailureClass.OUT_OF_MEMORY: "host memory ran out: fewer workers (each loads the weights), or a machine or container "
+    "with more memory",
+    FailureClass.BUG: "a person or a program sent SIGKILL: an administrator, a batch system, a watchdog of memory; "
+    "if it was a passing cause, run again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many processes the kernel had ended for lack of memory, by the file that says so: at most one of the two."""
+
+    group: Mapping[str, int] = field(default_factory=dict)
+    """Of this process's control group."""
+    machine: Mapping[str, int] = field(default_factory=dict)
+    """Of the whole machine, so of others' processes too: only where the group has no count."""
+    at_s: float = 0.0
+    """When they were read, in seconds since boot."""
+
+
+def counts() -> Counts:
+    """The counts now."""
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    for path in _group_files():
+        if (count := _count(path)) is not None:
+            return Counts(group={path: count}, at_s=now)
+    count = _count(MACHINE)
+    return Counts(machine={} if count is None else {MACHINE: count}, at_s=now)
+
+
+def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
+    """The class of a failure by SIGKILL since `before`, whether it was for lack of memory as the kernel tells, a hint."""
+    now = counts()
+    found = {**now.group, **now.machine}
+    if before is None or not found:
+        words = "no count of the kernel tells whether SIGKILL came for lack of memory"
+        return FailureClass.BUG, words, HINTS[FailureClass.BUG]
+    ((path, count),) = found.items()
+    earlier = {**before.group, **before.machine}.get(path, count)
+    if count <= earlier:
+        words = f"SIGKILL came not from the kernel for lack of memory (oom_kill in {path} stayed at {count})"
+        return FailureClass.BUG, words, HINTS[FailureClass.BUG]
+    counted = f"oom_kill in {path} went from {earlier} to {count}"
+    if now.machine:
+        words = f"the kernel killed a process of this machine for lack of memory meanwhile ({counted})"
+    else:
+        said = _said(before.at_s)
+        words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {said}' if said else ''})"
+    return FailureClass.OUT_OF_MEMORY, words, HINTS[FailureClass.OUT_OF_MEMORY]
+
+
+def _group_files() -> Iterator[str]:
+    """Files that may have the count of this process's control group; in a container the group is often the top."""
+    try:
+        lines = Path(OWN_GROUPS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    own = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
+    for name, folder, file in _CGROUPS:
+        if name in own:
+            yield from (os.path.normpath(f"{folder}/{path}/{file}") for path in (own[name], ""))
+
+
+def _count(path: str) -> int | None:
+    try:
+        found = _COUNT.search(Path(path).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _said(since_s: float) -> str | None:
+    """The kernel's last line about a process that it ended for lack of memory, where its messages may be read."""
+    found = None
+    try:
+        messages = os.open(_MESSAGES, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        while True:
+            try:
+                record = os.read(messages, 8192).decode("utf-8", "replace")
+            except BrokenPipeError:
+                continue  # it was overwritten while we read; the next one is there
+            head, _, text = record.partition(";")
+            told_s = int(head.split(",")[2]) / 1e6
+            if told_s >= since_s - 1.0 and "out of memory: Killed process" in text.replace("Out", "out"):
+                found = text.partition("\n")[0]
+    except (OSError, ValueError, IndexError):
+        return found  # the last one was read
+    finally:
+        os.close(messages)

@@ -1,0 +1,78 @@
+"""Processes of a server that a signal ended while it loads, and that it goes on waiting for.
+
+Triton does not notice that a Python model's process is gone, and never collects it. So such a process stays a zombie
+below the server, with the signal that ended it in the process table. One that is collected was somebody's business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.guardian import Process, look_up
+
+STUB: Final = "triton_python_backend_stub"
+LOOK_EVERY_S: Final = 0.2
+_LEFT_S: Final = 0.4
+"""A process that is waited for is collected sooner."""
+
+
+def model_of(command: list[bytes]) -> str | None:
+    """The model that a process runs; None for one that is no stub. Its first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    if STUB.encode() not in command[0] or len(command) < 2:
+        return None
+    return Path(os.fsdecode(command[1])).parent.parent.name
+
+
+class Watch:
+    """Looks for such processes below `root`."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._names: dict[int, str] = {}
+        self._since: dict[int, float] = {}
+        self._next = 0.0
+
+    def look(self) -> tuple[str, int] | None:
+        """Who was ended and by which signal, if anyone was. Often called, it looks only now and then."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + LOOK_EVERY_S
+        found = _below(self._root)
+        self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
+        for pid, process in found.items():
+            if not process.zombie:
+                self._names[pid] = _name(pid)
+        for pid, since in self._since.items():
+            signo = found[pid].exit_code & 0x7F
+            if signo and now - since >= _LEFT_S:
+                return self._names.get(pid, f"process {pid}"), signo
+        return None
+
+
+def _below(root: int) -> dict[int, Process]:
+    """All processes below `root`, those included that have ended and were not collected."""
+    table = {pid: process for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (process := look_up(pid))}
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    found, stack = {}, [root]
+    while stack:
+        for pid in children.get(stack.pop(), ()):
+            if pid not in found:
+                found[pid] = table[pid]
+                stack.append(pid)
+    return found
+
+
+def _name(pid: int) -> str:
+    """What to call a living process."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return f"process {pid}"
+    model = model_of(command)
+    return f"the process of model {model}" if model else f"process {pid} ({os.fsdecode(os.path.basename(command[0]))})"
