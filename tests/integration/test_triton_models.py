@@ -214,11 +214,12 @@ def test_neutral_values_of_unsupported_inputs_are_taken(client: Client) -> None:
     assert client.text(text_input="A", max_tokens=4, **neutral) == letters(4)
 
 
-def test_inputs_nobody_knows_are_refused(client: Client) -> None:
-    status, answer = client.generate(text_input="A", max_tokens=4, temprature=0.5)
+@pytest.mark.parametrize("model", BOTH)
+def test_inputs_nobody_knows_are_refused(client: Client, model: str) -> None:
+    status, answer = client.generate(model, text_input="A", max_tokens=4, temprature=0.5)
     assert status == 400
     assert "temprature" in answer["error"]
-    assert "unexpected" in (client.ask(text_input="A", max_tokens=4, temprature=1).error or "")
+    assert "unexpected" in (client.ask(model, text_input="A", max_tokens=4, temprature=1).error or "")
 
 
 def test_a_batch_of_prompts(client: Client) -> None:

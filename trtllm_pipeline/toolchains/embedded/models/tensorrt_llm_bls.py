@@ -21,6 +21,7 @@ from trtllm_pipeline.toolchains.embedded.models.messages import (
     failed,
     flag,
     parameters,
+    refuse_parameters,
     response,
     tensor,
 )
@@ -69,6 +70,7 @@ class TritonPythonModel:
 
     def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
         """The responses to one request, in order."""
+        refuse_parameters(request)
         given = {each.name(): each for each in request.inputs()}
         wanted = asked_for(request)
         encoded = self._call(
