@@ -1,16 +1,20 @@
 """Processes of a server that a signal ended while it loads, and that it goes on waiting for.
 
 Triton does not notice that a Python model's process is gone, and never collects it. So such a process stays a zombie
-below the server, with the signal that ended it in the process table. One that is collected was somebody's business.
+below the server, with the signal that ended it in the process table. One that is collected was somebody's business, and
+of other processes a server may have ended one itself: they count where the kernel has ended something for lack of memory.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import oom
+from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.guardian import Process, look_up
 
 STUB: Final = "triton_python_backend_stub"
@@ -27,11 +31,12 @@ def model_of(command: list[bytes]) -> str | None:
 
 
 class Watch:
-    """Looks for such processes below `root`."""
+    """Looks for such processes below `root`; `before` is what the kernel had counted when that was started."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, before: oom.Counts) -> None:
         self._root = root
-        self._names: dict[int, str] = {}
+        self._before = before
+        self._models: dict[int, str] = {}
         self._since: dict[int, float] = {}
         self._next = 0.0
 
@@ -44,13 +49,23 @@ class Watch:
         found = _below(self._root)
         self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
         for pid, process in found.items():
-            if not process.zombie:
-                self._names[pid] = _name(pid)
+            if not process.zombie and (model := _model(pid)):
+                self._models[pid] = model
         for pid, since in self._since.items():
             signo = found[pid].exit_code & 0x7F
-            if signo and now - since >= _LEFT_S:
-                return self._names.get(pid, f"process {pid}"), signo
+            if signo and now - since >= _LEFT_S and (who := self._who(pid, signo)):
+                return who, signo
         return None
+
+    def _who(self, pid: int, signo: int) -> str | None:
+        """What to call a process that a signal has ended; None for one that need not matter."""
+        if pid in self._models:
+            return f"the process of model {self._models[pid]}"
+        name = _read(pid, "comm").decode(errors="replace").strip()
+        if STUB.startswith(name) and name:
+            return f"the process of a Python model ({pid})"
+        for_memory = signo == signal.SIGKILL and oom.verdict(self._before)[0] is FailureClass.OUT_OF_MEMORY
+        return f"its process {pid} ({name})" if for_memory else None
 
 
 def _below(root: int) -> dict[int, Process]:
@@ -68,11 +83,14 @@ def _below(root: int) -> dict[int, Process]:
     return found
 
 
-def _name(pid: int) -> str:
-    """What to call a living process."""
+def _model(pid: int) -> str | None:
+    """The model that a living process runs."""
+    return model_of(_read(pid, "cmdline").split(b"\0"))
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of a process; nothing where that is gone."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return f"process {pid}"
-    model = model_of(command)
-    return f"the process of model {model}" if model else f"process {pid} ({os.fsdecode(os.path.basename(command[0]))})"
+        return b""

@@ -128,7 +128,7 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
     A process of it that was killed counts as its end: it would wait for that one until the time is up.
     """
     deadline = time.monotonic() + timeout_s
-    watch = killed.Watch(server.process.pid)
+    watch = killed.Watch(server.process.pid, server.before)
     while not (ended and ended.is_set()) and not server.ready():
         if server.process.poll() is not None:
             raise server.died()
