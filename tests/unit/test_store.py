@@ -502,6 +502,15 @@ def test_what_the_surroundings_do_is_no_damage(
     assert not (tmp_path / "w/state.db.damaged").exists()
 
 
+def test_an_input_output_error_on_a_full_disk_is_the_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("trtllm_pipeline.store.database._free_bytes", lambda _folder: 4096)
+    with pytest.raises(OSError, match="No space left"):
+        store.index._database.run(fails)
+
+
 def test_an_index_of_an_older_release_is_rebuilt(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,9 +39,11 @@ _APPLICATION: Final = 0x54504C00
 """With the schema's number added, what SQLite's header has as the application's id: one flipped bit changes neither alone."""
 _PARTS: Final = ("", "-wal", "-shm")
 _FULL: Final = "database or disk is full"
+_IO_ERROR: Final = "disk I/O error"
+_LOG_INDEX_BYTES: Final = 32 << 10
 _NOT_WRITABLE: Final = "attempt to write a readonly database"
 _BUSY: Final = ("database is locked", "database table is locked", "locking protocol")
-_NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, "disk I/O error", "unable to open database file", "out of memory")
+_NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, _IO_ERROR, "unable to open database file", "out of memory")
 """What SQLite says when the surroundings are to blame. All else it says is damage."""
 
 
@@ -256,7 +258,9 @@ class Database:
             raise error  # a mistake of ours
         if said in _BUSY:
             raise self._busy() from error
-        if said == _FULL:  # as of any other file, so that it is told in one place
+        # Where not even the log's index fits, SQLite calls it an I/O error.
+        if said == _FULL or (said == _IO_ERROR and _free_bytes(self.path.parent) < _LOG_INDEX_BYTES):
+            # As of any other file, so that it is told in one place.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from error
         # A flipped bit in the header forbids writing as well.
         if said in _NOT_DAMAGE and not (said == _NOT_WRITABLE and os.access(self.path, os.W_OK)):
@@ -343,6 +347,14 @@ class Database:
             self._shut()
             self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._tell(damage, "read", self._filled(self._db))
+
+
+def _free_bytes(folder: Path) -> float:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return float("inf")
+    return found.f_bavail * found.f_frsize
 
 
 @contextmanager
