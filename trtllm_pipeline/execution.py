@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
+from trtllm_pipeline import disk
 from trtllm_pipeline import scheduler as scheduling
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -180,12 +181,14 @@ class _Execution:
                             for run in self._running:
                                 self._executor.stop(run, grace_s=0.0)
         finally:
-            self._executor.close()
-            self._sealer.shutdown()
-            for held in self._running.values():
-                self._store.fail(held.attempt, "interrupted", None)
-                _release(held.claims)
-            self._observer.end()
+            try:
+                self._executor.close()
+                self._sealer.shutdown()
+                for held in self._running.values():
+                    self._store.fail(held.attempt, "interrupted", None)
+                    _release(held.claims)
+            finally:
+                self._observer.end()
         self._remember_latest()
         statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
         causes = {run: scheduler.blocked_by(run) for run in statuses if statuses[run] is StageStatus.BLOCKED}
@@ -601,9 +604,10 @@ def _remembered(reason: str) -> StageError:
 
 def _disk_error(held: _Running, error: OSError) -> StageError:
     return StageError(
-        f"{held.run.stage.name}: cannot be published: {error.strerror or error}",
+        f"{held.run.stage.name}: cannot be published: "
+        f"{disk.no_room(error, held.attempt.folder) or error.strerror or error}",
         failure=FailureClass.USER,
-        hint="free some space, or choose another --workspace, then `pipeline resume`; what was finished is kept",
+        hint=disk.HINT,
         log=held.attempt.log,
     )
 

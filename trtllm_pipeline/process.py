@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,11 +24,33 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.errors import PipelineError, StateError
 
 _PACKET_BYTES: Final = 65536
 # Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
 _START: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
+
+
+OPEN_FILES: Final = 256
+"""Files that a process of ours or a server may have open, without the connections of a load."""
+
+
+def allow_open_files(connections: int = 0) -> None:
+    """Let processes have this many connections, raising the soft limit where the hard one allows it.
+
+    Raises StateError where it does not: programs that run out of files wait, or fail without a word of it.
+    """
+    needed = OPEN_FILES + connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return
+    if hard != unlimited and hard < needed:
+        raise StateError(
+            f"a process may have {hard} files open here, {needed} are needed",
+            hint=f"ulimit -n {needed} in a shell that may, or docker run --ulimit nofile={needed}",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import plan as planning
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
+from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, StateError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.process import allow_open_files
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains
@@ -139,14 +140,8 @@ def plan_cells(
     """The plan for `cells` on `machine`, with every model pinned to one revision.
 
     Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
-    is planned as its recipe lists it. Raises PlanError when no cell can work, DownloadError.
+    is planned as its recipe lists it. Raises DownloadError.
     """
-    if not any(cell.reason is None for cell in cells):
-        reasons = sorted({str(cell.reason) for cell in cells})
-        raise PlanError(
-            f"none of the {len(cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
-        )
     used = {cell.toolchain for cell in cells if cell.reason is None}
     with ExitStack() as stack:
         cache = None
@@ -161,6 +156,16 @@ def plan_cells(
             machine,
             digest=_Files(cache, guess=guess).digest,
             until=until,
+        )
+
+
+def check_feasible(plan: Plan) -> None:
+    """Raise PlanError when no cell can work."""
+    if not plan.feasible:
+        reasons = sorted({str(cell.reason) for cell in plan.cells})
+        raise PlanError(
+            f"none of the {len(plan.cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
+            hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
         )
 
 
@@ -386,6 +391,13 @@ def run(
         write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
         code = outcome.exit_code
         return Result(run_id, plan, outcome, table)
+    except OSError as error:
+        if store.artifacts_dir.is_dir():
+            raise
+        raise StateError(
+            f"{store.workspace}: the workspace is gone: moved or removed while it was used",
+            hint="run again; nothing of it can be gone on with",
+        ) from error
     finally:
         store.index.end_run(run_id, code)
 
@@ -417,6 +429,8 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
         )
     plan = plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
+    check_feasible(plan)
+    allow_open_files(_connections(plan))
     for name in sorted({cell.toolchain for cell in plan.feasible}):
         missing = toolchains.load(name).missing(machine)
         if missing is not None:
@@ -425,6 +439,18 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
             )
     store.sweep()
     return plan
+
+
+def _connections(plan: Plan) -> int:
+    """Connections of the largest load that a plan has."""
+    loads = [
+        load
+        for run in plan.stage_runs.values()
+        if run.stage.scope is Scope.INSIDE
+        for load in (run.first_cell.settings["perf"]["concurrency"], run.first_cell.settings["accuracy"]["concurrency"])
+    ]
+    numbers = [number for load in loads for number in (load if isinstance(load, (list, tuple)) else [load])]
+    return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from trtllm_pipeline import runner
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.progress.lines import QuietObserver
+from trtllm_pipeline.store.store import Store
 
 pytestmark = pytest.mark.integration
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
@@ -62,3 +69,35 @@ def test_names_beyond_ascii_in_the_c_locale(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
     done = shell(rf"{PIPELINE} plan -m $'\xe9.yaml'", tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, rb"error: \udce9.yaml: is not text in UTF-8")
+
+
+def test_too_few_open_files_are_said_at_once(tmp_path: Path) -> None:
+    done = shell(f"ulimit -n 64; {PIPELINE} run -m {TINY} --progress plain", tmp_path)
+    assert done.returncode == 2
+    assert b"a process may have 64 files open here, 260 are needed" in done.stderr
+    raised = shell(f"ulimit -Sn 64; {PIPELINE} run -m {TINY} --until download", tmp_path)
+    assert raised.returncode == 0, "a soft limit is raised"
+
+
+def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
+    done = shell(f"ulimit -f 200; {PIPELINE} run -m {TINY} --until download --progress plain", tmp_path)
+    assert done.returncode in {1, 2}
+    assert b"at most here (ulimit -f)" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+class Removing(QuietObserver):
+    """Removes the workspace as soon as a run has begun."""
+
+    def __init__(self, workspace: Path) -> None:
+        super().__init__(io.StringIO())
+        self.workspace = workspace
+
+    def begin(self, *_about: object) -> None:
+        shutil.rmtree(self.workspace)
+
+
+def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
+    store = Store(tmp_path / "ws")
+    with pytest.raises(StateError, match="the workspace is gone: moved or removed while it was used"):
+        runner.run(runner.Request(TINY, until="download"), store, Removing(store.workspace))

@@ -130,8 +130,24 @@ def test_cells_are_judged_by_the_assumed_machine(matrix: Path) -> None:
     assert fits.reason is None
     assert too_wide.reason == "tp4pp1 needs 4 GPUs, this machine has 2; take another tp and pp"
     assert runner.forecast(plan, None).total_s > 0
-    with pytest.raises(PlanError, match="none of the 1 cells can work"):
-        runner.plan_of(Request(matrix, cells=("*/*/tp4*",), assume=LINE), None, guess=True)
+
+
+@pytest.mark.parametrize("argv", [["plan"], ["run", "--dry-run"]])
+def test_a_plan_without_a_cell_that_can_work_is_shown_with_its_reasons(
+    matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    argv += ["-m", str(matrix), "--cells", "*/*/tp4*", "--assume", LINE, "-w", str(tmp_path / "none")]
+    assert app.main([*argv, "--format", "json"]) == 3
+    shown, said = capsys.readouterr()
+    (cell,) = json.loads(shown)["cells"]
+    assert not cell["feasible"]
+    assert cell["reason"].startswith("tp4pp1 needs 4 GPUs, this machine has 2")
+    assert "none of the 1 cells can work" in said
+    assert app.main(argv) == 3
+    shown = capsys.readouterr().out
+    assert shown.startswith("1 cell, none of them feasible\n")
+    assert "tp4pp1 needs 4 GPUs, this machine has 2" in shown
+    assert "nothing to do" not in shown
 
 
 def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
@@ -196,8 +212,10 @@ def test_a_dry_run_on_an_assumed_machine_is_its_plan(
 
 def test_a_machine_without_the_toolchain_can_be_planned_for_but_runs_nothing(matrix: Path, tmp_path: Path) -> None:
     request = Request(matrix, toolchain="tensorrt_llm", assume="gpus=0")
+    plan = runner.plan_of(request, Store(tmp_path / "w"), guess=True)
+    assert plan.cells
     with pytest.raises(PlanError, match="TensorRT-LLM is not installed"):
-        runner.plan_of(request, Store(tmp_path / "w"), guess=True)
+        runner.check_feasible(plan)
 
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:

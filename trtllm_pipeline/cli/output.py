@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from trtllm_pipeline import terminal
+from trtllm_pipeline import disk, terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError
 
 
@@ -57,15 +59,38 @@ def explain_error(error: Exception) -> int | None:
             isinstance(error, StageError) and error.failure is FailureClass.USER
         )
         return 2 if blocked else error.exit_code
-    if isinstance(error, OSError) and error.errno == 28:
-        note(f"error: the disk is full: {error.filename or error}")
-        note("  try: free some space, then `pipeline resume`; what was finished is kept")
+    return _explain_system(error) if isinstance(error, OSError) else None
+
+
+def _explain_system(error: OSError) -> int | None:
+    """As `explain_error`, for what the system refuses."""
+    try:
+        where = str(Path(str(error.filename or ".")).absolute())
+    except FileNotFoundError:
+        note("error: the current folder was removed")
+        note("  try: cd to a folder that is there")
+        return 2
+    told = disk.no_room(error, Path(where))
+    if told is not None:
+        note(f"error: {told}, while {error.filename or 'a file'} was written")
+        note(f"  try: {disk.HINT}")
         return 1
     if isinstance(error, PermissionError):
         note(f"error: not allowed: {error.filename or error}")
         return 1
+    if error.errno in _SURROUNDINGS:
+        note(f"error: {error.filename or 'a file'}: {(error.strerror or '').lower()}")
+        return 2
     return None
 
+
+_SURROUNDINGS: Final = frozenset(
+    {
+        *(errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS, errno.EIO, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
+"""What the system says of a name, a disk or a machine, and never of a mistake of ours."""
 
 FAILURE_WORDS = {
     FailureClass.INFEASIBLE: "can never work",

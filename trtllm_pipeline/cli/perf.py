@@ -23,6 +23,7 @@ from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PipelineError, UsageError
+from trtllm_pipeline.process import allow_open_files
 from trtllm_pipeline.terminal import raw
 from trtllm_pipeline.userfile import decode
 
@@ -358,6 +359,7 @@ def _measure(
     from trtllm_pipeline.perf.load import EventFile
     from trtllm_pipeline.perf.measure import measure
 
+    allow_open_files(max((level.concurrency or 0 for level in plan), default=0))
     total = sum(len(level.planned) for level in plan)
     count = 0
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
-    """Print the plan for a request; 0, or 3 when no cell can work."""
+    """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline import runner
 
     plan = runner.plan_of(request, store, guess=True)
@@ -52,6 +52,7 @@ def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool)
             emit(line)
     else:
         emit("\n".join(_text(plan, seen, verbose=verbose)))
+    runner.check_feasible(plan)
     return 0
 
 
@@ -60,11 +61,15 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     unshared = sum(len(run.cells) for run in plan.stage_runs.values())
     lines = [
         count(len(plan.cells), "cell")
-        + (f", {feasible} of them feasible" if feasible < len(plan.cells) else "")
-        + f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared",
-        "",
-        f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}",
+        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
+        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else ""),
     ]
+    return lines + (_work(plan, seen, verbose=verbose) if feasible else []) + _never(plan, verbose=verbose)
+
+
+def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What there is to do, by stages."""
+    lines = ["", f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}"]
     for stage in _in_order(plan):
         runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
         todo = [run for run in runs if run.id in seen.to_run]
@@ -82,6 +87,12 @@ def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
         lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
+    return lines
+
+
+def _never(plan: Plan, *, verbose: bool) -> list[str]:
+    """The cells that can never work, and why."""
+    lines: list[str] = []
     infeasible = [cell for cell in plan.cells if cell.reason is not None]
     if infeasible:
         lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]

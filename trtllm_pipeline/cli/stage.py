@@ -16,10 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from trtllm_pipeline import disk
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
+from trtllm_pipeline.process import allow_open_files
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work, write_failure
 from trtllm_pipeline.toolchains import base as toolchains
@@ -153,13 +155,10 @@ def _program(stage: Stage, work: Work) -> None:
     except MemoryError as error:
         raise StageError(f"{stage.name}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
     except OSError as error:
-        if error.errno == 28:
-            raise StageError(
-                f"{stage.name}: the disk is full: {error.filename or work.out}",
-                failure=FailureClass.USER,
-                hint="free some space, then `pipeline resume`; what was finished is kept",
-            ) from error
-        raise
+        told = disk.no_room(error, work.out)
+        if told is None:
+            raise
+        raise StageError(f"{stage.name}: {told}", failure=FailureClass.USER, hint=disk.HINT) from error
 
 
 def _commands(stage: Stage, work: Work) -> None:
@@ -190,6 +189,8 @@ def _in_attempt(work: Work, stage: Stage) -> int:
 def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
     """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
     _find_files(args, stage)
+    if stage.scope is not Scope.ARTIFACT:
+        allow_open_files()
     with _scratch(stage.name) as scratch:
         if stage.scope is Scope.SERVICE:
             args.output_dir = args.output_dir or str(scratch / "out")

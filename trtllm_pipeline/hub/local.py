@@ -74,5 +74,8 @@ def check_unchanged(pinned: str, found: str, folder: Path) -> None:
     """Raise DownloadError when a folder's content is no longer what was planned with."""
     if pinned != found:
         raise DownloadError(
-            f"{folder} has changed since this was planned", failure=FailureClass.USER, hint="start the command again"
+            f"{folder}: its content is {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "
+            "names another",
+            failure=FailureClass.USER,
+            hint=f'start the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
         )

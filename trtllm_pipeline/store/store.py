@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import disk
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.stages.base import PROGRESS_FILE
@@ -104,7 +105,7 @@ class Store:
                     folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StateError(
-                    f"{workspace}: cannot be a workspace: {error.strerror}",
+                    f"{workspace}: cannot be a workspace: {disk.no_room(error, workspace) or error.strerror}",
                     hint="choose another folder with --workspace DIR",
                 ) from error
         self.index = Index(database, self._manifests, read_only=self.unwritable is not None)

@@ -78,7 +78,7 @@ def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, tmp
     pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
     out.mkdir()
     (folder / "config.json").write_text('{"edited": true}')
-    with pytest.raises(DownloadError, match="has changed since"):
+    with pytest.raises(DownloadError, match="it changed after it was planned, or the source names another"):
         fetch(pinned, out, progress=lambda *_: None, folder=folder)
 
 

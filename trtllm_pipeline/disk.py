@@ -1,0 +1,38 @@
+"""What to say when there is no room to write: which file system, and how much of it is free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+from typing import Final
+
+HINT: Final = "free some space, or choose another --workspace, then `pipeline resume`; what was finished is kept"
+
+
+def no_room(error: OSError, path: Path) -> str | None:
+    """What `error`, met while writing at or below `path`, says of the room there; None when it speaks of another thing."""
+    if error.errno == errno.EFBIG:
+        return f"a file may have {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} at most here (ulimit -f)"
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        return None
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))  # noqa: PTH110
+    mount = there
+    while not mount.is_mount():
+        mount = mount.parent
+    if error.errno == errno.EDQUOT:
+        return f"the quota of the file system at {mount} is used up"
+    room = os.statvfs(there)
+    if room.f_files and not room.f_favail:
+        return f"no file can be added to the file system at {mount}: all of its {room.f_files} inodes are in use"
+    free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    return f"no space is left on the file system at {mount}: {_size(free)} of {_size(whole)} are free"
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.4g} GB"
