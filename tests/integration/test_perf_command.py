@@ -237,8 +237,8 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),
         (("analyze", "bytes.jsonl"), 1, "is not an event file of a load run"),
-        (("analyze", "bare.jsonl"), 1, "is not an event file of schema 1, but of None"),
-        (("analyze", "cut.jsonl"), 1, "its header lacks protocol, model, settings"),
+        (("analyze", "bare.jsonl"), 1, "bare.jsonl:1: not a record of a load run: schema: field required"),
+        (("analyze", "cut.jsonl"), 1, "cut.jsonl:1: not a record of a load run: protocol: field required"),
     ],
 )
 def test_mistakes_are_told_in_words(

@@ -5,15 +5,18 @@ Pure functions of two `answers.jsonl` files. Answers are compared as they are; s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.accuracy.intervals import Interval, mean_interval
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.perf.events import STRICT, Count, Rate, told
 from trtllm_pipeline.perf.stats import Summary, summary
 
 DEFINITIONS: Final = {
@@ -81,22 +84,44 @@ class Drift:
         }
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of an answers.jsonl. Raises UsageError when it is not one."""
+class Row(TypedDict):
+    """A line of answers.jsonl."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    id: str
+    answer: str
+    scores: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    input: NotRequired[str | None]
+    tokens: NotRequired[list[Count] | None]
+    concurrency: NotRequired[Count | None]
+    request_rate: NotRequired[Rate | None]
+    repeat: NotRequired[Count | None]
+    time: NotRequired[Count | None]
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice."""
     if path.is_dir():
         path = path / "answers.jsonl"
-    number = 0
-    rows = []
+    rows: list[Row] = []
+    seen: dict[Key, int] = {}
+    adapter = TypeAdapter(Row)
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):  # noqa: B007  told below
-            row = json.loads(line)
-            if not (isinstance(row["id"], str) and isinstance(row["answer"], str) and isinstance(row["scores"], dict)):
-                raise TypeError("id, answer or scores are of another type")
-            rows.append(row)
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=_HINT) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}:{number}: not an answer with its scores: {error!r}", hint=_HINT) from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = adapter.validate_json(line)
+        except ValidationError as error:
+            wrong = told(error.errors(include_url=False)[0])
+            raise UsageError(f"{path}:{number}: not an answer with its scores: {wrong}", hint=_HINT) from error
+        first = seen.setdefault(_key(row), number)
+        if first != number:
+            raise UsageError(
+                f"{path}:{number}: the answer to {row['id'][:60]!r} is in line {first} already", hint=_HINT
+            )
+        rows.append(row)
     return rows
 
 
@@ -111,7 +136,7 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def compare(reference: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Drift:
+def compare(reference: Sequence[Row], other: Sequence[Row]) -> Drift:
     """The drift of `other` from `reference`, both rows of an answers.jsonl.
 
     Raises UsageError when no question is in both, or one with the same id asks something else.
@@ -139,14 +164,16 @@ def compare(reference: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str,
         agreement=round(fmean(same), 6),
         interval=interval,
         first_divergence_chars=summary(_divergences([(a["answer"], b["answer"]) for a, b in differ])),
-        first_divergence_tokens=summary(_divergences([(a["tokens"], b["tokens"]) for a, b in differ]))
+        first_divergence_tokens=summary(
+            _divergences([(a.get("tokens") or [], b.get("tokens") or []) for a, b in differ])
+        )
         if encoded
         else None,
         scores=_scores(keys, pairs),
     )
 
 
-def _key(row: Mapping[str, Any]) -> Key:
+def _key(row: Row) -> Key:
     return row["id"], *(row.get(name) for name in ("concurrency", "request_rate", "repeat", "time"))
 
 
@@ -163,7 +190,7 @@ def _by_question(keys: Sequence[Key], values: Sequence[float]) -> list[float]:
     return [fmean(of_one) for of_one in found.values()]
 
 
-def _scores(keys: Sequence[Key], pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, ScoreDrift]:
+def _scores(keys: Sequence[Key], pairs: Sequence[tuple[Row, Row]]) -> dict[str, ScoreDrift]:
     found = {}
     for name in dict.fromkeys(name for a, b in pairs for name in a["scores"] if name in b["scores"]):
         both = [

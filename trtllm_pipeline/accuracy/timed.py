@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from trtllm_pipeline.accuracy.result import Place, Sample
 from trtllm_pipeline.accuracy.scores import Question
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.perf.events import read as records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +32,30 @@ def read(events: Path, questions: Mapping[str, Question], tokens: Callable[[str]
 
     Raises StageError for what is no event file, and for questions that are not those that were asked.
     """
+    told = records_of(events)
     samples: list[Sample] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     asked: set[str] = set()
     failed = 0
-    settings: Mapping[str, Any] | None = None
-    for record in _records(events):
-        kind = record.get("type")
-        if kind == "header":
-            settings = record.get("settings", {})
-        elif kind == "prompt" and record["id"] in questions:
-            if record["text"] != questions[record["id"]].prompt.text:
-                raise StageError(
-                    f"row {record['id']!r}: the load run asked {record['text'][:60]!r}, the row says "
-                    f"{questions[record['id']].prompt.text[:60]!r}",
-                    failure=FailureClass.USER,
-                    hint="score with the file that was asked",
-                )
-        elif kind == "request" and record["phase"] == "measured" and record["prompt"] in questions:
-            asked.add(record["prompt"])
-            level = (record.get("concurrency"), record.get("request_rate"), record["repeat"])
-            key = (*level, record["prompt"])
-            if record["error"] is None:
-                text = "".join(
-                    event[1] for event in record["events"] if not any(event[3:])
-                )  # [3]: reasoning, no answer
-                encoded = None if tokens is None else tokens(text)
-                samples.append(Sample(questions[record["prompt"]], text, encoded, Place(*level, seen[key])))
-            else:
-                failed += 1
-            seen[key] += 1
-    if settings is None:
-        raise StageError(f"{events} is not an event file of a load run: it has no header", failure=FailureClass.USER)
-    return Timed(tuple(samples), failed, tuple(id_ for id_ in questions if id_ not in asked), settings)
-
-
-def _records(events: Path) -> Iterator[dict[str, Any]]:
-    """Its records. A last line cut off by a crash is left out."""
-    try:
-        lines = events.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise StageError(f"{events} is not an event file of a load run: {error}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line) if line else {}
-        except ValueError as error:
-            if number == len(lines):
-                return
-            raise StageError(f"{events}:{number}: not a record of a load run: {error}") from error
-        if isinstance(record, dict):
-            yield record
+    for id_, text in told.prompts.items():
+        if id_ in questions and text != questions[id_].prompt.text:
+            raise StageError(
+                f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
+                failure=FailureClass.USER,
+                hint="score with the file that was asked",
+            )
+    for record in told.requests:
+        if record["phase"] != "measured" or record["prompt"] not in questions:
+            continue
+        asked.add(record["prompt"])
+        level = (record["concurrency"], record.get("request_rate"), record["repeat"])
+        key = (*level, record["prompt"])
+        if record["error"] is None:
+            answer = "".join(event.text for event in record["events"] if not event.reasoning)
+            encoded = None if tokens is None else tokens(answer)
+            samples.append(Sample(questions[record["prompt"]], answer, encoded, Place(*level, seen[key])))
+        else:
+            failed += 1
+        seen[key] += 1
+    not_asked = tuple(id_ for id_ in questions if id_ not in asked)
+    return Timed(tuple(samples), failed, not_asked, told.header["settings"])

@@ -6,7 +6,6 @@ again later, or by somebody else.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -17,9 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
-from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.perf import counters, other_tools, validity
-from trtllm_pipeline.perf.load import SCHEMA
+from trtllm_pipeline.perf.events import read as records_of
 from trtllm_pipeline.perf.stats import PERCENTILE_METHOD, Summary, summary
 
 DEFINITIONS: Final = {
@@ -105,12 +103,12 @@ class Request:
     @property
     def times_ns(self) -> list[int]:
         """Arrival of each content event."""
-        return [event[0] for event in self.record["events"]]
+        return [event.time_ns for event in self.record["events"]]
 
     @property
     def text(self) -> str:
         """The answer."""
-        return "".join(event[1] for event in self.record["events"])
+        return "".join(event.text for event in self.record["events"])
 
     @property
     def ok(self) -> bool:
@@ -151,7 +149,7 @@ class Request:
     @property
     def ttfa_ms(self) -> float | None:
         """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
-        thought = [len(event) > 3 and bool(event[3]) for event in self.record["events"]]
+        thought = [event.reasoning for event in self.record["events"]]
         if not any(thought) or all(thought):
             return None
         return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
@@ -227,33 +225,10 @@ class Run:
 def read(events: Path, tokenizer: Tokenizer | None) -> Run:
     """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
 
-    A last line cut off by a crash is left out.
-
-    Raises StageError when it is not an event file of ours.
+    Raises StageError when it is not an event file of ours, or says what cannot have happened.
     """
-    records: dict[str, list[dict[str, Any]]] = {}
-    try:
-        lines = events.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise StageError(f"{events} is not an event file of a load run: {error}") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line) if line else {"type": ""}
-            records.setdefault(record["type"], []).append(record)
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise StageError(f"{events}:{number}: not a record of a load run: {error!r}") from error
-    if "header" not in records:
-        raise StageError(f"{events} is not an event file of a load run: it has no header")
-    header = records["header"][0]
-    if header.get("schema") != SCHEMA:
-        raise StageError(f"{events} is not an event file of schema {SCHEMA}, but of {header.get('schema')!r}")
-    missing = [name for name in ("protocol", "model", "settings") if name not in header]
-    if missing:
-        raise StageError(f"{events} is not an event file of a load run: its header lacks {', '.join(missing)}")
-    prompts = {record["id"]: record["text"] for record in records.get("prompt", [])}
-    asked = records.get("request", [])
+    told = records_of(events)
+    prompts, asked = told.prompts, told.requests
     answers = [record for record in asked if record["error"] is None]
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)
     input_tokens: dict[str, int] = {}
@@ -261,7 +236,7 @@ def read(events: Path, tokenizer: Tokenizer | None) -> Run:
         input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
     requests = []
     for record in asked:
-        texts = [event[1] for event in record["events"]]
+        texts = [event.text for event in record["events"]]
         if tokenizer is None:
             tokens = (1,) * len(texts)
         else:
@@ -277,13 +252,13 @@ def read(events: Path, tokenizer: Tokenizer | None) -> Run:
         input_count = input_tokens.get(id_, record.get("input_tokens"))
         requests.append(Request(record, prompts[id_], input_count, tokens, total, again))
     return Run(
-        header,
+        told.header,
         tuple(requests),
-        tuple(records.get("client", [])),
-        {record["at"]: record for record in records.get("server", [])},
+        tuple(told.by_type.get("client", ())),
+        {record["at"]: record for record in told.by_type.get("server", ())},
         by_server,
         None if tokenizer is None else len(tokenizer.encode("").ids),
-        records,
+        told.by_type,
     )
 
 
@@ -308,7 +283,7 @@ def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
 
 def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
     """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
-    totals = [event[2] for event in record["events"] if len(event) > 2 and event[2] is not None]
+    totals = [event.tokens for event in record["events"] if event.tokens is not None]
     if record.get("output_tokens") is None or len(totals) < len(record["events"]):
         return None
     return tuple(later - earlier for earlier, later in pairwise([0, *totals]))

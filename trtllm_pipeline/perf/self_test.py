@@ -32,6 +32,7 @@ from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.stats import percentile, summary
 from trtllm_pipeline.perf.target import OPENAI, Target
 from trtllm_pipeline.serving.client import STREAMING, Service
+from trtllm_pipeline.userfile import decode_mapping
 
 TARGET_P50_MS: Final = 0.2
 TARGET_P99_MS: Final = 1.0
@@ -223,8 +224,13 @@ def recent(protocol: str) -> dict[str, Any] | None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-pipeline"
     path = cache / f"self-test-{streamed}.json"
     with suppress(OSError, ValueError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if 0 <= time.time() - kept["at"] < KEPT_S and {key: kept.get(key) for key in identity} == identity:
+        kept = decode_mapping(path.read_bytes())
+        at = kept.get("at")
+        if (
+            isinstance(at, (int, float))
+            and 0 <= time.time() - at < KEPT_S
+            and {key: kept.get(key) for key in identity} == identity
+        ):
             return dict(kept)
     try:
         result = run(streamed, QUICK)

@@ -130,6 +130,11 @@ class Generation:
     """The same as chat messages, for endpoints that take those."""
 
 
+def most_tokens(asked: int) -> int:
+    """More tokens, or messages, than any answer to a request for `asked` tokens has, with several choices too."""
+    return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * asked
+
+
 def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
     """Input tensors for a temperature; 0 is greedy, which TensorRT-LLM calls top_k 1."""
     return {"top_k": 1} if temperature == 0 else {"temperature": temperature, "random_seed": seed}
@@ -479,6 +484,14 @@ class TimedLane(ABC):
             answer.error = str(error) or type(error).__name__
         answer.end_ns = time.monotonic_ns()
         answer.sent_ns = answer.sent_ns or answer.end_ns
+        if max(answer.output_tokens or 0, *(event.tokens or 0 for event in answer.events), 0) > most_tokens(
+            request.max_tokens
+        ):
+            answer.error = (
+                f"the server counts {answer.output_tokens} tokens in an answer of at most {request.max_tokens}"
+            )
+            answer.events = [event._replace(tokens=None) for event in answer.events]
+            answer.output_tokens = None
         answer.error = answer.error and fields.shortened(answer.error)
         if answer.error is not None:
             await self.close()
@@ -487,7 +500,7 @@ class TimedLane(ABC):
     def _count_message(self) -> None:
         """Another message of the answer came. Raises ProtocolError when no answer can need that many."""
         self._messages += 1
-        most = _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * self._asked_tokens
+        most = most_tokens(self._asked_tokens)
         if self._messages > most:
             raise ProtocolError(
                 f"the server sent more than {most} messages for an answer of {self._asked_tokens} tokens"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.fuzz_wire import json_text
 from trtllm_pipeline.accuracy.drift import compare, first_difference, read
 from trtllm_pipeline.errors import UsageError
 
@@ -100,3 +102,66 @@ def test_what_cannot_be_read(tmp_path: Path, text: str | None, message: str) -> 
         path.write_text(text)
     with pytest.raises(UsageError, match=message):
         read(path)
+
+
+GOOD = [
+    {
+        "id": "a",
+        "input": "x",
+        "answer": "y",
+        "tokens": [1, 2],
+        "concurrency": 1,
+        "repeat": 0,
+        "time": 0,
+        "scores": {"exact": 1.0},
+    },
+    {"id": "b", "input": "x", "answer": "y", "tokens": None, "scores": {}},
+]
+
+
+def answers(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"id": 5}, "id: input should be a valid string, got 5"),
+        ({"answer": None}, "answer: input should be a valid string, got None"),
+        ({"scores": [1]}, "scores: input should be an object"),
+        ({"scores": {"exact": "1"}}, "scores.exact: input should be a valid number, got '1'"),
+        ({"scores": {"exact": 2}}, "scores.exact: input should be less than or equal to 1"),
+        ({"scores": {"exact": float("nan")}}, "scores.exact: input should be a finite number"),
+        ({"tokens": 5}, "tokens: input should be a valid array, got 5"),
+        ({"tokens": [-1]}, "tokens.0: input should be greater than or equal to 0"),
+        ({"repeat": {}}, "repeat: input should be a valid integer"),
+        ({"id": "a", "concurrency": 1, "repeat": 0, "time": 0}, "the answer to 'a' is in line 1 already"),
+    ],
+)
+def test_what_is_no_answer_is_refused_with_its_line(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    path = answers(tmp_path / "answers.jsonl", json.dumps(GOOD[0]), json.dumps({**GOOD[1], **change}))
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+    assert told in str(caught.value)
+
+
+def test_broken_answers_are_compared_or_refused(tmp_path: Path) -> None:
+    good = read(answers(tmp_path / "good", *map(json.dumps, GOOD)))
+    compared = 0
+    for number in range(400):
+        draw = random.Random(f"answers 20261122 {number}")
+        lines = [json_text(draw, row) if draw.random() < 0.5 else json.dumps(row) for row in GOOD]
+        if draw.random() < 0.2:
+            lines.insert(
+                draw.randrange(3), draw.choice(("", "null", "[]", "7", "{}", "[" * 5000, lines[0], lines[0][:9]))
+            )
+        path = tmp_path / "other"
+        path.write_bytes("\n".join(lines).encode("latin-1", "replace"))
+        try:
+            json.dumps(compare(good, read(path)).to_json(), allow_nan=False)
+            compared += 1
+        except UsageError:
+            continue
+    assert 50 < compared < 350

@@ -23,14 +23,16 @@ ROWS: tuple[dict[str, Any], ...] = (
 
 
 def request(prompt: str, answer: str | None, concurrency: int | None = 1, **more: Any) -> dict[str, Any]:
-    events = [] if answer is None else [[1, "(thinking)", None, True], [2, answer[:2], 1], [3, answer[2:], 2, False]]
+    events = [] if answer is None else [[1, "(thinking)", 0, True], [2, answer[:2], 1], [3, answer[2:], 2, False]]
     return {
         "type": "request",
         "concurrency": concurrency,
         "request_rate": None,
         "repeat": 0,
         "phase": "measured",
+        "slot": 0,
         "prompt": prompt,
+        "max_tokens": 9,
         "events": events,
         "error": "boom" if answer is None else None,
         **more,
@@ -40,9 +42,15 @@ def request(prompt: str, answer: str | None, concurrency: int | None = 1, **more
 def work(folder: Path, *requests: dict[str, Any], rows: tuple[dict[str, Any], ...] = ROWS, **params: Json) -> Work:
     for name in ("perf", "engine", "out"):
         (folder / name).mkdir()
-    header = {"type": "header", "schema": 1, "settings": {"temperature": 0.0}}
+    header = {"type": "header", "schema": 1, "protocol": "grpc", "model": "m", "settings": {"temperature": 0.0}}
     prompts = [{"type": "prompt", "id": row["id"], "text": row["input"]} for row in ROWS]
-    lines = [json.dumps(record) for record in (header, *prompts, *requests)]
+    # One after the other, as a client in one slot sends them.
+    times = [{"scheduled_ns": 9 * at, "sent_ns": 9 * at, "end_ns": 9 * at + 8} for at in range(len(requests))]
+    later = [
+        {**each, **times[at], "events": [[9 * at + event[0], *event[1:]] for event in each["events"]]}
+        for at, each in enumerate(requests)
+    ]
+    lines = [json.dumps(record) for record in (header, *prompts, *later)]
     (folder / "perf" / "events.jsonl").write_text("\n".join(lines) + '\n{"type": "requ')
     (folder / "input.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values: dict[str, Json] = {"metrics": ["exact"], "min_score": None, **params}
@@ -119,7 +127,8 @@ def test_the_order_of_rows_does_not_change_the_digest(tmp_path: Path) -> None:
         (MEASURED, ROWS, {"metrics": ["chrf"], "min_score": 0.99}, "chrf is 0"),
         (MEASURED, ROWS, {"metrics": ["bleu"]}, "there is no metric 'bleu'"),
         (MEASURED, ROWS, {"metrics": []}, "expected a list of names"),
-        ((), ROWS, {}, "perf measured no answer to any of the 3 questions"),
+        (MEASURED[:1], ROWS, {}, "perf measured no answer to any of the 3 questions"),
+        ((), ROWS, {}, "there is no request in this event file"),
         (MEASURED, ({"id": "fr", "input": "Germany", "output": "x"},), {}, "row 'fr': the load run asked 'France'"),
     ],
 )
@@ -137,7 +146,7 @@ def test_it_fails_in_words(
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     this = work(tmp_path)
     (tmp_path / "perf" / "events.jsonl").write_text('{"a": 1}\n')
-    with pytest.raises(StageError, match="not an event file of a load run"):
+    with pytest.raises(StageError, match=r"events\.jsonl:1: not a record of a load run: it has no type"):
         score.run(this)
     (tmp_path / "perf" / "events.jsonl").write_text("x\n\n")
     with pytest.raises(StageError, match=r"events\.jsonl:1: not a record"):

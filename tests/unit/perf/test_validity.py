@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.perf.test_perf_metrics import Words, counted, found, request, write
+from tests.unit.perf.test_perf_metrics import Words, counted, found, moved, request, write
 from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.validity import GATES
 
@@ -149,7 +149,7 @@ def test_encoding_again_may_find_a_token_less(
     tmp_path: Path, lengths: list[int], expected: dict[str, str], asked: dict[str, str]
 ) -> None:
     records = [
-        request(at, [(at + 10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked)
+        moved(request(0, [(10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked), at * 500)
         for at, tokens in enumerate(lengths)
     ]
     path = write(tmp_path / "e", *records)
@@ -180,7 +180,8 @@ def silent(**changes: Any) -> dict[str, Any]:
 def test_an_empty_answer_has_to_be_the_models_own(
     tmp_path: Path, empty: list[dict[str, Any]], others: int, expected: dict[str, str]
 ) -> None:
-    result = found(analyze(write(tmp_path / "e", *empty, *(answer(at) for at in range(others))), Words()))
+    records = [moved(record, 100 * at) for at, record in enumerate([*empty, *[answer(0)] * others])]
+    result = found(analyze(write(tmp_path / "e", *records), Words()))
     assert result.get("empty_answers") == expected["empty_answers"]
 
 
