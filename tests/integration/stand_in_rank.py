@@ -35,6 +35,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--backend-config", required=True)
     parser.add_argument("--backend-directory")
     parser.add_argument("--exit-timeout-secs", type=int, default=30)
+    parser.add_argument("--http-restricted-api")
+    parser.add_argument("--grpc-restricted-protocol")
+    parser.add_argument("--allow-vertex-ai", type=json.loads)
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         parser.add_argument(f"--allow-{name}", type=json.loads, default=True)
         parser.add_argument(f"--{name}-address", default="0.0.0.0")

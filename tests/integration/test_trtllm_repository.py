@@ -92,7 +92,7 @@ REFUSED = {
     "TRT214": "preferred size must be <= max batch size",
     "TRT215": "'max_batch_size' must be non-negative",
     "TRT217": "Response Cache does not currently support",
-    "TRT302": "model not found in any model repository",
+    "TRT302": "contains models that are not available",
     "TRT303": "mapping to non-existing input top_k",
     "TRT304": "inconsistent data type: TYPE_FP16 is inferred",
     "TRT305": "inconsistent shape",

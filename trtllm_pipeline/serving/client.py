@@ -73,7 +73,7 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 RELOAD_PATIENCE_S: Final = 20.0
-"""How long to wait for a model that is being loaded again, as it is after the death of its process."""
+"""How long to wait for a model that is being loaded, or for a server of ours that is started again."""
 _RELOADING: Final = "has no available versions"
 _UNKNOWN: Final = "is not found"
 """Said of a model that is not in the repository; that does not pass."""
@@ -350,7 +350,9 @@ class Client:
             except ServerError as error:
                 if _UNKNOWN in error.message:
                     raise ServerError(error.message, failure=FailureClass.USER, hint="-m names the model") from error
-                if _RELOADING not in error.message or time.monotonic() > deadline:
+                launched = self.service.pid is not None  # and so kept, by `pipeline launch`
+                passing = _RELOADING in error.message or (launched and error.failure is FailureClass.TRANSIENT)
+                if not passing or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.1)
 

@@ -6,14 +6,15 @@
     run_openai   `trtllm-serve`, which does as well (`openai_server.py`)
 
 Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
-the process that started it. A Python model process that dies is brought back. A server that dies is started again as
-often as `restarts` says, on the same ports; then it ends with the cause and the tail of the log.
+the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
+three times, and when it dies itself, as often as `restarts` says; then it ends with the cause and the tail of the log.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import contract, installation, moved, openai_server, ranks, triton
-from trtllm_pipeline.serving.server import Ports, Server
+from trtllm_pipeline.serving.server import Ports, Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"
@@ -136,6 +137,13 @@ def _triton(repository: Path) -> installation.Triton:
     """The installed server, in an environment in which the repository's Python models can work."""
     installed = installation.find()
     triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    if missing := triton.closing_options(installed)[1]:
+        print(  # noqa: T201
+            f"warning: {installed.source} has no {', '.join(missing)}: whoever reaches its ports can make it read and "
+            "write files of this user; docs/security.md",
+            file=sys.stderr,
+            flush=True,
+        )
     return installed
 
 
@@ -178,27 +186,50 @@ def _serve(work: Work, begin: Begin) -> None:
     """Keep a server that `begin` starts; see the module's docstring."""
     settings = Settings.of(work.params)
     parent = os.getppid()
-    deaths = 0
-    with told_to_end() as ended:
+    deaths = repairs = 0
+    with told_to_end() as ended, _removed_after(work.attempt / SERVICE_FILE):
         while True:
             server = start(begin, work, settings, ended)
             try:
-                if not ended.is_set():
-                    said = service(server)
-                    write_json(work.attempt / SERVICE_FILE, said)
-                    print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
-                    watch(server, ended, parent)
-                return
+                if ended.is_set():
+                    return
+                said = service(server)
+                write_json(work.attempt / SERVICE_FILE, said)
+                print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
+                dead = watch(server, ended, parent)
+                if not dead:
+                    return
+                repairs += 1
+                print(_repaired(server, dead, repairs), flush=True)  # noqa: T201
             except ServerError as error:
                 deaths += 1
                 if server.process.poll() is None or deaths > settings.restarts:
                     raise
                 print(f"{error}\nstarting it again ({deaths} of {settings.restarts} times)", flush=True)  # noqa: T201
-                # Clients know the ports of the first start.
-                settings = replace(settings, **{f"{name}_port": port for name, port in server.ports._asdict().items()})
             finally:
-                (work.attempt / SERVICE_FILE).unlink(missing_ok=True)
                 server.stop(settings.stop_timeout_s)
+            # Clients know the ports of the first start.
+            settings = replace(settings, **{f"{name}_port": port for name, port in server.ports._asdict().items()})
+
+
+@contextmanager
+def _removed_after(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _repaired(server: Server, dead: set[str], times: int) -> str:
+    """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
+    names = ", ".join(sorted(dead))
+    if times > REPAIRS:
+        raise ServerError(
+            f"the process of model {names} died, the {times}th such death; the server is given up",
+            hint=f"{server.log} may say why; a kernel short of memory kills without a word",
+            log=server.log,
+        )
+    return f"the process of model {names} died{quoted(server.log)}\nstarting the server again"
 
 
 def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:
@@ -217,26 +248,17 @@ def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) 
                 raise
 
 
-def watch(server: Server, ended: threading.Event, parent: int) -> None:
-    """Stay until `ended` is set or process `parent` has gone. Raises ServerError when the server is beyond repair."""
-    repairs = 0
+def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
+    """Models whose process has died; none once `ended` is set or process `parent` has gone.
+
+    Raises ServerError when the server itself has ended.
+    """
     while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
         if server.process.poll() is not None:
             raise server.died()
-        dead = server.dead_models()
-        if not dead:
-            continue
-        names = ", ".join(sorted(dead))
-        repairs += 1
-        if repairs > REPAIRS:
-            raise ServerError(
-                f"the process of model {names} died, the {repairs}th such death; the server is given up",
-                hint=f"{server.log} may say why; a kernel short of memory kills without a word",
-                log=server.log,
-            )
-        print(f"the process of model {names} died; loading the models again", flush=True)  # noqa: T201
-        server.reload()
-        print("the models are ready again", flush=True)  # noqa: T201
+        if dead := server.dead_models():
+            return dead
+    return set()
 
 
 def service(server: Server) -> dict[str, object]:

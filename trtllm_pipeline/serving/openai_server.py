@@ -46,10 +46,6 @@ class OpenAiServer:
         """None: it ends with its workers."""
         return set()
 
-    def reload(self) -> None:
-        """Raises ServerError: it loads its one model when it starts."""
-        raise ServerError(f"{self.name} cannot load its model again", log=self.log)
-
     def service(self) -> dict[str, object]:
         """What clients need to know. Raises ServerError when it serves no model."""
         try:

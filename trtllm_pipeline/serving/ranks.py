@@ -23,7 +23,7 @@ from trtllm_pipeline.guardian import Process, kill, look_up, process_table
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.group import Group
 from trtllm_pipeline.serving.installation import Triton
-from trtllm_pipeline.serving.server import Ports, all_ok, quoted, until_ready
+from trtllm_pipeline.serving.server import Ports, all_ok, until_ready
 
 ENGINE_MODEL: Final = "tensorrt_llm"
 MPIRUN: Final = "mpirun"
@@ -238,14 +238,6 @@ class World:
             del self.stubs[pid]
         return set(dead.values())
 
-    def reload(self) -> None:
-        """Raises ServerError: rank 0 alone cannot load the engine again, the other ranks have it already."""
-        raise ServerError(
-            f"the process of a Python model died{quoted(self.log)}",
-            hint="the ranks cannot load it again; start the server again",
-            log=self.log,
-        )
-
     def service(self) -> dict[str, object]:
         """What clients need to know. Raises OSError or http.client.HTTPException when rank 0 does not answer."""
         pids = [pid for _, (pid, _) in sorted(self.process.ranks.items())]
@@ -306,6 +298,7 @@ def start(
         host=host,
         options=(
             *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
+            *triton.closing_options(triton_)[0],
             f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
         ),
         mpirun=mpirun,

@@ -75,9 +75,6 @@ class Server(Protocol):
     def dead_models(self) -> set[str]:
         """Models whose own process has died since the last look, though the server goes on."""
 
-    def reload(self) -> None:
-        """Bring dead models back. Raises ServerError where that cannot be done."""
-
     def service(self) -> dict[str, object]:
         """What clients need to know: the part of service.json that depends on the kind of server."""
 

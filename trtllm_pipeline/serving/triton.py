@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes.util
-import http.client
+import functools
 import importlib.metadata
 import json
 import os
@@ -39,10 +39,11 @@ SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
 EXIT_TIMEOUT_S: Final = 1
 """How long Triton waits for requests in flight when it is asked to end."""
+_HELP_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
-UNLOAD_S: Final = 1.5
-"""Most time spent on unloading models before the server is asked to end with them. Idle ones were gone after 1.2 s."""
+CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
+"""Triton's interfaces that no client of a served model needs: through them a client names files and memory of this user."""
 
 
 def check(triton: Triton, python_models: int) -> None:
@@ -201,67 +202,26 @@ class Server:
             del self.stubs[pid]
         return set(dead.values())
 
-    def reload(self) -> None:
-        """Unload and load all models: the one thing that brings a dead Python process back.
-
-        Raises ServerError if the server refuses or dies over it.
-        """
-        try:
-            for model in self.models:
-                self._control(model, "unload", {"parameters": {"unload_dependents": True}})
-            for model in self.models:
-                self._control(model, "load", {})
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"Triton does not answer while models are loaded again: {error}", log=self.log) from error
-        self.stubs = self._live_stubs()
-
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
-        """End the server and everything of it: ask, wait, kill, clean up. Returns its exit status."""
+        """End the server and everything of it: ask, wait, kill, clean up. Returns its exit status.
+
+        Asked to end, it finishes what it has begun and ends its Python models; without these it has nothing to lose,
+        and would take another second to see that they are gone.
+        """
         deadline = time.monotonic() + timeout_s
         stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
-            if self._unload(min(UNLOAD_S, timeout_s)):
-                self.process.kill()
-            else:
-                self.process.terminate()
-            try:
-                self.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            self.process.terminate()
+            while self.process.poll() is None and time.monotonic() < deadline and self._live_stubs():
+                time.sleep(0.02)
+            self.process.kill()
+            self.process.wait()
         for pid in stubs:
             if _is_stub(pid, self.prefix):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         remove_shared_memory(self.prefix)
         return self.process.returncode
-
-    def _unload(self, timeout_s: float) -> bool:
-        """Unload all models, which takes no new requests; whether all were gone in time. The server has nothing to lose then.
-
-        Asked to end with its models loaded, Triton takes seconds longer: it looks once a second whether they are gone.
-        """
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            deadline = time.monotonic() + timeout_s
-            for model in self.models:
-                body = {"parameters": {"unload_dependents": True}}
-                left_s = max(0.01, deadline - time.monotonic())
-                self.request("POST", f"/v2/repository/models/{model}/unload", body, timeout_s=left_s)
-            while time.monotonic() < deadline:
-                if not self._live_stubs():
-                    return True
-                time.sleep(0.02)
-        return False
-
-    def _control(self, model: str, action: str, body: object) -> None:
-        status, answer = self.request("POST", f"/v2/repository/models/{model}/{action}", body, timeout_s=120)
-        if status != http.HTTPStatus.OK:
-            raise ServerError(f"Triton cannot {action} {model}: {answer.decode(errors='replace')}", log=self.log)
-        deadline = time.monotonic() + 60
-        while action == "unload" and self.request("GET", f"/v2/models/{model}/ready")[0] == http.HTTPStatus.OK:
-            if time.monotonic() > deadline:
-                raise ServerError(f"Triton does not unload {model}", failure=FailureClass.TIMEOUT, log=self.log)
-            time.sleep(0.05)
 
     def _live_stubs(self) -> dict[int, str]:
         return live_stubs(self.process.pid, self.prefix)
@@ -291,6 +251,41 @@ def address_options(host: str, ports: Ports) -> tuple[str, ...]:
         *(f"--{name}-address={host}" for name in Ports._fields),
         *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
     )
+
+
+def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
+    """Options that close what no client needs, and the names of those that this release of Triton does not have.
+
+    Models are neither loaded nor unloaded through a server that is not told --model-control-mode. What else is closed
+    would open for a header; any user can read a command line, so this is a header that cannot be sent: its name holds
+    a colon, which ends the name in HTTP/1.1 and which gRPC refuses.
+    """
+    header = f"no:{uuid.uuid4().hex}={uuid.uuid4().hex}"
+    closing = {
+        "--http-restricted-api": f"{','.join(CLOSED)}:{header}",
+        "--grpc-restricted-protocol": f"{','.join(CLOSED)}:{header}",
+        "--allow-vertex-ai": "false",  # else AIP_MODE in the environment opens one more port, to everyone
+    }
+    known = _help(triton)
+    missing = [name for name in closing if known and f"{name} " not in known]
+    return [f"{name}={value}" for name, value in closing.items() if name not in missing], missing
+
+
+@functools.cache
+def _help(triton: Triton) -> str:
+    """What the server says of its options; "" where it says nothing, as if it had them all."""
+    try:
+        asked = subprocess.run(
+            [triton.binary, "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env=environment(triton),
+            timeout=_HELP_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (asked.stdout + asked.stderr).decode(errors="replace")
 
 
 def shared_memory_option(prefix: str) -> str:
@@ -326,8 +321,7 @@ def start(
         str(triton.binary),
         f"--model-repository={models_folder}",
         f"--backend-directory={backends}",
-        "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in models),
+        *closing_options(triton)[0],
         *address_options(host, ports),
         shared_memory_option(prefix),
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",

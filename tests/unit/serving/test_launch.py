@@ -26,7 +26,6 @@ class FakeServer:
         self.dead = dead
         self.process = SimpleNamespace(poll=lambda: status, returncode=status)
         self.log = Path("server.log")
-        self.reloads = 0
         self.ended = threading.Event()
 
     def dead_models(self) -> set[str]:
@@ -35,15 +34,12 @@ class FakeServer:
             return set()
         return self.dead.pop(0)
 
-    def reload(self) -> None:
-        self.reloads += 1
-
     def died(self) -> ServerError:
         return ServerError("the server died")
 
 
-def watch(server: FakeServer) -> None:
-    launch.watch(cast("triton.Server", cast("Any", server)), server.ended, os.getppid())
+def watch(server: FakeServer) -> set[str]:
+    return launch.watch(cast("triton.Server", cast("Any", server)), server.ended, os.getppid())
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +47,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "LOOK_EVERY_S", 0.001)
 
 
-def test_dead_models_are_loaded_again() -> None:
-    server = FakeServer([set(), {"tensorrt_llm"}, set(), {"preprocessing"}])
-    watch(server)
-    assert server.reloads == 2
-
-
-def test_repeated_deaths_end_it_with_words() -> None:
-    server = FakeServer([{"tensorrt_llm"}] * 10)
-    with pytest.raises(ServerError, match="process of model tensorrt_llm died, the 4th such death"):
-        watch(server)
-    assert server.reloads == launch.REPAIRS
+def test_dead_models_are_named() -> None:
+    assert watch(FakeServer([set(), {"tensorrt_llm"}])) == {"tensorrt_llm"}
+    assert watch(FakeServer([set(), set()])) == set()
 
 
 def test_a_dead_server_ends_it() -> None:
@@ -121,28 +109,34 @@ def test_the_engine_model_reads_the_variable_that_launch_writes() -> None:
 
 
 class Dying:
-    """Servers that die at once, `lives` of them; the next one is told to end."""
+    """Servers that die at once, or of which a model does, `lives` of them; the next one is told to end."""
 
-    def __init__(self, lives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, lives: int, monkeypatch: pytest.MonkeyPatch, *, model: bool = False) -> None:
         self.settings: list[launch.Settings] = []
         self.stopped = 0
         self.lives = lives
+        self.model = model
         monkeypatch.setattr(installation, "find", lambda: None)
         monkeypatch.setattr(triton, "check", lambda *_args, **_options: None)
+        monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], []))
         monkeypatch.setattr(launch, "service", lambda _server: {"http": "h", "grpc": "g", "metrics": "m"})
         monkeypatch.setattr(launch, "start", self.start)
 
     def start(self, _found: None, _work: Work, settings: launch.Settings, ended: threading.Event) -> SimpleNamespace:
         self.settings.append(settings)
-        status = -11 if len(self.settings) <= self.lives else None
+        dies = len(self.settings) <= self.lives
+        status = -11 if dies and not self.model else None
 
         def dead_models() -> set[str]:
+            if dies:
+                return {"tensorrt_llm"}
             ended.set()
             return set()
 
         return SimpleNamespace(
             process=SimpleNamespace(poll=lambda: status),
             ports=triton.Ports(1001, 1002, 1003),
+            log=Path("server.log"),
             died=lambda: ServerError("ended by SIGSEGV"),
             dead_models=dead_models,
             stop=self.stop,
@@ -174,6 +168,35 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ServerError, match="SIGSEGV"):
         dying.run(tmp_path, restarts=3)
     assert (len(dying.settings), dying.stopped) == (4, 4)
+
+
+def test_a_server_is_started_again_for_a_dead_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dying = Dying(launch.REPAIRS, monkeypatch, model=True)
+    dying.run(tmp_path)
+    assert [each.grpc_port for each in dying.settings] == [0, *[1002] * launch.REPAIRS]
+    assert dying.stopped == launch.REPAIRS + 1
+    assert "the process of model tensorrt_llm died" in capsys.readouterr().out
+    assert not (tmp_path / "service.json").exists()
+
+
+def test_repeated_deaths_of_models_end_it_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = Dying(9, monkeypatch, model=True)
+    with pytest.raises(ServerError, match="process of model tensorrt_llm died, the 4th such death"):
+        dying.run(tmp_path)
+    assert dying.stopped == launch.REPAIRS + 1
+
+
+def test_options_that_this_triton_lacks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dying = Dying(0, monkeypatch)
+    found = SimpleNamespace(source="tritonserver 2.30")
+    monkeypatch.setattr(installation, "find", lambda: found)
+    monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
+    dying.run(tmp_path)
+    assert "warning: tritonserver 2.30 has no --http-restricted-api" in capsys.readouterr().err
 
 
 def test_a_pipeline_s_server_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,38 @@ def test_memory_noise_of_a_server_without_gpu_is_not_a_cause(tmp_path: Path) -> 
     assert triton.diagnose(1, path).failure is FailureClass.BUG
 
 
+def closing(folder: Path, knows: str) -> tuple[list[str], list[str]]:
+    """The options for a server whose --help says `knows`."""
+    binary = folder / f"tritonserver-{len(list(folder.iterdir()))}"
+    binary.write_text(f"#!/bin/sh\necho '{knows}' >&2\nexit 1\n")
+    binary.chmod(0o755)
+    return triton.closing_options(installation.Triton(binary, "test", folder))
+
+
+def test_what_no_client_needs_is_closed_by_a_header_that_none_can_send(tmp_path: Path) -> None:
+    every = "  --http-restricted-api <a>\n  --grpc-restricted-protocol <b>\n  --allow-vertex-ai <boolean>"
+    options, missing = closing(tmp_path, every)
+    assert missing == []
+    assert options[2] == "--allow-vertex-ai=false"
+    apis, _, header = options[0].removeprefix("--http-restricted-api=").partition(":")
+    assert apis.split(",") == ["shared-memory", "model-repository", "trace", "logging"]
+    assert ":" in header.partition("=")[0]
+    assert options[1] == f"--grpc-restricted-protocol={apis}:{header}"
+    assert closing(tmp_path, every)[0][0] != options[0], "another one each time"
+
+
+def test_options_that_a_triton_lacks_are_left_out_and_named(tmp_path: Path) -> None:
+    options, missing = closing(
+        tmp_path, "  --http-restricted-api-of-another-kind <a>\n  --grpc-restricted-protocol <b>"
+    )
+    assert [option.partition("=")[0] for option in options] == ["--grpc-restricted-protocol"]
+    assert missing == ["--http-restricted-api", "--allow-vertex-ai"]
+
+
+def test_a_triton_that_says_nothing_of_its_options_is_taken_to_have_them(tmp_path: Path) -> None:
+    assert triton.closing_options(installation.Triton(tmp_path / "none", "test", tmp_path))[1] == []
+
+
 def test_ports_are_free_different_and_found_busy_once_taken() -> None:
     ports = triton.free_ports()
     assert len(set(ports)) == 3
