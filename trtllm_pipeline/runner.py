@@ -26,6 +26,7 @@ from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, StateError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.process import allow_open_files
+from trtllm_pipeline.serving.server import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains
@@ -437,6 +438,8 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
             raise PlanError(
                 f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
             )
+    for warning in exposed(plan):
+        logger.warning("%s", warning)
     store.sweep()
     return plan
 
@@ -451,6 +454,17 @@ def _connections(plan: Plan) -> int:
     ]
     numbers = [number for load in loads for number in (load if isinstance(load, (list, tuple)) else [load])]
     return max((number for number in numbers if isinstance(number, int)), default=0)
+
+
+def exposed(plan: Plan) -> list[str]:
+    """Warnings of the addresses that servers will listen on and that others reach."""
+    served = [
+        cell
+        for cell in plan.feasible
+        if any(plan.stage_runs[run].stage.scope is Scope.SERVICE for run in plan.by_cell[cell.id])
+    ]
+    hosts = {str(cell.settings["serve"]["host"]) for cell in served}
+    return [warning for host in sorted(hosts) if (warning := reachable(host))]
 
 
 def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:

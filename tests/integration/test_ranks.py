@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -319,7 +320,7 @@ def test_nothing_is_left_when_the_stage_is_killed(stage: Stage, launched: Callab
     service.process.kill()
     service.process.wait()
     assert eventually(lambda: not stage.left(), 5), stage.left()
-    triton.remove_stale_shared_memory()  # as the next server does; a rank that mpirun kills cannot do it itself
+    triton.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
     prefix = f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{service.process.pid}-"
     assert stage.left(prefix) == []
 
@@ -414,6 +415,10 @@ max_batch_size: 4
     return folder
 
 
+def made_for(prefix: str) -> list[Path]:
+    return [path for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline") if path.read_text() == prefix]
+
+
 def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
     if installation.importlib.util.find_spec("pytriton") is None:
         pytest.skip("needs the embedded extra")
@@ -432,6 +437,9 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         for closed in ("logging", "trace/setting", "systemsharedmemory/status"):
             assert httpx.get(f"http://{said['http']}/v2/{closed}").status_code == 403
         assert httpx.post(f"http://{said['http']}/v2/repository/models/ensemble/load").status_code == 403
+        files = list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+        assert len(made_for(world.prefix)) == 2
         loaded = [set(dict(triton.stub_processes(pid)).values()) for pid, _ in world.process.ranks.values()]
         assert loaded == [{"tensorrt_llm"}] * 2
         stub = next(pid for pid, _ in triton.stub_processes(world.process.ranks[0][0]))
@@ -444,4 +452,5 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         world.stop(6.0)
     assert time.monotonic() - begin < 8
     assert not list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
+    assert not made_for(world.prefix)
     assert not any(Path(f"/proc/{pid}").exists() for pid, _ in world.process.ranks.values())

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,6 +127,13 @@ def test_what_clients_need_stays_open(client: Client, grpc: grpcclient.Inference
     assert grpc.get_model_config("ensemble").config.platform == "ensemble"
     assert grpc.get_inference_statistics("ensemble").model_stats
     assert client.text("tensorrt_llm_bls", text_input="s", max_tokens=4) == "top-"
+
+
+def test_what_is_asked_and_answered_is_read_by_its_user_alone(client: Client) -> None:
+    assert client.text(text_input="s", max_tokens=4) == "top-"
+    files = list(triton.SHARED_MEMORY.glob(f"{client.server.prefix}*"))
+    assert len(files) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def restriction(client: Client) -> tuple[str, str]:

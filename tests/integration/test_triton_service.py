@@ -112,7 +112,10 @@ def gone(session: int, timeout_s: float = 10) -> bool:
 
 
 def shared_memory(pid: int) -> list[str]:
-    return [name for name in os.listdir(triton.SHARED_MEMORY) if f"-{pid}-" in name]
+    """What servers that `pid` has started have in shared memory, and in the system's temporary folder."""
+    marks = {path: path.read_text() for path in triton.TEMPORARY.glob("python_env_*/trtllm-pipeline")}
+    folders = [str(path.parent) for path, prefix in marks.items() if f"-{pid}-" in prefix]
+    return [*folders, *(name for name in os.listdir(triton.SHARED_MEMORY) if f"-{pid}-" in name)]
 
 
 def listening_on(port: int) -> set[str]:
@@ -135,9 +138,11 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
             host, port = str(said[name]).split(":")
             assert host == "127.0.0.1"
             assert listening_on(int(port)) in ({"0100007F"}, {"0000000000000000FFFF00000100007F"})
-        assert shared_memory(service.process.pid)
+        folder, *regions = shared_memory(service.process.pid)
+        assert len(regions) == 4
         service.process.terminate()
         assert service.end()[0] == 0
+        assert not Path(folder).exists()
         assert not (service.attempt / "service.json").exists()
         assert gone(service.process.pid)
         assert not shared_memory(service.process.pid)
@@ -258,11 +263,16 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
 def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         service.ready()
+        left = shared_memory(service.process.pid)
         service.process.kill()
         service.process.wait()
         assert gone(service.process.pid), alive(service.process.pid)
+        killed = service.process.pid
     with launched(models, tmp_path / "next") as service:
         service.ready()  # clears what the killed one left
+        assert len(left) == 5
+        assert not Path(left[0]).exists()
+        assert not shared_memory(killed)
         stale = [name for name in os.listdir(triton.SHARED_MEMORY) if name.startswith("trtllm-pipeline-")]
         assert all(f"-{service.process.pid}-" in name or Path(f"/proc/{name.split('-')[3]}").exists() for name in stale)
 

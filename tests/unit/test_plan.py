@@ -9,6 +9,7 @@ from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Cell, Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.plan import Plan, make_plan, to_run, wanted
+from trtllm_pipeline.runner import exposed
 
 
 def plan_of(*cells: Cell, version: str = "1", until: str | None = None, content: str = "c") -> Plan:
@@ -137,3 +138,12 @@ def test_until_a_stage_that_no_cell_has() -> None:
         fabricated.plan(scoring("perf"), until="accuracy")
     assert "perf" in stages(fabricated.plan(scoring("perf"), until="score"))
     assert "perf" not in stages(fabricated.plan(scoring("own"), until="accuracy"))
+
+
+def test_an_address_that_others_reach_is_warned_of_where_a_server_is_started() -> None:
+    quiet, loud = (fabricated.cell(precision) for precision in ("fp16", "int8_wo"))
+    loud = replace(loud, settings={**loud.settings, "serve": {**loud.settings["serve"], "host": "0.0.0.0"}})
+    assert exposed(fabricated.plan(quiet)) == []
+    assert exposed(fabricated.plan(loud, until="build")) == []
+    (warning,) = exposed(fabricated.plan(quiet, loud))
+    assert "listens on 0.0.0.0: whoever reaches it there" in warning

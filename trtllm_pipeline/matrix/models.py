@@ -538,7 +538,7 @@ class Serve(Strict):
     options: dict[str, Scalar] = {}
     """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`."""
     host: Text = "127.0.0.1"
-    """Address to listen on. Anything but loopback lets others in: there is no login."""
+    """Address to listen on. Anything but loopback lets others in: there is no login, see docs/security.md."""
     http_port: Port = 0
     """0 takes a free one."""
     grpc_port: Port = 0

@@ -27,7 +27,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import contract, installation, moved, openai_server, ranks, triton
-from trtllm_pipeline.serving.server import Ports, Server, quoted
+from trtllm_pipeline.serving.server import Ports, Server, quoted, reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"
@@ -187,6 +187,8 @@ def _serve(work: Work, begin: Begin) -> None:
     settings = Settings.of(work.params)
     parent = os.getppid()
     deaths = repairs = 0
+    if warning := reachable(settings.host):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     with told_to_end() as ended, _removed_after(work.attempt / SERVICE_FILE):
         while True:
             server = start(begin, work, settings, ended)

@@ -179,8 +179,11 @@ class World:
     loaded: tuple[str, ...]
     """All models of the repository."""
     host: str
+    started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
     before: oom.Counts = field(default_factory=oom.counts)
+    _python_ranks: int = 1
+    """Ranks that run Python models, and have a folder for that."""
 
     @property
     def log(self) -> Path:
@@ -189,6 +192,7 @@ class World:
 
     def ready(self) -> bool:
         """Whether rank 0 and all its models say that they are ready, which they are once every rank is."""
+        triton.mark_folders(self.prefix, self.started)
         return all_ok(self.host, self.ports.http, triton.ready_paths(self.loaded))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
@@ -196,6 +200,8 @@ class World:
         until_ready(self, "Triton", timeout_s, ended)
         self.process.dead()  # finds the ranks that there are, for `interrupt`
         self.stubs = self._live_stubs()
+        self._python_ranks = sum(1 for pid, _ in self.process.ranks.values() if any(triton.stub_processes(pid)))
+        triton.mark_folders(self.prefix, self.started, self._python_ranks)
 
     def rank_log(self, rank: int) -> Path:
         """What a rank has said."""
@@ -250,7 +256,8 @@ class World:
     def stop(self, timeout_s: float) -> int | None:
         """Interrupt the ranks, terminate and then kill all there is, remove what they had in shared memory."""
         status = self.process.stop(timeout_s)
-        triton.remove_shared_memory(self.prefix)
+        triton.mark_folders(self.prefix, self.started, self._python_ranks)
+        triton.remove_leftovers(self.prefix)
         return status
 
     def _live_stubs(self) -> dict[int, str]:
@@ -280,7 +287,8 @@ def start(
     under_mpirun = needs_mpirun(world_size, release)
     if under_mpirun:
         check_mpirun(mpirun)
-    triton.remove_stale_shared_memory()
+    triton.remove_stale_leftovers()
+    started = time.time()
     prefix = triton.new_prefix()
     loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
     linked, backends = triton.link(triton_, repository, log.parent / "links")
@@ -307,7 +315,7 @@ def start(
     log.write_bytes(b"")
     # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
     environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
-    process = Ranks(command, world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
+    process = Ranks(triton.private(command), world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
     return World(
         process,
         ports,
@@ -317,6 +325,7 @@ def start(
         tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
         loaded,
         triton.LOOPBACK if host in triton.WILDCARDS else host,
+        started,
     )
 
 

@@ -12,13 +12,14 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,8 @@ from trtllm_pipeline.serving.server import diagnose as explained
 LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
+TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
+_MARK: Final = "trtllm-pipeline"
 SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
 EXIT_TIMEOUT_S: Final = 1
@@ -170,6 +173,7 @@ class Server:
     models: tuple[str, ...]
     host: str = LOOPBACK
     """Where to reach it."""
+    started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
     """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
     before: oom.Counts = field(default_factory=oom.counts)
@@ -180,6 +184,7 @@ class Server:
 
     def ready(self) -> bool:
         """Whether the server and every model say that they are ready."""
+        mark_folders(self.prefix, self.started)
         return all_ok(self.host, self.ports.http, ready_paths(self.models))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
@@ -220,7 +225,8 @@ class Server:
             if _is_stub(pid, self.prefix):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        remove_shared_memory(self.prefix)
+        mark_folders(self.prefix, self.started)
+        remove_leftovers(self.prefix)
         return self.process.returncode
 
     def _live_stubs(self) -> dict[int, str]:
@@ -314,7 +320,7 @@ def start(
     `folder` takes the links that it works on, `variables` are added to the environment. The server's output is
     appended to `log`.
     """
-    remove_stale_shared_memory()
+    remove_stale_leftovers()
     prefix = new_prefix()
     models_folder, backends = link(triton, repository, folder)
     command = [
@@ -326,9 +332,11 @@ def start(
         shared_memory_option(prefix),
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
     ]
+    command = private(command)
     if setpriv := shutil.which("setpriv"):
         # Should this process be killed, the kernel ends the server: a second line behind whoever watches the group.
         command = [setpriv, "--pdeathsig", "KILL", *command]
+    started = time.time()
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -337,7 +345,19 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environment(triton), **(variables or {})},
         )
-    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host)
+    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host, started)
+
+
+def private(command: Sequence[str]) -> list[str]:
+    """The command line that starts `command` with files that are its user's alone; see private.py.
+
+    Raises ServerError where there is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise ServerError(
+            f"the server cannot be started: cannot run {command[0]}: it is not a program", failure=FailureClass.USER
+        )
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("private.py")), *command]
 
 
 def diagnose(status: int | None, log: Path, who: str = "Triton", *, before: oom.Counts | None = None) -> ServerError:
@@ -389,16 +409,63 @@ def _prefix(pid: int) -> str:
     return f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
 
 
-def remove_shared_memory(prefix: str) -> None:
-    """Delete the shared memory files that start with `prefix`."""
-    for path in SHARED_MEMORY.glob(f"{prefix}*"):
-        path.unlink(missing_ok=True)
+def mark_folders(prefix: str, since: float, count: int = 1) -> None:
+    """Mark as made for `prefix` the folders that `count` processes of Triton, started at `since`, have made.
+
+    The Python backend of each makes /tmp/python_env_XXXXXX, which stays when Triton is killed or does not wait for its
+    models. Nothing tells whose it is: it is taken for the first empty one of this user since then that has no mark.
+    """
+    found = list(_own_folders())
+    count -= sum(_mark(folder) == prefix for folder, _ in found)
+    for folder, made in found:
+        # The clock of a file system may be a tick behind. What another server has marked meanwhile is not empty.
+        with contextlib.suppress(OSError):
+            if count > 0 and made > since - 0.05 and not any(folder.iterdir()):
+                with (folder / _MARK).open("x", encoding="utf-8") as file:
+                    file.write(prefix)
+                count -= 1
 
 
-def remove_stale_shared_memory() -> None:
-    """Delete what servers of ours left in shared memory when they and their starter were killed."""
-    own = _prefix(0).removesuffix("0-")
-    for path in SHARED_MEMORY.glob(f"{own}*"):
-        pid = path.name.removeprefix(own).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+def _own_folders() -> Iterator[tuple[Path, float]]:
+    """Folders of this user's Python backends, and when something was last made or removed there."""
+    for folder in TEMPORARY.glob("python_env_*"):
+        with contextlib.suppress(FileNotFoundError):
+            about = folder.lstat()
+            if about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode):
+                yield folder, about.st_mtime
+
+
+def _mark(folder: Path) -> str | None:
+    """For which server a folder was made; None where nobody has said so."""
+    try:
+        return (folder / _MARK).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _remove(over: Callable[[str], bool]) -> None:
+    """Delete what servers have left whose prefix, or a file's name that begins with it, is `over`."""
+    for path in SHARED_MEMORY.iterdir():
+        if over(path.name):
             path.unlink(missing_ok=True)
+    for folder, _ in _own_folders():
+        if over(_mark(folder) or ""):
+            (folder / _MARK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not empty, or gone
+                folder.rmdir()
+
+
+def remove_leftovers(prefix: str) -> None:
+    """Delete the shared memory files that start with `prefix`, and the folders made for it."""
+    _remove(lambda name: name.startswith(prefix))
+
+
+def remove_stale_leftovers() -> None:
+    """Delete what servers of ours left when they and their starter were killed."""
+    own = _prefix(0).removesuffix("0-")
+
+    def over(name: str) -> bool:
+        pid = name.removeprefix(own).split("-")[0]
+        return name.startswith(own) and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+
+    _remove(over)

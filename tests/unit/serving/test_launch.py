@@ -145,7 +145,7 @@ class Dying:
     def stop(self, _timeout_s: float) -> None:
         self.stopped += 1
 
-    def run(self, folder: Path, **params: int) -> None:
+    def run(self, folder: Path, **params: int | str) -> None:
         (folder / launch.MODEL).mkdir()
         (folder / launch.MODEL / "config.pbtxt").touch()
         launch.run(Work(params, {"repository": folder}, {}, folder, folder))
@@ -197,6 +197,14 @@ def test_options_that_this_triton_lacks_are_named(
     monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
     dying.run(tmp_path)
     assert "warning: tritonserver 2.30 has no --http-restricted-api" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_who_reaches_it_is_said_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, warned: bool
+) -> None:
+    Dying(0, monkeypatch).run(tmp_path, host=host)
+    assert ("docs/security.md" in capsys.readouterr().err) is warned
 
 
 def test_a_pipeline_s_server_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

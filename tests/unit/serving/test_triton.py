@@ -17,6 +17,7 @@ import pytest
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.serving.server import reachable
 from trtllm_pipeline.toolchains import embedded
 
 WHEEL = installation.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
@@ -216,6 +217,37 @@ def test_ports_are_free_different_and_found_busy_once_taken() -> None:
         assert triton.busy_ports(ports) == [ports.grpc]
 
 
+def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "TEMPORARY", tmp_path)
+    monkeypatch.setattr(triton, "SHARED_MEMORY", tmp_path)
+    old, used, *new = (tmp_path / f"python_env_{name}" for name in ("old", "used", "new1", "new2", "new3"))
+    for folder in (old, used, *new):
+        folder.mkdir()
+    (used / "0").mkdir()
+    os.utime(old, (1000, 1000))
+    since = new[0].stat().st_mtime
+    for _ in range(2):
+        triton.mark_folders("one-", since)
+        triton.mark_folders("two-", since, 2)
+    marks = {path.parent.name: path.read_text() for path in tmp_path.glob("*/*") if path.is_file()}
+    assert sorted(marks.values()) == ["one-", "two-", "two-"]
+    assert set(marks) == {folder.name for folder in new}
+    triton.remove_leftovers("two-")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"python_env_old", "python_env_used", *(name for name, mark in marks.items() if mark == "one-")}
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("127.0.0.1", False), ("127.0.0.2", False), ("localhost", False), ("0.0.0.0", True)]
+)
+def test_an_address_that_others_reach_is_warned_of(host: str, warned: bool) -> None:
+    said = reachable(host)
+    assert (said is not None) is warned
+    assert said is None or "whoever reaches it there can send prompts" in said
+
+
 def test_only_shared_memory_of_dead_starters_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "SHARED_MEMORY", tmp_path)
     ended = subprocess.Popen(["true"])
@@ -224,7 +256,7 @@ def test_only_shared_memory_of_dead_starters_is_removed(tmp_path: Path, monkeypa
     kept = [f"trtllm-pipeline-{namespace}-{os.getpid()}-ab-1", f"trtllm-pipeline-1-{ended.pid}-ab-1", "other"]
     for name in (*kept, f"trtllm-pipeline-{namespace}-{ended.pid}-ab-1"):
         (tmp_path / name).touch()
-    triton.remove_stale_shared_memory()
+    triton.remove_stale_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
