@@ -73,6 +73,14 @@ def check(triton: Triton, python_models: int) -> None:
             failure=FailureClass.USER,
             hint=f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
         )
+    for variable, folder, separators in _searched(triton):
+        if found := next((each for each in separators if each in str(folder)), None):
+            raise ServerError(
+                f"{folder} has a {found!r} in it, which ends a folder in {variable}: Triton's Python models would not find "
+                f"what they need there",
+                failure=FailureClass.USER,
+                hint="make the Python environment in a folder without it",
+            )
     needed = (python_models + 1) * SHARED_MEMORY_BYTES
     shared = os.statvfs(SHARED_MEMORY)
     if shared.f_bavail * shared.f_frsize < needed:
@@ -82,6 +90,14 @@ def check(triton: Triton, python_models: int) -> None:
             failure=FailureClass.USER,
             hint="start the container with --shm-size=2g or more",
         )
+
+
+def _searched(triton: Triton) -> Iterator[tuple[str, Path, str]]:
+    """The variables that a server finds its Python by, a folder in each, and what would end that folder's name."""
+    yield "PATH", Path(sys.executable).parent, ":"
+    if triton.libraries is not None:
+        yield "LD_LIBRARY_PATH", triton.libraries, ":;"
+        yield "LD_LIBRARY_PATH", Path(str(sysconfig.get_config_var("LIBDIR"))), ":;"
 
 
 def _python() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -100,6 +101,19 @@ def test_a_missing_libpython_is_named(healthy: installation.Triton, monkeypatch:
     monkeypatch.setattr(triton, "python_library", lambda: None)
     with pytest.raises(ServerError, match=r"libpython3\.\d+\.so\.1\.0 is missing"):
         triton.check(healthy, 4)
+
+
+@pytest.mark.parametrize(
+    ("folder", "named"),
+    [("a:b", "has a ':' in it, which ends a folder in LD_LIBRARY_PATH"), ("a;b", "has a ';' in it")],
+)
+def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
+    healthy: installation.Triton, folder: str, named: str
+) -> None:
+    with pytest.raises(ServerError, match=named) as error:
+        triton.check(dataclasses.replace(healthy, libraries=Path("/home") / folder), 4)
+    assert error.value.failure is FailureClass.USER
+    triton.check(dataclasses.replace(healthy, libraries=Path("/home/it's a (new) ünï")), 4)
 
 
 def test_small_shared_memory_is_named(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
