@@ -185,7 +185,13 @@ def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for name, answers in {"a": ["Paris", "Rome"], "b": ["Paris", "Roma"]}.items():
         lines = [
             json.dumps(
-                {"id": str(n), "input": "?", "answer": text, "tokens": [7, n], "scores": {"exact": text != "Roma"}}
+                {
+                    "id": str(n),
+                    "input": "?",
+                    "answer": text,
+                    "tokens": [7, n],
+                    "scores": {"exact": float(text != "Roma")},
+                }
             )
             for n, text in enumerate(answers)
         ]
