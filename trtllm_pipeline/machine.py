@@ -44,6 +44,8 @@ class TensorRTLLM:
     """Folder `all_models` with this release's Triton model templates."""
     python: str = "python3"
     """Interpreter that has the package; example scripts run under it."""
+    transformers: str | None = None
+    """Version of transformers that interpreter has; None where nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)

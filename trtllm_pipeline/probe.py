@@ -178,7 +178,8 @@ def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
         [folder for tree in trees for folder in (tree / "triton_backend" / "all_models", tree / "all_models")],
         problems,
     )
-    return TensorRTLLM(release, build, serve, examples, templates, python)
+    transformers = version_of("transformers", _others(python))
+    return TensorRTLLM(release, build, serve, examples, templates, python, transformers)
 
 
 def _script(name: str) -> str | None:

@@ -143,7 +143,6 @@ def plan_cells(
     Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
     is planned as its recipe lists it. Raises DownloadError.
     """
-    used = {cell.toolchain for cell in cells if cell.reason is None}
     with ExitStack() as stack:
         cache = None
         if store is not None:
@@ -151,8 +150,10 @@ def plan_cells(
 
             cache = stack.enter_context(StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None))
         pin = _Pins(store, cache, guess=guess).pin
+        cells = [pin(cell) if cell.reason is None else cell for cell in cells]
+        used = {cell.toolchain for cell in cells if cell.reason is None}
         return planning.make_plan(
-            [pin(cell) if cell.reason is None else cell for cell in cells],
+            cells,
             {name: toolchains.load(name) for name in sorted(used)},
             machine,
             digest=_Files(cache, guess=guess).digest,
@@ -171,19 +172,27 @@ def check_feasible(plan: Plan) -> None:
 
 
 class _Pins:
-    """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest."""
+    """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest.
+
+    What the source says of its weights decides whether the cell can work: nothing here is made of quantized ones.
+    """
 
     def __init__(self, store: Store | None, cache: StatCache | None, *, guess: bool) -> None:
         self._store = store
         self._cache = cache
         self._guess = guess
-        self._recipes: dict[tuple[int, int], Mapping[str, Json]] = {}
+        self._reached = True
+        """Whether hubs answer, as far as is known."""
+        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], str | None]] = {}
 
     def pin(self, cell: Cell) -> Cell:
         same = (id(cell.recipe), id(cell.settings["download"]))
         if same not in self._recipes:
-            self._recipes[same] = self._recipe(cell)
-        return dataclasses.replace(cell, recipe=self._recipes[same])
+            recipe = self._recipe(cell)
+            self._recipes[same] = recipe, self._quantized(cell, recipe)
+        recipe, quantized = self._recipes[same]
+        reason = None if quantized is None else _of_quantized_weights(cell, quantized)
+        return dataclasses.replace(cell, recipe=recipe, reason=reason)
 
     def _recipe(self, cell: Cell) -> Mapping[str, Json]:
         from trtllm_pipeline.fingerprint import canonical
@@ -211,15 +220,52 @@ class _Pins:
                 if not self._guess or error.failure is not FailureClass.TRANSIENT:
                     raise
                 logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
+                self._reached = False
                 return {**cell.recipe, "source": unpinned(sources, prefer=prefer)}
             # A local folder may change under the same name; what it holds is looked at each time.
             if self._store is not None and "local" not in source:
                 self._store.index.set_pin(request, source)
+        code = cell.recipe.get("code")
+        if code and settings["trust_remote_code"] and source.keys() & {"hugging_face", "modelscope", "local"}:
+            source = {**source, "code": code}
         if "local" in source:
             from trtllm_pipeline.hub.sources import local_folder
 
             return {**cell.recipe, "source": dict(source), "folder": str(local_folder(sources, Path(cell.base_dir)))}
         return {**cell.recipe, "source": dict(source)}
+
+    def _quantized(self, cell: Cell, recipe: Mapping[str, Json]) -> str | None:
+        """How the weights are quantized already; None where they are not, and where nobody can tell now."""
+        from trtllm_pipeline.fingerprint import canonical
+        from trtllm_pipeline.hub.peek import quantized
+
+        source, folder = recipe["source"], recipe.get("folder")
+        assert isinstance(source, dict)
+        if folder is not None:
+            return quantized(source, folder=Path(str(folder)), offline=True)
+        about = canonical({"weights_of": {name: value for name, value in source.items() if name != "code"}})
+        known = self._store.index.pin(about) if self._store is not None else None
+        if known is None and not self._reached:
+            return None
+        if known is None:
+            try:
+                known = {
+                    "quantized": quantized(source, folder=None, offline=bool(cell.settings["download"]["offline"]))
+                }
+            except DownloadError:
+                self._reached = False
+                return None
+            if self._store is not None:
+                self._store.index.set_pin(about, known)
+        found = known.get("quantized")
+        return None if found is None else str(found)
+
+
+def _of_quantized_weights(cell: Cell, quantized: str) -> str:
+    return (
+        f"precision {cell.precision}: the weights of {cell.model} are quantized already, {quantized}, and would be served "
+        "as that, whatever the cell says; name the model's unquantized repository"
+    )
 
 
 def _without_note(source: Mapping[str, Json]) -> dict[str, Json]:

@@ -233,7 +233,7 @@ def test_without_engines_the_matrix_of_the_script_says_so(planner: Planner) -> N
         ("llama2", "0.12.0", 1, {"convert_checkpoint.py:llama": 1, "trtllm-build": 1, "run.py": 1}),
         ("llama2", "1.2.0", 1, {"convert_checkpoint.py:llama": 1, "trtllm-build": 1, "run.py": 1}),
         ("llama2", NO_ENGINES, 1, {}),
-        ("phi3", "0.10.0", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
+        ("phi3", "0.11.0", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
         ("phi3", "0.16.0", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
         ("phi3", "1.2.1", 1, {"convert_checkpoint.py:phi": 1, "trtllm-build": 1, "run.py": 1}),
         ("gpt2", "0.10.0", 1, {"convert_checkpoint.py:gpt": 1, "trtllm-build": 1, "run.py": 1}),
@@ -251,6 +251,12 @@ def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: 
     assert check_programs(planned, release) == started
     check_verbs(planned)
     check_sharing(planned)
+
+
+def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted(planner: Planner) -> None:
+    told = planner.refusal("phi3", "0.10.0")
+    assert "transformers has it since 4.41.0, here is 4.38.2" in told
+    assert "settings.download.trust_remote_code: true" in told
 
 
 @pytest.mark.parametrize("matrix", ["gpt2", "phi3"])

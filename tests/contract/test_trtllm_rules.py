@@ -33,6 +33,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
+PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
 
 
 class Example(NamedTuple):
@@ -60,6 +61,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM102": Example(some_cell(recipe={"family": "mamba"}), cell(), on()),
     "TLM103": Example(cell(lane=PYTORCH), cell(lane=PYTORCH), on("0.21.0"), on("1.0.0")),
     "TLM104": Example(some_cell(recipe={"precisions": ["bf16"]}), cell(), on()),
+    "TLM105": Example(
+        some_cell(recipe=PHI3, settings={"download.trust_remote_code": False}),
+        some_cell(recipe=PHI3, settings={"download.trust_remote_code": True}),
+        on("0.10.0"),
+    ),
     "TLM201": Example(cell("nvfp4"), cell("fp8"), on("0.16.0")),
     "TLM202": Example(cell("w4a8_awq"), cell("int4_awq"), on("0.9.0", 89)),
     "TLM203": Example(cell(), cell(), on("0.16.0", 100), on("0.17.0", 100)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from fake_hub import FakeHub, Fault, Repository
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import answers, transfer
+from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE, Work
 from trtllm_pipeline.stages.download import run
@@ -140,6 +142,37 @@ def test_only_the_needed_files_come_and_they_are_whole(hub: FakeHub, tmp_path: P
     assert seen[-1] == (total, total)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert not [path for path in (tmp_path / "partial").iterdir() if path.suffix != ".lock"]
+
+
+@HUBS
+def test_code_comes_only_when_it_is_named_with_its_digest(hub: FakeHub, tmp_path: Path, kind: str) -> None:
+    files = hub.repositories[MODEL].files
+    files["config.json"] = json.dumps({"model_type": "tiny", "auto_map": {"AutoConfig": "modeling_tiny.C"}}).encode()
+    pinned = resolve([{kind: MODEL}])
+    plain = fetch_pinned(pinned, tmp_path)
+    assert not (plain / "modeling_tiny.py").exists()
+    assert json.loads((plain / "config.json").read_text()) == {"model_type": "tiny"}
+    code = {"modeling_tiny.py": hashlib.sha256(files["modeling_tiny.py"]).hexdigest()}
+    trusted = fetch_pinned({**pinned, "code": code}, tmp_path)
+    assert (trusted / "modeling_tiny.py").read_bytes() == files["modeling_tiny.py"]
+    assert (trusted / "config.json").read_bytes() == files["config.json"]
+    with pytest.raises(DownloadError, match=r"modeling_tiny\.py from .* is not what it should be"):
+        fetch_pinned({**pinned, "code": {"modeling_tiny.py": "0" * 64}}, tmp_path)
+    with pytest.raises(DownloadError, match=r"has no file other\.py, which the recipe names under code"):
+        fetch_pinned({**pinned, "code": {"other.py": "0" * 64}}, tmp_path)
+
+
+@HUBS
+def test_quantized_weights_are_seen_before_anything_is_fetched(hub: FakeHub, tmp_path: Path, kind: str) -> None:
+    files = hub.repositories[MODEL].files
+    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) is None
+    files["config.json"] = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
+    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) == "fp8 by its config.json"
+    files["hf_quant_config.json"] = json.dumps({"quantization": {"quant_algo": "FP8"}}).encode()
+    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) == "FP8 by its hf_quant_config.json"
+    files["config.json"] = b"[" * (1 << 21)
+    files["hf_quant_config.json"] = b"{"
+    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) is None
 
 
 @HUBS

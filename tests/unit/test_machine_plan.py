@@ -14,6 +14,7 @@ from trtllm_pipeline.cli import app
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution import capacity, expectations, simulate
+from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import Gpu, Machine
 from trtllm_pipeline.plan import Plan, make_plan
@@ -130,6 +131,26 @@ def test_cells_are_judged_by_the_assumed_machine(matrix: Path) -> None:
     assert fits.reason is None
     assert too_wide.reason == "tp4pp1 needs 4 GPUs, this machine has 2; take another tp and pp"
     assert runner.forecast(plan, None).total_s > 0
+
+
+def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(
+    matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = {"hugging_face": "some/model", "revision": "a" * 40}
+    asked = []
+
+    def quantized(source: object, **_options: object) -> str:
+        asked.append(source)
+        return "FP8 by its hf_quant_config.json"
+
+    monkeypatch.setattr(hub, "resolve", lambda *_args, **_options: pinned)
+    monkeypatch.setattr(peek, "quantized", quantized)
+    store = Store(tmp_path / "w")
+    for _ in range(2):
+        plan = runner.plan_of(Request(matrix, assume=LINE), store)
+        assert not plan.stage_runs
+        assert "are quantized already, FP8 by its hf_quant_config.json" in str(plan.cells[0].reason)
+    assert asked == [pinned], "what a commit says is remembered"
 
 
 @pytest.mark.parametrize("argv", [["plan"], ["run", "--dry-run"]])

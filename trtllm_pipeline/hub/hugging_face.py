@@ -43,8 +43,6 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
 
 def listing(model: str, commit: str) -> list[RemoteFile]:
     """All files of the model at `commit`, with sizes and digests. Raises DownloadError."""
-    from huggingface_hub import hf_hub_url
-
     siblings = _info(model, commit, files=True).siblings or ()
     if any(file.size is None for file in siblings):
         raise DownloadError(
@@ -55,10 +53,17 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
             file.rfilename,
             file.size or 0,
             file.lfs.sha256 if file.lfs is not None else file.blob_id,
-            hf_hub_url(model, file.rfilename, revision=commit, endpoint=endpoint()),
+            file_url(model, commit, file.rfilename),
         )
         for file in siblings
     ]
+
+
+def file_url(model: str, commit: str, name: str) -> str:
+    """Where one file of the model lies."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(model, name, revision=commit, endpoint=endpoint())
 
 
 def headers() -> Mapping[str, str]:

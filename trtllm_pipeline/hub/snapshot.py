@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers, hugging_face, local, modelscope
+from trtllm_pipeline.hub import answers, code, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import RemoteFile, description_files, weight_files
 from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
 
@@ -23,6 +23,7 @@ def fetch(
             if cached is None:
                 raise answers.offline(answers.HUGGING_FACE, model)
             local.take(cached, out, progress=progress)
+            code.take(pinned, cached, out, model)
             return
         files = answers.patiently(lambda: hugging_face.listing(model, commit))
         with Transfer(
@@ -34,7 +35,7 @@ def fetch(
             progress=progress,
             max_workers=max_workers,
         ) as transfer:
-            _bring(model, files, transfer, kept, out)
+            _bring(pinned, model, files, transfer, kept, out)
         return
     model, revision = str(pinned["modelscope"]), str(pinned["revision"])
     if offline:
@@ -49,10 +50,12 @@ def fetch(
     with Transfer(
         answers.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers
     ) as transfer:
-        _bring(model, files, transfer, kept, out)
+        _bring(pinned, model, files, transfer, kept, out)
 
 
-def _bring(model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, out: Path) -> None:
+def _bring(
+    pinned: Mapping[str, Json], model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, out: Path
+) -> None:
     named = {file.path: file for file in files}
     small = description_files(named)
     if "config.json" not in small:
@@ -60,7 +63,8 @@ def _bring(model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, 
     transfer.fetch([named[name] for name in small])
     # The index, if there is one, is among the small files and tells which the others are.
     weights = weight_files(kept, named, model)
-    transfer.fetch([named[name] for name in weights])
+    trusted = code.remote(pinned, named, model)
+    transfer.fetch([*trusted, *(named[name] for name in weights)])
     with full_disk_in_words(out, model):
-        for name in {*small, *weights}:
+        for name in {*small, *weights, *(file.path for file in trusted)}:
             place(kept / name, out / name)

@@ -23,6 +23,7 @@ from trtllm_pipeline.digest import StatCache, digest_file
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.hub import code
 from trtllm_pipeline.hub.answers import UnavailableError
 
 if TYPE_CHECKING:
@@ -32,15 +33,16 @@ logger = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
 _KEYS: Final = {
-    "hugging_face": {"revision"},
-    "modelscope": {"revision", "listing"},
+    "hugging_face": {"revision", code.KEY},
+    "modelscope": {"revision", "listing", code.KEY},
     "package_index": {"sha256", "member"},
-    "local": set[str](),
+    "local": {code.KEY},
     "generated": {"seed"},
 }
 KINDS: Final = tuple(_KEYS)
 _DEFAULT_REVISION: Final = {"hugging_face": "main", "modelscope": "master"}
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_CODE_FILE: Final = re.compile(r"[A-Za-z0-9_][\w.-]*\.py")
 
 
 _PINNED: Final = {
@@ -69,14 +71,22 @@ def kind_of(source: Json | Mapping[str, Json]) -> str:
     if unknown := sorted(source.keys() - {kinds[0]} - _KEYS[kinds[0]]):
         raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}", failure=FailureClass.USER)
     for key, value in source.items():
-        if key == "seed":
+        if key == code.KEY:
+            right = isinstance(value, dict) and all(_is_code(*each) for each in value.items())
+        elif key == "seed":
             right = isinstance(value, int) and not isinstance(value, bool)
         else:
             right = (isinstance(value, str) and value != "") or (value is None and key != kinds[0])
         if not right:
-            expected = "a whole number" if key == "seed" else "a text"
+            expected = {"seed": "a whole number", code.KEY: "names of Python files with their SHA-256"}.get(
+                key, "a text"
+            )
             raise DownloadError(f"a source's {key}: expected {expected}, not {value!r}", failure=FailureClass.USER)
     return kinds[0]
+
+
+def _is_code(name: str, digest: Json) -> bool:
+    return bool(_CODE_FILE.fullmatch(name)) and isinstance(digest, str) and bool(_SHA256.fullmatch(digest))
 
 
 def resolve(
@@ -200,6 +210,8 @@ def fetch(
             )
         local.take(folder, out, progress=progress)
         local.check_unchanged(name, local.content_digest(out, digest_file), folder)
+        code.take(pinned, folder, out, folder.name)
+        _settle(pinned, out)
         return
     if kind not in ("hugging_face", "modelscope", "package_index"):
         raise DownloadError(f"a source of kind {kind} is not fetched")
@@ -213,7 +225,14 @@ def fetch(
 
             snapshot.fetch(pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers)
         check_folder(out, name)
+        _settle(pinned, out)
         shutil.rmtree(kept)
+
+
+def _settle(pinned: Mapping[str, Json], out: Path) -> None:
+    """Leave a folder that needs no file which is not in it."""
+    if not code.trusted(pinned):
+        code.drop_references(out)
 
 
 @contextmanager

@@ -271,6 +271,10 @@ class RecipeSmoke(Strict):
     """What a greedy full-precision answer contains, by toolchain."""
 
 
+CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Recipe(Strict):
     """What is known of one model. Architecture numbers carry the names of Hugging Face's `config.json`."""
 
@@ -284,6 +288,9 @@ class Recipe(Strict):
     """SPDX identifier, or the licence's name."""
     sources: Annotated[tuple[AnySource, ...], NonEmpty]
     """Where to fetch it, tried in this order."""
+    code: dict[CodeFile, Sha256] = {}
+    """Python files of the model's repository that transformers runs to load it, each with its SHA-256. They are fetched,
+    and so run by TensorRT-LLM's scripts, only with `settings.download.trust_remote_code: true`."""
     num_hidden_layers: Positive
     num_attention_heads: Positive
     num_key_value_heads: Positive
@@ -351,6 +358,8 @@ class Download(Section):
     """Use what is already on this machine, and fail instead of asking the network."""
     max_workers: Annotated[int, Field(ge=1, le=64)] = 4
     """Files fetched at a time."""
+    trust_remote_code: bool = False
+    """Fetch the Python files that a recipe names under `code`: TensorRT-LLM's scripts run them. Read them first."""
 
 
 class Calibration(Strict):

@@ -28,7 +28,7 @@ def _download_params(cell: Cell) -> Mapping[str, Json]:
 
 DOWNLOAD = Stage(
     name="download",
-    version=1,
+    version=2,
     summary="fetch a model into a standard Hugging Face folder and verify it",
     program="trtllm_pipeline.stages.download:run",
     shared=True,

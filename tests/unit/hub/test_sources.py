@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from trtllm_pipeline.digest import StatCache
 from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.hub import local
+from trtllm_pipeline.hub import local, peek
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
 
@@ -34,6 +36,9 @@ def folder(tmp_path: Path) -> Path:
         ({**PACKAGE, "sha256": "123"}, "needs the form"),
         ({**PACKAGE, "package_index": "--index-url=evil"}, "needs the form"),
         ({"package_index": "a==1", "sha256": "0" * 64}, "needs the form"),
+        ({"local": "a", "code": {"../a.py": "0" * 64}}, "expected names of Python files with their SHA-256"),
+        ({"local": "a", "code": {"a.py": "123"}}, "expected names of Python files with their SHA-256"),
+        ({"generated": "llama", "code": {}}, "no key 'code'"),
     ],
 )
 def test_faulty_sources_are_refused(source: dict, words: str) -> None:
@@ -92,6 +97,65 @@ def test_a_local_folder_of_links_becomes_files(folder: Path, tmp_path: Path) -> 
         (linked / path.name).symlink_to(Path("../../blobs", path.name))
     fetch(resolve([{"local": str(linked)}]), out, progress=lambda *_: None, folder=linked)
     assert not any(path.is_symlink() for path in out.iterdir())
+
+
+CODE = b"class Config: pass"
+BRINGS_CODE = {"model_type": "phi3", "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
+
+
+def with_code(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(BRINGS_CODE))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["a.B", None]}, "x": 1}))
+    (folder / "configuration_phi3.py").write_bytes(CODE)
+    return folder
+
+
+def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: Path) -> None:
+    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
+    out.mkdir()
+    trusted = {**pinned, "code": {"configuration_phi3.py": hashlib.sha256(CODE).hexdigest()}}
+    fetch(trusted, out, progress=lambda *_: None, folder=folder)
+    assert (out / "configuration_phi3.py").read_bytes() == CODE
+    assert json.loads((out / "config.json").read_text()) == BRINGS_CODE
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ({"configuration_phi3.py": "0" * 64}, "is not the code that the recipe names"),
+        ({"modeling_phi3.py": "0" * 64}, "has no file modeling_phi3.py, which the recipe names under code"),
+    ],
+)
+def test_other_code_than_was_read_is_refused(folder: Path, tmp_path: Path, code: dict[str, str], said: str) -> None:
+    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(DownloadError, match=said):
+        fetch({**pinned, "code": code}, out, progress=lambda *_: None, folder=folder)
+
+
+def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: Path) -> None:
+    pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
+    out.mkdir()
+    fetch(pinned, out, progress=lambda *_: None, folder=folder)
+    assert not list(out.glob("*.py"))
+    assert json.loads((out / "config.json").read_text()) == {"model_type": "phi3"}
+    assert json.loads((out / "tokenizer_config.json").read_text()) == {"x": 1}
+    assert json.loads((folder / "config.json").read_text()) == BRINGS_CODE, "the original stays"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "fp8 by its config.json"),
+        ("config.json", {"quantization_config": {}}, "an algorithm it does not name by its config.json"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4 by its hf_quant_config.json"),
+        ("config.json", {"quantization_config": None}, None),
+        ("config.json", [], None),
+    ],
+)
+def test_what_a_folder_says_of_its_weights(folder: Path, name: str, content: object, said: str | None) -> None:
+    (folder / name).write_text(json.dumps(content))
+    assert peek.quantized({"local": "digest"}, folder=folder, offline=True) == said
 
 
 def test_what_belongs_to_a_model() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -30,6 +30,9 @@ class Family:
     """First release that splits it over GPUs."""
     pipeline_parallel: str | None = FIRST
     """First release that splits its layers over GPUs; None where none does."""
+    transformers: str | None = ""
+    """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
+    is needed. "" where repositories bring none, None where no transformers has it."""
 
 
 _LLAMA: Final = Family("llama", "0.8")
@@ -41,17 +44,27 @@ FAMILIES: Final = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
-    "qwen": _QWEN,
+    "qwen": replace(_QWEN, transformers=None),
     "qwen2": _QWEN,
     "qwen2_moe": Family("qwen", "0.11"),
     "qwen3": Family("qwen", "0.20"),
     "qwen3_moe": Family("qwen", "0.20"),
     "phi": Family("phi", "0.8", tensor_parallel="0.11", pipeline_parallel=None),
-    "phi3": Family("phi", "0.10.0", tensor_parallel="0.11", pipeline_parallel=None),
+    "phi3": Family("phi", "0.10.0", tensor_parallel="0.11", pipeline_parallel=None, transformers="4.41.0"),
     "gpt2": Family("gpt", "0.9", pipeline_parallel="0.10"),
     "gemma": Family("gemma", "0.13", pipeline_parallel=None),
     "gemma2": Family("gemma", "0.13", pipeline_parallel=None),
 }
+
+
+_TRANSFORMERS: Final = {"0.10": "4.38.2"}
+"""What releases pin, where it is known and older than what a family of ours needs."""
+
+
+def transformers_of(release: str) -> str | None:
+    """The version of transformers that a release pins; None where it is not known."""
+    version = parse(release)
+    return _TRANSFORMERS.get(f"{version.major}.{version.minor}")
 
 
 @lru_cache(maxsize=256)

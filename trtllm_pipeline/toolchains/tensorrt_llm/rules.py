@@ -27,6 +27,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     at_least,
     convert_tool,
     parse,
+    transformers_of,
 )
 
 Severity = Literal["error", "warning"]
@@ -175,6 +176,35 @@ def not_in_recipe(case: Case) -> str | None:
     if isinstance(limits, str) and parse(case.release) not in _specifier(limits):
         return f"precision {cell.precision}: works with {cell.model} in releases {limits}, this is {case.release}"
     return None
+
+
+@rule(
+    "TLM105",
+    "needs-code",
+    "error",
+    "a model whose repository brings code that transformers needs to load it, and that nobody has said to trust",
+    "the converters, which load with `trust_remote_code=True`; wheels of transformers, for what they have themselves",
+    "name the files under `code` in the recipe, with their SHA-256, read them, and set "
+    "settings.download.trust_remote_code: true; or take a release with a newer transformers",
+)
+def needs_code(case: Case) -> str | None:
+    """Where transformers has the architecture itself, the download takes the references to code away instead."""
+    family = FAMILIES.get(case.family)
+    if (
+        family is None
+        or family.transformers == ""
+        or (case.cell.recipe.get("code") and case.cell.settings["download"].get("trust_remote_code"))
+    ):
+        return None
+    if family.transformers is None:
+        return f"family {case.family}: no transformers has it, it is loaded by Python code of the model's repository"
+    found = case.installed.transformers or transformers_of(case.release)
+    if found is None or parse(found) >= parse(family.transformers):
+        return None
+    return (
+        f"family {case.family}: transformers has it since {family.transformers}, here is {found}, which loads it by Python "
+        "code of the model's repository"
+    )
 
 
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs

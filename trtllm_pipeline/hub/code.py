@@ -1,0 +1,78 @@
+"""Python files that a model's repository brings, and what is left of a configuration without them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.hub.files import RemoteFile
+
+KEY: Final = "code"
+"""In a pinned source: file name -> SHA-256 of the code that the matrix trusts."""
+_NAMES_CODE: Final = "auto_map"
+_CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+
+
+def trusted(pinned: Mapping[str, Json]) -> dict[str, str]:
+    """Name and SHA-256 of the code files of a pinned source."""
+    found = pinned.get(KEY)
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def remote(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], model: str) -> list[RemoteFile]:
+    """The code files of a pinned source as the hub lists them, to be verified by the recipe's digests.
+
+    Raises DownloadError for one that the hub does not have.
+    """
+    wanted = trusted(pinned)
+    if missing := sorted(wanted.keys() - named.keys()):
+        raise _missing(model, missing[0])
+    return [RemoteFile(name, named[name].size, digest, named[name].url) for name, digest in sorted(wanted.items())]
+
+
+def take(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
+    """Copy the code files of a pinned source out of `folder`. Raises DownloadError for one that is not as the recipe says."""
+    from trtllm_pipeline.hub.transfer import mismatch
+
+    for name, digest in sorted(trusted(pinned).items()):
+        source = folder / name
+        if not source.is_file():
+            raise _missing(model, name)
+        shutil.copyfile(source, out / name)
+        wrong = mismatch(out / name, RemoteFile(name, source.stat().st_size, digest, ""))
+        if wrong is not None:
+            raise DownloadError(
+                f"{model}: {name} is not the code that the recipe names: {wrong}",
+                failure=FailureClass.USER,
+                hint="read the file, then put its SHA-256 into the recipe",
+            )
+
+
+def drop_references(out: Path) -> None:
+    """Take `auto_map` out of a folder without code: transformers looks for those files even where it needs none.
+
+    With it, TensorRT-LLM's scripts end with "does not appear to have a file named configuration_phi3.py". Without it,
+    transformers takes the class of its own that `model_type` names.
+    """
+    for name in _CONFIGURATIONS:
+        path = out / name
+        if not path.is_file():
+            continue
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(config, dict) and _NAMES_CODE in config:
+            rest = {key: value for key, value in config.items() if key != _NAMES_CODE}
+            path.unlink()  # it may share its bytes with the original
+            path.write_text(json.dumps(rest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _missing(model: str, name: str) -> DownloadError:
+    return DownloadError(
+        f"{model} has no file {name}, which the recipe names under code",
+        failure=FailureClass.USER,
+        hint="name the files of the revision that the recipe pins",
+    )

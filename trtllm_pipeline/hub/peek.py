@@ -1,0 +1,89 @@
+"""Looks into a pinned model's configuration before anything is fetched: are its weights quantized already?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError
+
+_LONGEST: Final = 1 << 20
+"""Bytes read of a configuration; known ones have some thousand."""
+_FILES: Final = ("config.json", "hf_quant_config.json")
+
+
+def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> str | None:
+    """How the weights of a pinned source are quantized, and which file says so; None for weights that are not.
+
+    Raises DownloadError where that cannot be found out now.
+    """
+    return in_words({name: _read(pinned, name, folder=folder, offline=offline) for name in _FILES})
+
+
+def in_words(files: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+    """The same out of the parsed files, by name."""
+    config, model_optimizer = (files.get(name) or {} for name in _FILES)
+    for source, name in (
+        (model_optimizer.get("quantization"), _FILES[1]),
+        (config.get("quantization_config"), _FILES[0]),
+    ):
+        if isinstance(source, Mapping):
+            algorithm = source.get("quant_algo") or source.get("quant_method") or "an algorithm it does not name"
+            return f"{str(algorithm)[:40]} by its {name}"
+    return None
+
+
+def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:
+    """One JSON file of a model, None where it has none, or where it is no object: the download says what is wrong."""
+    if "local" in pinned:
+        path = None if folder is None else folder / name
+        text = path.read_bytes()[:_LONGEST] if path is not None and path.is_file() else None
+    elif "hugging_face" in pinned or "modelscope" in pinned:
+        text = _fetch(pinned, name, offline=offline)
+    else:
+        text = None  # out of a package, or generated: our own converter writes it
+    try:
+        value = None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | None:
+    import httpx
+
+    from trtllm_pipeline.hub import answers, hugging_face, modelscope
+
+    if "hugging_face" in pinned:
+        model, commit = str(pinned["hugging_face"]), str(pinned["revision"])
+        if (cached := hugging_face.cached_file(model, commit, name)) is not None:
+            return cached.read_bytes()[:_LONGEST]
+        if offline or hugging_face.offline_by_environment():
+            return None
+        hub, headers, url = answers.HUGGING_FACE, hugging_face.headers(), hugging_face.file_url(model, commit, name)
+    else:
+        model = str(pinned["modelscope"])
+        if offline:
+            return None
+        listed = {file.path: file.url for file in modelscope.listing(model, str(pinned["revision"]))}
+        if name not in listed:
+            return None
+        hub, headers, url = answers.MODELSCOPE, modelscope.headers(), listed[name]
+    try:
+        limits = httpx.Timeout(answers.CONNECT_TIMEOUT_S * 2)
+        with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=limits) as response:
+            if response.status_code == httpx.codes.NOT_FOUND:
+                return None
+            if response.status_code != httpx.codes.OK:
+                raise answers.refusal(hub, model, response.status_code)
+            text = b""
+            for chunk in response.iter_bytes():
+                text += chunk
+                if len(text) > _LONGEST:
+                    return None
+            return text
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DownloadError(f"{model}: {name} cannot be read: {error}") from error
