@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
@@ -225,13 +226,16 @@ def _removed_after(path: Path) -> Iterator[None]:
 def _repaired(server: Server, dead: set[str], times: int) -> str:
     """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
     names = ", ".join(sorted(dead))
+    failure, words, _ = oom.verdict(server.before)
+    said = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
     if times > REPAIRS:
         raise ServerError(
-            f"the process of model {names} died, the {times}th such death; the server is given up",
-            hint=f"{server.log} may say why; a kernel short of memory kills without a word",
+            f"the process of model {names} died, the {times}th such death; the server is given up{said}",
+            failure=failure,
+            hint=f"{server.log} may say why",
             log=server.log,
         )
-    return f"the process of model {names} died{quoted(server.log)}\nstarting the server again"
+    return f"the process of model {names} died{said}{quoted(server.log)}\nstarting the server again"
 
 
 def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import installation, launch, triton
 from trtllm_pipeline.stages.base import Work
@@ -26,6 +27,7 @@ class FakeServer:
         self.dead = dead
         self.process = SimpleNamespace(poll=lambda: status, returncode=status)
         self.log = Path("server.log")
+        self.before = oom.counts()
         self.ended = threading.Event()
 
     def dead_models(self) -> set[str]:
@@ -137,6 +139,7 @@ class Dying:
             process=SimpleNamespace(poll=lambda: status),
             ports=triton.Ports(1001, 1002, 1003),
             log=Path("server.log"),
+            before=oom.counts(),
             died=lambda: ServerError("ended by SIGSEGV"),
             dead_models=dead_models,
             stop=self.stop,
@@ -243,3 +246,16 @@ def test_a_hangup_ends_it_in_order_unless_ignored() -> None:
             assert not ended.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_kernel_s_word_for_a_dead_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = FakeServer([])
+    server.before = oom.Counts(group={"memory.events": 0})
+    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 0}))
+    assert "memory" not in launch._repaired(server, {"tensorrt_llm"}, 1)
+    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 1}))
+    counted = "the kernel killed it for lack of memory"
+    assert counted in launch._repaired(server, {"tensorrt_llm"}, 1)
+    with pytest.raises(ServerError, match=counted) as error:
+        launch._repaired(server, {"tensorrt_llm"}, launch.REPAIRS + 1)
+    assert error.value.failure is FailureClass.OUT_OF_MEMORY
