@@ -186,7 +186,8 @@ def test_a_model_process_killed_while_the_server_loads_is_named_within_a_second(
         while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
             assert time.monotonic() < deadline, service.log.read_text()
             time.sleep(0.01)
-        time.sleep(0.1)  # seen by the launcher; its Python is still importing
+        os.kill(victims[0], signal.SIGSTOP)  # so that it goes on loading until the launcher has seen it
+        time.sleep(1)
         os.kill(victims[0], signal.SIGKILL)
         killed = time.monotonic()
         status, log = service.end()
