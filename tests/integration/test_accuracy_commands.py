@@ -142,7 +142,7 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
         "-m", "m", "--endpoint-type", "chat", "--metrics", "regex"
     )
     openai[1].clear()
-    assert "is not a tokenizer" in said("-m", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    assert "nowhere is not usable: it is missing" in said("-m", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
     assert not openai[1], "nothing was asked before"
     for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
         with pytest.raises(SystemExit, match="2"):

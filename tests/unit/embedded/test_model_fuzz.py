@@ -79,9 +79,9 @@ def spoil(chance: random.Random, folder: Path) -> str:
         path.unlink()
     else:
         content = bytearray(path.read_bytes())
-        for _ in range(chance.choice([1, 10, 100]) if kind == "flip" else 0):
+        for _ in range(chance.choice([1, 10, 100]) if kind == "flip" and content else 0):
             content[chance.randrange(len(content))] = chance.randrange(256)
-        path.write_bytes(content[: chance.randrange(len(content))] if kind == "cut" else content)
+        path.write_bytes(content[: chance.randrange(len(content) + 1)] if kind == "cut" else content)
     return f"{path.name}: {kind}"
 
 
