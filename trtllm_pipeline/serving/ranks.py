@@ -182,8 +182,6 @@ class World:
     started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
     before: oom.Counts = field(default_factory=oom.counts)
-    _python_ranks: int = 1
-    """Ranks that run Python models, and have a folder for that."""
 
     @property
     def log(self) -> Path:
@@ -192,7 +190,7 @@ class World:
 
     def ready(self) -> bool:
         """Whether rank 0 and all its models say that they are ready, which they are once every rank is."""
-        triton.mark_folders(self.prefix, self.started)
+        self._mark_folders()
         return all_ok(self.host, self.ports.http, triton.ready_paths(self.loaded))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
@@ -200,8 +198,7 @@ class World:
         until_ready(self, "Triton", timeout_s, ended)
         self.process.dead()  # finds the ranks that there are, for `interrupt`
         self.stubs = self._live_stubs()
-        self._python_ranks = sum(1 for pid, _ in self.process.ranks.values() if any(triton.stub_processes(pid)))
-        triton.mark_folders(self.prefix, self.started, self._python_ranks)
+        self._mark_folders()
 
     def rank_log(self, rank: int) -> Path:
         """What a rank has said."""
@@ -255,10 +252,13 @@ class World:
 
     def stop(self, timeout_s: float) -> int | None:
         """Interrupt the ranks, terminate and then kill all there is, remove what they had in shared memory."""
+        self._mark_folders()
         status = self.process.stop(timeout_s)
-        triton.mark_folders(self.prefix, self.started, self._python_ranks)
         triton.remove_leftovers(self.prefix)
         return status
+
+    def _mark_folders(self) -> None:
+        triton.mark_folders(self.prefix, self.started, [pid for pid, _ in self.process.ranks.values()])
 
     def _live_stubs(self) -> dict[int, str]:
         return triton.live_stubs(self._server_pid, self.prefix)

@@ -19,7 +19,7 @@ import sysconfig
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,8 @@ WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, no
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
+_TICK_S: Final = 0.05
+"""A file system's clock may be this late."""
 SHARED_MEMORY_BYTES: Final = 2 << 20
 """Needed for each Python model; about half of it was measured."""
 EXIT_TIMEOUT_S: Final = 1
@@ -200,7 +202,7 @@ class Server:
 
     def ready(self) -> bool:
         """Whether the server and every model say that they are ready."""
-        mark_folders(self.prefix, self.started)
+        mark_folders(self.prefix, self.started, [self.process.pid])
         return all_ok(self.host, self.ports.http, ready_paths(self.models))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
@@ -230,6 +232,7 @@ class Server:
         and would take another second to see that they are gone.
         """
         deadline = time.monotonic() + timeout_s
+        mark_folders(self.prefix, self.started, [self.process.pid])
         stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
             self.process.terminate()
@@ -241,7 +244,6 @@ class Server:
             if _is_stub(pid, self.prefix):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        mark_folders(self.prefix, self.started)
         remove_leftovers(self.prefix)
         return self.process.returncode
 
@@ -425,21 +427,20 @@ def _prefix(pid: int) -> str:
     return f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
 
 
-def mark_folders(prefix: str, since: float, count: int = 1) -> None:
-    """Mark as made for `prefix` the folders that `count` processes of Triton, started at `since`, have made.
+def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
+    """Mark as made for `prefix` the folders of those of its processes `servers`, started at `since`, that run Python models.
 
     The Python backend of each makes /tmp/python_env_XXXXXX, which stays when Triton is killed or does not wait for its
-    models. Nothing tells whose it is: it is taken for the first empty one of this user since then that has no mark.
+    models. Nothing tells whose it is: it is taken for the first one of this user since then that has no mark.
     """
-    found = list(_own_folders())
-    count -= sum(_mark(folder) == prefix for folder, _ in found)
-    for folder, made in found:
-        # The clock of a file system may be a tick behind. What another server has marked meanwhile is not empty.
-        with contextlib.suppress(OSError):
-            if count > 0 and made > since - 0.05 and not any(folder.iterdir()):
-                with (folder / _MARK).open("x", encoding="utf-8") as file:
-                    file.write(prefix)
-                count -= 1
+    marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
+    unknown = [folder for folder, mark in marks.items() if mark is None]
+    if not unknown:
+        return
+    missing = sum(any(stub_processes(pid)) for pid in servers) - list(marks.values()).count(prefix)
+    for folder in unknown[: max(0, missing)]:
+        with contextlib.suppress(OSError), (folder / _MARK).open("x", encoding="utf-8") as file:  # another was first
+            file.write(prefix)
 
 
 def _own_folders() -> Iterator[tuple[Path, float]]:

@@ -236,21 +236,25 @@ def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
 ) -> None:
     monkeypatch.setattr(triton, "TEMPORARY", tmp_path)
     monkeypatch.setattr(triton, "SHARED_MEMORY", tmp_path)
-    old, used, *new = (tmp_path / f"python_env_{name}" for name in ("old", "used", "new1", "new2", "new3"))
-    for folder in (old, used, *new):
+    monkeypatch.setattr(triton, "stub_processes", lambda pid: iter([(2, "tensorrt_llm")] if pid else []))
+    old, *new = (tmp_path / f"python_env_{name}" for name in ("old", "new1", "new2", "new3", "new4"))
+    for folder in (old, *new):
         folder.mkdir()
-    (used / "0").mkdir()
+    (new[0] / "0").mkdir()
     os.utime(old, (1000, 1000))
-    since = new[0].stat().st_mtime
+    since = new[1].stat().st_mtime
     for _ in range(2):
-        triton.mark_folders("one-", since)
-        triton.mark_folders("two-", since, 2)
-    marks = {path.parent.name: path.read_text() for path in tmp_path.glob("*/*") if path.is_file()}
+        triton.mark_folders("one-", since, [1])
+        triton.mark_folders("none-", since, [0])  # runs no Python model
+        triton.mark_folders("two-", since, [0, 1, 1])
+    marks = {path.parent: path.read_text() for path in tmp_path.glob("*/*") if path.is_file()}
     assert sorted(marks.values()) == ["one-", "two-", "two-"]
-    assert set(marks) == {folder.name for folder in new}
+    assert set(marks) < set(new)
     triton.remove_leftovers("two-")
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"python_env_old", "python_env_used", *(name for name, mark in marks.items() if mark == "one-")}
+    assert old.exists()
+    assert (new[0] / "0").exists(), "only empty ones are removed"
+    assert all(folder.exists() for folder, mark in marks.items() if mark == "one-")
+    assert not any(folder.exists() for folder, mark in marks.items() if mark == "two-" and folder != new[0])
 
 
 @pytest.mark.parametrize(
