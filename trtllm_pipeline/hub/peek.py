@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import DownloadError
 
 _LONGEST: Final = 1 << 20
 """Bytes read of a configuration; known ones have some thousand."""
-_FILES: Final = ("config.json", "hf_quant_config.json")
+FILES: Final = ("config.json", "hf_quant_config.json")
 
 
 def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> str | None:
@@ -20,15 +20,15 @@ def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool)
 
     Raises DownloadError where that cannot be found out now.
     """
-    return in_words({name: _read(pinned, name, folder=folder, offline=offline) for name in _FILES})
+    return in_words({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
 
 
 def in_words(files: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     """The same out of the parsed files, by name."""
-    config, model_optimizer = (files.get(name) or {} for name in _FILES)
+    config, model_optimizer = (files.get(name) or {} for name in FILES)
     for source, name in (
-        (model_optimizer.get("quantization"), _FILES[1]),
-        (config.get("quantization_config"), _FILES[0]),
+        (model_optimizer.get("quantization"), FILES[1]),
+        (config.get("quantization_config"), FILES[0]),
     ):
         if isinstance(source, Mapping):
             algorithm = source.get("quant_algo") or source.get("quant_method") or "an algorithm it does not name"

@@ -176,6 +176,19 @@ def test_each_lane_and_frontend_has_its_own_start(
 
 
 @pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
+def test_quantized_weights_are_not_served_under_the_name_of_unquantized_ones(make: Make, frontend: str) -> None:
+    work = make(frontend=frontend, options={}, unquantized=True, **LIMITS, **LAYOUT)
+    config = work.inputs["model"] / "config.json"
+    config.write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(StageError, match=r"quantized already, fp8 by its config\.json") as caught:
+        frontends.run_pytorch(work)
+    assert caught.value.failure is FailureClass.INFEASIBLE
+    config.write_text("{}")
+    frontends.run_pytorch(work)
+    assert names(work.out)
+
+
+@pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
 @pytest.mark.parametrize("run", [frontends.run_pytorch, frontends.launch_pytorch])
 def test_a_quantized_folder_that_would_be_served_as_unquantized_is_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch, frontend: str, run: Callable[[Work], None]

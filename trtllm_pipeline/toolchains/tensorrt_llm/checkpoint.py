@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub.verify import check_folder, tensors
 from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.stages.base import Work
@@ -79,6 +80,20 @@ def check_stated(folder: Path) -> Mapping[str, Any]:
             hint="get the whole checkpoint, or quantize the model again",
         )
     return stated.values
+
+
+def check_unquantized(folder: Path) -> None:
+    """Raise StageError for a Hugging Face folder whose weights are quantized: it would be served as that.
+
+    A plan looks at this before anything is fetched, where a hub can be reached then.
+    """
+    found = peek.in_words({name: Fields.read_optional(folder, name).values for name in peek.FILES})
+    if found is not None:
+        raise StageError(
+            f"{folder}: the weights are quantized already, {found}; expected unquantized ones",
+            failure=FailureClass.INFEASIBLE,
+            hint="name the model's unquantized repository",
+        )
 
 
 def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:

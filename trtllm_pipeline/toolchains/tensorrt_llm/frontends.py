@@ -47,8 +47,11 @@ def run_engine(work: Work) -> None:
 
 def run_pytorch(work: Work) -> None:
     """Write what serves the Hugging Face folder `model`. Raises StageError for what cannot be filled or served."""
-    params, release = work.params, installed(probe.machine()).release
     checkpoint.check_stated(work.inputs["model"])
+    if work.params.get("unquantized"):
+        checkpoint.check_unquantized(work.inputs["model"])
+    work = replace(work, params=_without(work.params, "unquantized"))
+    params, release = work.params, installed(probe.machine()).release
     if _triton(params):
         repository.run_llmapi(replace(work, params=_without(params, "frontend", "options")))
         return

@@ -10,7 +10,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.stages.base import Stage, Work
+from trtllm_pipeline.stages.base import Option, Stage, Work
 from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.calibration_rows import with_true_samples
@@ -84,8 +84,14 @@ REPOSITORY: Final = Stage(
     summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
     inputs={"model": ("quantize", "download")},
-    options=(lanes.FRONTEND, *llmapi.OPTIONS, lanes.SERVE_OPTIONS),
+    options=(
+        lanes.FRONTEND,
+        *llmapi.OPTIONS,
+        lanes.SERVE_OPTIONS,
+        Option("unquantized", "bool", "refuse a model whose weights are quantized", default=False),
+    ),
     params=_repository_params,
+    advice=lambda cell: {"unquantized": not _quantized(cell)},
     identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
 )
