@@ -26,7 +26,7 @@ from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, StateError, UsageError
 from trtllm_pipeline.plan import Plan, StageRun
 from trtllm_pipeline.process import allow_open_files
-from trtllm_pipeline.serving.server import reachable
+from trtllm_pipeline.serving.addresses import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE, write_json, write_lines
 from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains

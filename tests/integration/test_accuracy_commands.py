@@ -142,7 +142,9 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
         "-m", "m", "--endpoint-type", "chat", "--metrics", "regex"
     )
     openai[1].clear()
-    assert "nowhere is not usable: it is missing" in said("-m", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    told = said("-m", "m", "--endpoint-type", "chat", "--tokenizer", str(tmp_path / "nowhere"))
+    assert f"--tokenizer {tmp_path / 'nowhere'}" in told
+    assert "it is missing" in told
     assert not openai[1], "nothing was asked before"
     for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
         with pytest.raises(SystemExit, match="2"):

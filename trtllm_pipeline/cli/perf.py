@@ -403,12 +403,10 @@ def _synthetic(args: argparse.Namespace) -> dict[str, Json] | None:
 
 
 def _tokenizer(path: Path | None) -> Any:
-    """The tokenizer in a file or folder, None for none. Raises StageError when it is no tokenizer."""
+    """The tokenizer in a file or folder, None for none. Raises UsageError when it is no tokenizer."""
     if path is None:
         return None
-    from trtllm_pipeline.model_files import read_tokenizer
-
-    return read_tokenizer(path)
+    return options.tokenizer_at(path)
 
 
 # An event file, again.

@@ -28,7 +28,8 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import contract, installation, moved, openai_server, ranks, triton
-from trtllm_pipeline.serving.server import Ports, Server, quoted, reachable
+from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.serving.server import Ports, Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, Work, write_json
 
 MODEL: Final = "ensemble"

@@ -82,16 +82,6 @@ class Server(Protocol):
         """End it and everything of it within about `timeout_s`. Returns its exit status."""
 
 
-def reachable(host: str) -> str | None:
-    """A warning for an address that others reach as well; None for this machine's own."""
-    if host == "localhost" or host.startswith("127."):
-        return None
-    return (
-        f"a server listens on {host}: whoever reaches it there can send prompts, see its models and read its "
-        "metrics; there is no login and no encryption. docs/security.md says how to put both in front of it"
-    )
-
-
 def ask(
     host: str, port: int, method: str, path: str, body: object = None, *, timeout_s: float = 10
 ) -> tuple[int, bytes]:

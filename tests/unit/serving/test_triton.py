@@ -18,7 +18,7 @@ import pytest
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import Machine
 from trtllm_pipeline.serving import installation, triton
-from trtllm_pipeline.serving.server import reachable
+from trtllm_pipeline.serving.addresses import reachable
 from trtllm_pipeline.toolchains import embedded
 
 WHEEL = installation.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
