@@ -225,7 +225,10 @@ def place(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        copy(source, target)
+        part = _part(target)  # what a full disk or a kill cuts off must not have the name of what is whole
+        part.unlink(missing_ok=True)
+        copy(source, part)
+        part.replace(target)
 
 
 @contextmanager

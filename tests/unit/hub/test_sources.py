@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from trtllm_pipeline.digest import StatCache
 from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.hub import local, peek
+from trtllm_pipeline.hub import local, peek, transfer
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
 
@@ -171,3 +173,17 @@ def test_what_belongs_to_a_model() -> None:
         "trainer_state.json", "license/x", "sub/tokenizer.json",
     }  # fmt: skip
     assert set(description_files(wanted | other)) == wanted
+
+
+def test_a_copy_that_breaks_off_has_not_the_name_of_a_whole_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(_source: Path, target: Path) -> None:
+        target.write_bytes(b"ha")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid cross-device link")))
+    monkeypatch.setattr(transfer, "copy", broken_off)
+    with pytest.raises(OSError, match="No space left"):
+        transfer.place(folder / "config.json", tmp_path / "config.json")
+    assert not (tmp_path / "config.json").exists()

@@ -89,6 +89,14 @@ def test_numpy_2_is_refused(healthy: installation.Triton, monkeypatch: pytest.Mo
     assert error.value.hint == "pip install 'numpy<2'"
 
 
+def test_numpy_of_this_python_matters_to_the_wheels_stubs_alone(
+    healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's stubs run under the container's Python, whatever this environment has."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "2.4.1")
+    triton.check(dataclasses.replace(healthy, stubs=None, libraries=None), 4)
+
+
 def test_a_python_without_stub_is_refused(healthy: installation.Triton) -> None:
     assert healthy.stubs is not None
     folder = triton.stub_binary(healthy.stubs).parent
