@@ -246,14 +246,17 @@ class _Pins:
         about = canonical({"weights_of": {name: value for name, value in source.items() if name != "code"}})
         known = self._store.index.pin(about) if self._store is not None else None
         if known is None and not self._reached:
-            return None
+            return None  # a hub that does not answer is not asked for every model; it has been said
         if known is None:
             try:
                 known = {
                     "quantized": quantized(source, folder=None, offline=bool(cell.settings["download"]["offline"]))
                 }
-            except DownloadError:
-                self._reached = False
+            except DownloadError as error:
+                self._reached = error.failure is not FailureClass.TRANSIENT
+                logger.warning(
+                    "%s: nobody can tell now whether its weights are quantized: %s", cell.model, error.message
+                )
                 return None
             if self._store is not None:
                 self._store.index.set_pin(about, known)

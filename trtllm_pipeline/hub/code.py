@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import model_files
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub.files import RemoteFile
@@ -40,17 +40,17 @@ def take(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> Non
     from trtllm_pipeline.hub.transfer import mismatch
 
     for name, digest in sorted(trusted(pinned).items()):
-        source = folder / name
-        if not source.is_file():
+        source = model_files.find(folder, name)
+        if source is None:
             raise _missing(model, name)
-        shutil.copyfile(source, out / name)
-        wrong = mismatch(out / name, RemoteFile(name, source.stat().st_size, digest, ""))
+        wrong = mismatch(source, RemoteFile(name, source.stat().st_size, digest, ""))
         if wrong is not None:
             raise DownloadError(
                 f"{model}: {name} is not the code that the recipe names: {wrong}",
                 failure=FailureClass.USER,
                 hint="read the file, then put its SHA-256 into the recipe",
             )
+        model_files.copy(source, out / name)
 
 
 def drop_references(out: Path) -> None:

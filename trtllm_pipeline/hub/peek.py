@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError
 
 _LONGEST: Final = 1 << 20
 """Bytes read of a configuration; known ones have some thousand."""
@@ -62,12 +61,14 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
         if (cached := hugging_face.cached_file(model, commit, name)) is not None:
             return cached.read_bytes()[:_LONGEST]
         if offline or hugging_face.offline_by_environment():
-            return None
+            if hugging_face.cached_folder(model, commit) is not None:
+                return None  # the model is here, and has no such file
+            raise answers.offline(answers.HUGGING_FACE, model)
         hub, headers, url = answers.HUGGING_FACE, hugging_face.headers(), hugging_face.file_url(model, commit, name)
     else:
         model = str(pinned["modelscope"])
         if offline:
-            return None
+            raise answers.offline(answers.MODELSCOPE, model)
         listed = {file.path: file.url for file in modelscope.listing(model, str(pinned["revision"]))}
         if name not in listed:
             return None
@@ -86,4 +87,4 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
                     return None
             return text
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise DownloadError(f"{model}: {name} cannot be read: {error}") from error
+        raise answers.unreachable(hub, model, url, error) from error

@@ -265,6 +265,7 @@ def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
             raise server.died()
         if dead := server.dead_models():
             return dead
+        server.before = oom.counts()  # of a death, only what the kernel does about then is a witness
     return set()
 
 

@@ -14,7 +14,7 @@ from trtllm_pipeline import oom
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.serving.group import Group
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, diagnose, until_ready
-from trtllm_pipeline.serving.triton import LOOPBACK, WILDCARDS, private
+from trtllm_pipeline.serving.triton import LOOPBACK, WILDCARDS
 
 
 @dataclass(slots=True)
@@ -81,5 +81,5 @@ class OpenAiServer:
 def start(command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK) -> OpenAiServer:
     """Start `command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
     words = [*command, "--host", host, "--port", str(ports.http)]
-    process = Group(private(words), env=os.environ, cwd=log.parent, log=log)
+    process = Group(words, env=os.environ, cwd=log.parent, log=log)
     return OpenAiServer(process, ports, log, Path(command[0]).name, LOOPBACK if host in WILDCARDS else host)

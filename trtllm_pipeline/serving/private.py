@@ -42,10 +42,15 @@ def keep_modes() -> bool:
     )  # fmt: skip
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in instructions))
     program = _Program(len(instructions), ctypes.addressof(code))
-    if not seccomp or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    if not seccomp:
         return False
-    # Without the flag, older kernels slow programs down that have a filter.
-    return bool(libc.syscall(seccomp, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(program)) == 0)
+
+    def installed() -> bool:
+        # Without the flag, older kernels slow programs down that have a filter.
+        return bool(libc.syscall(seccomp, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(program)) == 0)
+
+    # Who may do it keeps the right to gain privileges; all others have to give that up for it.
+    return installed() or (libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and installed())
 
 
 def main(command: list[str]) -> None:

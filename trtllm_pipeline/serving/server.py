@@ -59,9 +59,8 @@ class Server(Protocol):
     def log(self) -> Path:
         """Where it says what goes wrong."""
 
-    @property
-    def before(self) -> oom.Counts:
-        """What the kernel had counted when it was started."""
+    before: oom.Counts
+    """What the kernel had counted when it was started, or last looked at."""
 
     def ready(self) -> bool:
         """Whether it and all its models say that they are ready."""

@@ -465,7 +465,10 @@ def _remove(over: Callable[[str], bool]) -> None:
     """Delete what servers have left whose prefix, or a file's name that begins with it, is `over`."""
     for path in SHARED_MEMORY.iterdir():
         if over(path.name):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # gone, or another user's: anybody may give a file such a name
+                about = path.lstat()
+                if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
+                    path.unlink()
     for folder, _ in _own_folders():
         if over(_mark(folder) or ""):
             (folder / _MARK).unlink(missing_ok=True)

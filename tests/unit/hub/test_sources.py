@@ -135,6 +135,25 @@ def test_other_code_than_was_read_is_refused(folder: Path, tmp_path: Path, code:
         fetch({**pinned, "code": code}, out, progress=lambda *_: None, folder=folder)
 
 
+def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(CODE)
+    out = tmp_path / "out"
+    out.mkdir()
+    with_code(folder)
+    (folder / "configuration_phi3.py").unlink()
+    (folder / "configuration_phi3.py").symlink_to(tmp_path / "secret")
+    source = {**resolve([{"local": str(folder)}]), "code": {"configuration_phi3.py": hashlib.sha256(CODE).hexdigest()}}
+    with pytest.raises(DownloadError, match="outside the model's folder"):
+        fetch(source, out, progress=lambda *_: None, folder=folder)
+    assert not (out / "configuration_phi3.py").exists()
+
+
+def test_what_nobody_can_look_at_is_not_called_unquantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
+    with pytest.raises(DownloadError, match="may not be asked in offline mode"):
+        peek.quantized({"hugging_face": "some/model", "revision": "a" * 40}, folder=None, offline=True)
+
+
 def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: Path) -> None:
     pinned, out = resolve([{"local": str(with_code(folder))}]), tmp_path / "out"
     out.mkdir()

@@ -331,3 +331,20 @@ def test_a_model_is_dead_when_its_own_process_has_ended() -> None:
     finally:
         for process in (lives, zombie):
             process.communicate(b"\n", timeout=10)
+
+
+def test_what_others_put_into_shared_memory_under_our_names_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(triton, "TEMPORARY", tmp_path)
+    name = f"{triton._prefix(2**22 + 1)}00000000-x"  # of a process that cannot be
+    (tmp_path / name).touch()
+    (tmp_path / f"{name}-folder").mkdir()
+    (tmp_path / f"{name}-link").symlink_to(tmp_path)
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        triton.remove_stale_leftovers()
+    assert len(list(tmp_path.iterdir())) == 3
+    triton.remove_stale_leftovers()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}-folder", f"{name}-link"}
