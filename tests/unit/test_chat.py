@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -207,6 +209,7 @@ def test_a_hostile_template_ends_in_words(name: str) -> None:
         with pytest.raises(TemplateError, match=f"the chat template of m.*{words}") as caught:
             renderer.render(Chat(ASK))
         assert type(caught.value) is kind
+        assert caught.value.failure is (FailureClass.USER if kind is RefusedError else FailureClass.INFEASIBLE)
         assert caught.value.hint
         # Whatever one conversation did, the next one is asked as if nothing had been.
         with pytest.raises(kind, match=words):
@@ -245,9 +248,58 @@ def test_a_killed_process_is_told_and_replaced() -> None:
         assert process is not None
         process.kill()
         process.wait()
-        with pytest.raises(LimitError, match="ended its process by signal 9"):
+        with pytest.raises(TemplateError, match="its process ended by signal 9") as caught:
             renderer.render(Chat(ASK))
+        assert caught.value.failure is FailureClass.TRANSIENT
         assert renderer.render(Chat(ASK)) == "Why?"
+
+
+@pytest.mark.parametrize(
+    ("number", "failure"), [(signal.SIGTERM, FailureClass.TRANSIENT), (signal.SIGSEGV, FailureClass.BUG)]
+)
+def test_a_process_that_ended_is_not_remembered(number: int, failure: FailureClass) -> None:
+    with Renderer(Template("x")) as renderer:
+        renderer.render(Chat(ASK))
+        assert renderer._process is not None
+        renderer._process.send_signal(number)
+        renderer._process.wait()
+        with pytest.raises(TemplateError, match=f"its process ended by signal {int(number)}") as caught:
+            renderer.render(Chat(ASK))
+    assert caught.value.failure is failure
+
+
+def test_a_process_that_gets_no_processor_is_told_apart_from_one_that_takes_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "_WAIT", 0.001)
+    with Renderer(Template("x"), replace(SMALL, time_s=20.0)) as renderer:
+        process = renderer._process = chat._start()  # it waits for a template, and gets a conversation
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(TemplateError, match=r"its process does not answer within 0\.02 s") as caught:
+            renderer.render(Chat(ASK))
+    assert not isinstance(caught.value, LimitError)
+    assert caught.value.failure is FailureClass.TRANSIENT
+
+
+def test_no_limit_is_raised_above_the_inherited_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, inherited = subprocess.Popen, {resource.RLIMIT_AS: 8 << 30, resource.RLIMIT_CPU: 60}
+
+    def limited(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+        code = "import os, resource, sys\n" + "".join(
+            f"resource.setrlimit({kind}, ({limit}, {limit}))\n" for kind, limit in inherited.items()
+        )
+        return real([command[0], "-c", code + "os.execv(sys.argv[1], sys.argv[1:])", *command], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    template = Template("{{ messages[0].content * messages[0].times }}", origin="the chat template of m")
+    with Renderer(template, Limits(memory_bytes=1 << 40)) as renderer:
+        assert renderer.render(Chat([{"content": "a", "times": 2}])) == "aa"
+        assert renderer._process is not None
+        found = {kind: resource.prlimit(renderer._process.pid, kind)[1] for kind in inherited}
+        assert found == inherited
+        with pytest.raises(LimitError, match=r"needs more memory than .* \(ulimit -v\)") as caught:
+            renderer.render(Chat([{"content": "a", "times": 10**10}]))
+    assert caught.value.failure is FailureClass.USER
 
 
 def test_long_conversations_pass_through() -> None:
@@ -274,7 +326,7 @@ def test_a_python_without_jinja_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subprocess, "Popen", bare)
     with Renderer(Template("x")) as renderer, pytest.raises(TemplateError, match="does not start") as caught:
         renderer.render(Chat(ASK))
-    assert caught.value.hint == f"{sys.executable} needs the package jinja2"
+    assert caught.value.hint == f"{sys.executable} needs the package jinja2, and memory to start (ulimit -v)"
 
 
 # -------------------------------------------------------------------------------------------------- where templates are read

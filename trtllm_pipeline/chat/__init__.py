@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -39,6 +40,9 @@ _ALWAYS: Final = ("bos_token", "eos_token")
 """Special tokens that templates name without asking whether the model has them."""
 _WORKER: Final = Path(__file__).with_name("worker.py")
 _START_S: Final = 60.0
+_WAIT: Final = 6.0
+"""How much longer than its processor time an answer may take: others use the machine, too."""
+_FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
 """What of the environment the process gets: no tokens, no keys."""
 _CHUNK: Final = 1 << 16
@@ -52,6 +56,7 @@ class Limits:
     """What rendering one conversation may take."""
 
     time_s: float = 10.0
+    """Of a processor."""
     memory_bytes: int = 256 << 20
     """Beyond what the process takes before it has seen a template."""
     characters: int = 8_000_000
@@ -142,7 +147,8 @@ class Renderer:
     def render(self, chat: Chat) -> str:
         """The text of a conversation.
 
-        Raises RefusedError where the template does not take it, LimitError where it takes too much.
+        Raises RefusedError where the template does not take it, LimitError where it takes too much, TemplateError where
+        the template cannot be read, or its process ends or does not answer.
         """
         given: dict[str, Any] = {**self._template.tokens, **chat.variables}
         given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
@@ -153,13 +159,17 @@ class Renderer:
             except BaseException:
                 self._end()
                 raise
-            if answer.get("kind") == "limit":
+            if answer.get("kind") in {"limit", "inherited"}:
                 self._end()
         if "text" in answer:
             return str(answer["text"])
         said = answer["error"]
         if answer["kind"] == "limit":
             raise self._limit(said)
+        if answer["kind"] == "inherited":
+            raise LimitError(
+                f"{self._template.origin} {said}", failure=FailureClass.USER, hint="start again with a higher ulimit -v"
+            )
         if answer["kind"] == "broken":
             raise TemplateError(f"{self._template.origin}: {said}", failure=FailureClass.INFEASIBLE, hint=_REPLACE)
         raise RefusedError(
@@ -173,17 +183,20 @@ class Renderer:
             self._process = _start()
             try:
                 self._exchange(self._process, {"source": self._template.source, **asdict(self._limits)}, _START_S)
-            except LimitError as error:
+            except TemplateError as error:
                 raise TemplateError(
                     f"the process that renders chat templates does not start: {error.message}",
-                    hint=f"{sys.executable} needs the package jinja2",
+                    failure=error.failure,
+                    hint=f"{sys.executable} needs the package jinja2, and memory to start (ulimit -v)"
+                    if error.failure is FailureClass.BUG
+                    else error.hint,
                 ) from error
-        return self._exchange(self._process, question, self._limits.time_s)
+        return self._exchange(self._process, question, _WAIT * self._limits.time_s)
 
     def _exchange(
         self, process: subprocess.Popen[bytes], question: Mapping[str, Any], time_s: float
     ) -> Mapping[str, Any]:
-        """Send a line and return what the process answers within `time_s`. Raises LimitError."""
+        """Send a line and return what the process answers within `time_s`. Raises TemplateError."""
         assert process.stdin is not None
         assert process.stdout is not None
         unsent, received = json.dumps(question).encode() + b"\n", bytearray()
@@ -197,14 +210,18 @@ class Renderer:
         while not received.endswith(b"\n"):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise self._limit(f"takes more than {time_s:g} s")
+                raise TemplateError(
+                    f"{self._template.origin}: its process does not answer within {time_s:g} s",
+                    failure=FailureClass.TRANSIENT,
+                    hint="try again when the machine has less to do",
+                )
             if len(received) > most:
                 raise self._limit(f"writes more than {self._limits.characters} characters")
             for descriptor, _ in ready.poll(1000 * left_s):
                 if descriptor == source:
                     part = os.read(source, _CHUNK)
                     if not part:
-                        raise self._limit(f"ended its process {_words(process.wait())}")
+                        raise self._ended(process.wait())
                     received += part
                 else:
                     with suppress(BrokenPipeError):  # the end of its answers says more
@@ -214,6 +231,16 @@ class Renderer:
                     ready.unregister(sink)
         answer: Mapping[str, Any] = json.loads(received)
         return answer
+
+    def _ended(self, status: int) -> TemplateError:
+        if status == -signal.SIGPROF:
+            return self._limit(f"takes more than {self._limits.time_s:g} s of processor time")
+        outside = -status in _FROM_OUTSIDE
+        return TemplateError(
+            f"{self._template.origin}: its process ended {_words(status)}",
+            failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
+            hint="try again; the kernel ends processes when memory is short (dmesg tells)" if outside else _REPLACE,
+        )
 
     def _limit(self, what: str) -> LimitError:
         return LimitError(

@@ -27,9 +27,9 @@ from urllib.parse import quote
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import fields
-from trtllm_pipeline.serving.http import MAX_STREAM_BYTES, Connection, HttpError, fetch
+from trtllm_pipeline.serving.http import Connection, HttpError, fetch
 from trtllm_pipeline.serving.http2 import GrpcCall, Http2Error, unary
-from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, ProtocolError
+from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError
 from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ MAX_HEAD_BYTES: Final = 1 << 16
 MAX_FIELDS: Final = 256
 MAX_LINE_BYTES: Final = 1 << 12
 """Of a line that says how large a chunk is."""
-MAX_STREAM_BYTES: Final = 1 << 30
-"""Of a body that is handed on as it comes."""
 
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?", re.ASCII)
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

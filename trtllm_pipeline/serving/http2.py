@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import hpack
 
-from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, ProtocolError, Wire
+from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError, Wire
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
@@ -315,6 +315,7 @@ class GrpcCall:
         self._wire: Wire | None = None
         self._http2: Http2
         self._stream = -1
+        self._received = 0
 
     @property
     def late_ns(self) -> int:
@@ -355,8 +356,9 @@ class GrpcCall:
         )
 
     def send(self, data: bytes, *, last: bool = False) -> None:
-        """Send one message of the call."""
+        """Send one message of the call. What comes back for it has a limit of its own: a stream may stay open for days."""
         assert self._wire is not None
+        self._received = 0
         self._wire.asked()
         self._http2.data(self._stream, message(data), end=last)
 
@@ -386,6 +388,11 @@ class GrpcCall:
             return
         if kind == "data":
             assert isinstance(value, bytes)
+            self._received += len(value)
+            if self._received > MAX_STREAM_BYTES:
+                raise Http2Error(
+                    f"the answer has {self._received} bytes so far, of which this client takes {MAX_STREAM_BYTES}"
+                )
             for found in self._messages.feed(value):
                 self.arrived(now_ns, found)
         fields = {} if isinstance(value, (bytes, int)) else dict(value)
@@ -417,7 +424,13 @@ async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
     call.start(path)
     done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
     answers: list[tuple[int, bytes]] = []
-    call.arrived = lambda now_ns, answer: answers.append((now_ns, answer))
+
+    def arrived(now_ns: int, answer: bytes) -> None:
+        if answers:
+            raise Http2Error(f"the server sent a second message, where {path} has one")
+        answers.append((now_ns, answer))
+
+    call.arrived = arrived
     call.ended = lambda reason: None if done.done() else done.set_result(reason)
     call.send(data, last=True)
     reason = await done

@@ -29,6 +29,8 @@ _SAME_MOMENT_NS: Final = 5_000
 MAX_MESSAGE_BYTES: Final = 1 << 24
 """Longest thing that is taken in one piece, whatever the protocol: an event, a message, a body. It is text, so much of it
 is taken apart within a part of a second."""
+MAX_STREAM_BYTES: Final = 1 << 30
+"""Of an answer that is handed on as it comes."""
 MAX_UNSENT_BYTES: Final = 1 << 26
 """What waits for a peer that reads nothing."""
 

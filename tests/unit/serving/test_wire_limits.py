@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from collections.abc import Callable
 
 import pytest
 from tritonclient.grpc import service_pb2
@@ -160,6 +162,81 @@ def test_windows_are_kept_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_message_has_a_limit() -> None:
     with pytest.raises(http2.Http2Error, match="a message has 16777217 bytes, of which this client takes 16777216"):
         Messages().feed(struct.pack(">BI", 0, MAX_MESSAGE_BYTES + 1))
+
+
+class Peer:
+    """A wire to a server that says what it is told to, as soon as a call has been sent."""
+
+    def __init__(self) -> None:
+        self.open, self.late_ns = True, 0
+        self.arrived: Callable[[int, bytes], None]
+        self.ended: Callable[[str], None]
+        self.server = Http2(lambda data: self.arrived(0, data) if self.open else None, lambda *_: None, serving=True)
+
+    async def connect(self, _host: str, _port: int) -> Peer:
+        return self
+
+    def asked(self) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        self.server.feed(0, data.removeprefix(http2.PREFACE))
+
+    def close(self) -> None:
+        self.open = False
+
+    def answer(self, *messages: bytes) -> None:
+        self.server.headers(1, ((":status", "200"),))
+        for each in messages:
+            self.server.data(1, http2.message(each))
+        self.server.headers(1, (("grpc-status", "0"),), end=True)
+
+
+@pytest.mark.parametrize("messages", [(b"a",), (b"a", b"b"), (b"a",) * 20])
+def test_a_unary_call_has_one_answer(monkeypatch: pytest.MonkeyPatch, messages: tuple[bytes, ...]) -> None:
+    peer = Peer()
+    monkeypatch.setattr(http2, "Wire", peer)
+
+    async def ask() -> bytes:
+        call = http2.GrpcCall("x:1")
+        await call.connect()
+        asyncio.get_running_loop().call_soon(peer.answer, *messages)
+        return (await http2.unary(call, "/s/M", b"q"))[1]
+
+    if len(messages) == 1:
+        assert asyncio.run(ask()) == b"a"
+        assert peer.open
+    else:
+        with pytest.raises(http2.Http2Error, match="the server sent a second message, where /s/M has one"):
+            asyncio.run(ask())
+        assert not peer.open
+
+
+def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, ends, count = Peer(), [], [0]
+    monkeypatch.setattr(http2, "Wire", peer)
+    monkeypatch.setattr(http2, "MAX_STREAM_BYTES", 40_000)
+
+    async def ask() -> None:
+        call = http2.GrpcCall("x:1")
+        await call.connect()
+        call.start("/s/M")
+        call.arrived = lambda _now_ns, _message: count.__setitem__(0, count[0] + 1)
+        call.ended = ends.append
+        peer.server.headers(1, ((":status", "200"),))
+        for _ in range(5):  # a stream stays open for many questions
+            call.send(b"q")
+            for _ in range(3):
+                peer.server.data(1, http2.message(bytes(10_000)))
+        assert (count, ends) == ([15], [])
+        call.send(b"q")
+        for _ in range(9):
+            peer.server.data(1, http2.message(bytes(10_000)))
+
+    asyncio.run(ask())
+    assert ends == ["INTERNAL: the answer has 40020 bytes so far, of which this client takes 40000"]
+    assert count == [18]
+    assert not peer.open
 
 
 def test_a_status_that_is_no_number_has_words() -> None:

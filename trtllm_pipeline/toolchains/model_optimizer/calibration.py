@@ -72,7 +72,10 @@ def _chats(folder: Path, tokenizer: Any, conversations: Sequence[Messages]) -> l
         with chat.Renderer(template) as renderer:
             return [renderer.render(chat.Chat(each, add_generation_prompt=False)) for each in conversations]
     except chat.TemplateError as error:
-        raise StageError(error.message, failure=FailureClass.INFEASIBLE, hint=hint) from error
+        refused = isinstance(error, chat.RefusedError)
+        failure = FailureClass.INFEASIBLE if refused else error.failure
+        lasting = failure is FailureClass.INFEASIBLE
+        raise StageError(error.message, failure=failure, hint=hint if lasting else error.hint) from error
 
 
 def _first_line(error: Exception) -> str:
