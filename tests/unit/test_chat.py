@@ -11,13 +11,14 @@ import sys
 from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.chat import Chat, LimitError, Limits, RefusedError, Renderer, Template, TemplateError
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.toolchains.model_optimizer import calibration
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ASK = [{"role": "user", "content": "Why?"}]
@@ -300,6 +301,37 @@ def test_no_limit_is_raised_above_the_inherited_one(monkeypatch: pytest.MonkeyPa
         with pytest.raises(LimitError, match=r"needs more memory than .* \(ulimit -v\)") as caught:
             renderer.render(Chat([{"content": "a", "times": 10**10}]))
     assert caught.value.failure is FailureClass.USER
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "hint"),
+    [
+        (
+            RefusedError("no", failure=FailureClass.USER, hint="h"),
+            FailureClass.INFEASIBLE,
+            "set calibration.chat_template",
+        ),
+        (LimitError("no", failure=FailureClass.INFEASIBLE, hint="h"), FailureClass.INFEASIBLE, "set calibration."),
+        (TemplateError("no", failure=FailureClass.TRANSIENT, hint="try again"), FailureClass.TRANSIENT, "try again"),
+    ],
+)
+def test_calibration_remembers_what_the_template_did_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, error: TemplateError, failure: FailureClass, hint: str
+) -> None:
+    def render(*_: object) -> str:
+        raise error
+
+    class Tokenizer:
+        special_tokens_map: ClassVar[dict[str, str]] = {}
+
+        def get_chat_template(self) -> str:
+            return "x"
+
+    monkeypatch.setattr(Renderer, "render", render)
+    with pytest.raises(StageError) as caught:
+        calibration._chats(Path("m"), Tokenizer(), [ASK])
+    assert caught.value.failure is failure
+    assert (caught.value.hint or "").startswith(hint)
 
 
 def test_long_conversations_pass_through() -> None:
