@@ -23,13 +23,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.errors import StateError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Rows = dict[str, list[tuple[Any, ...]]]
+"""The rows of some tables, by the table's name."""
 
 _PATIENCE_S: Final = 30.0
 """How long to wait for what other processes do with the file, each of which takes milliseconds."""
@@ -38,6 +40,8 @@ _SMALL_BYTES: Final = 4 << 20
 _APPLICATION: Final = 0x54504C00
 """With the schema's number added, what SQLite's header has as the application's id: one flipped bit changes neither alone."""
 _PARTS: Final = ("", "-wal", "-shm")
+EMPTY: Final = "which are empty"
+"""Said where the manifests and the history have nothing to put into a new file."""
 _FULL: Final = "database or disk is full"
 _IO_ERROR: Final = "disk I/O error"
 _LOG_INDEX_BYTES: Final = 32 << 10
@@ -64,7 +68,8 @@ class Database:
     """One connection to `path`; `schema` is its release, `tables` the statements that make its tables.
 
     `fill` puts into empty tables what there is to know, and returns words for what of it is lost, or None where there
-    was nothing to put. Raises StateError when the file cannot be used, or was written by a newer release.
+    was nothing to put. From a sound file that is made anew it gets what `known` took from it. Raises StateError when the
+    file cannot be used, or was written by a newer release.
     """
 
     def __init__(
@@ -73,13 +78,15 @@ class Database:
         *,
         schema: int,
         tables: tuple[str, ...],
-        fill: Callable[[sqlite3.Connection], str | None],
+        fill: Callable[[sqlite3.Connection, Rows], str | None],
+        known: Callable[[sqlite3.Connection], Rows],
         read_only: bool = False,
     ) -> None:
         self.path = path
         self._schema = schema
         self._tables = tables
         self._fill = fill
+        self._known = known
         self._read_only = read_only
         self._db: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None
@@ -121,18 +128,19 @@ class Database:
         )
 
     def remake(self) -> str | None:
-        """Make the file anew, whatever is in it. Returns the words of `fill`."""
+        """Make the file anew, whatever is in it, with what a sound one knew. Returns the words of `fill`."""
         with self._locked(fcntl.LOCK_EX):
             self._shut()
+            damage, known = None, Rows()
             try:
                 with closing(self._connect()) as db:
                     self._check(db, thoroughly=True)
+                    known = self._known(db)
             except FileNotFoundError:
-                lost = self._make(None)
+                pass
             except _BROKEN as error:
-                lost = self._make(self._damage(error))
-            else:
-                lost = self._make(None)
+                damage = self._damage(error)
+            lost = self._make(damage, known)
             self._use()
             return lost
 
@@ -277,7 +285,7 @@ class Database:
 
     # making
 
-    def _make(self, damage: DamagedError | None) -> str | None:
+    def _make(self, damage: DamagedError | None, known: Rows | None = None) -> str | None:
         """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `fill`.
 
         Made beside and renamed. The old file goes before its write-ahead log: killed in between, there is none, so the
@@ -290,7 +298,7 @@ class Database:
             with closing(sqlite3.connect(new, isolation_level=None)) as db:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=OFF")
-                lost = self._filled(db)
+                lost = self._filled(db, known)
         except sqlite3.Error as error:
             raise self._damage(error) from error
         for part in _PARTS:
@@ -307,19 +315,21 @@ class Database:
 
     def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
         """Say in one line what was done by itself, where there was anything to do it for."""
-        if lost is not None:
+        if damage is not None or lost is not None:
             why = damage or "the index is not there"
             kept = (
                 ""
                 if damage is None or self._read_only
                 else f"; the old one is kept as {self.path.name}.{damage.suffix}"
             )
-            logger.warning("%s: %s; %s from the manifests and the history, %s%s", self.path, why, done, lost, kept)
+            logger.warning(
+                "%s: %s; %s from the manifests and the history, %s%s", self.path, why, done, lost or EMPTY, kept
+            )
 
-    def _filled(self, db: sqlite3.Connection) -> str | None:
+    def _filled(self, db: sqlite3.Connection, known: Rows | None = None) -> str | None:
         for statement in ("BEGIN", *self._tables):
             db.execute(statement)
-        lost = self._fill(db)
+        lost = self._fill(db, known or {})
         db.execute(f"PRAGMA user_version={self._schema}")
         db.execute(f"PRAGMA application_id={_APPLICATION + self._schema}")
         db.execute("COMMIT")

@@ -1,7 +1,8 @@
 """The SQLite index of a workspace: what is published, what was tried, which runs there were, how long things took.
 
 All of it stands elsewhere too: artifacts in their manifests, everything else in the history (`history.jsonl`), where it is
-written as the index learns it. So a lost or damaged index is made anew with nothing lost, by whoever finds it so.
+written as the index learns it. So a lost or damaged index is made anew with nothing lost, by whoever finds it so. The
+other way round, `store repair` gives a history that lost lines what a sound index knows.
 WAL with synchronous=NORMAL survives a kill at any instant; a power loss may cost the last rows.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.domain import Fingerprint, Json
-from trtllm_pipeline.store.database import DamagedError, Database
+from trtllm_pipeline.store.database import EMPTY, DamagedError, Database, Rows
 from trtllm_pipeline.store.history import NAME as HISTORY
 from trtllm_pipeline.store.history import Event, History, Value
 from trtllm_pipeline.store.manifest import Manifest
@@ -54,6 +55,10 @@ _EVENTS: Final = {
     "pins_forgotten": "DELETE FROM pins",
 }
 """What the history tells, and what it does to the index, now and when the index is made anew."""
+
+_KEYS: Final = {"runs": 1, "attempts": 1, "latest": 2, "infeasible": 1, "pins": 1}
+"""The tables of what no manifest says: how many of a row's first values it is known by."""
+_FORGOTTEN: Final = {"infeasible": "infeasible_forgotten", "pins": "pins_forgotten"}
 
 _TEXT: Final = (str,)
 _WHOLE: Final = (int,)
@@ -125,17 +130,19 @@ class Index:
         self._workspace = path.parent
         self._manifests = manifests
         self._read_only = read_only
-        self._database = Database(path, schema=SCHEMA, tables=_TABLES, fill=self._fill, read_only=read_only)
+        self._database = Database(
+            path, schema=SCHEMA, tables=_TABLES, fill=self._fill, known=_known, read_only=read_only
+        )
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
     def remake(self) -> str:
-        """Make the file anew, whatever is in it. Returns what is lost, in words."""
-        return self._database.remake() or "nothing is lost"
+        """Make the file anew, whatever is in it, with what a sound one knew. Returns what is lost, in words."""
+        return self._database.remake() or EMPTY
 
-    def _fill(self, db: sqlite3.Connection) -> str | None:
+    def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
         artifacts = events = damaged = 0
         for found, manifest_bytes in self._manifests():
             _add_artifact(db, found, manifest_bytes)
@@ -148,13 +155,22 @@ class Index:
                 db.execute(_EVENTS[event[0]], event[1])
             except (KeyError, sqlite3.Error):
                 damaged += 1
-        if not artifacts and not events:
-            return None
-        if not events:
-            return f"without the history of runs, since {HISTORY} is not there"
+        lacked = _lacked(db, known, sound=events > 0 and not damaged)
+        for name, values in lacked:
+            db.execute(_EVENTS[name], values)
+        if lacked:
+            self.history.append(lacked)
+        for cell, stage, found, key in known.get("latest", ()):  # its artifact may be gone
+            change = "UPDATE latest SET key = ? WHERE (cell, stage, fingerprint) = (?, ?, ?) AND key IS NULL"
+            db.execute(change, (key, cell, stage, found))
         if damaged:
-            return f"without {damaged} damaged of {events} lines of {HISTORY}"
-        return "nothing is lost"
+            kept = "; all that the old index knew is kept" if known else ""
+            return f"without {damaged} damaged of {events} lines of {HISTORY}{kept}"
+        if lacked:
+            return f"and from the old index, which knew what {HISTORY} lacked"
+        if events:
+            return "nothing is lost"
+        return f"without the history of runs, since {HISTORY} is not there" if artifacts else None
 
     def _rows(self, query: str, values: Sequence[Value], *types: tuple[type, ...]) -> list[Row]:
         """The rows of a query, each value of one of the types that were written."""
@@ -358,6 +374,58 @@ class Index:
     def forget_pins(self) -> int:
         """Ask the hubs anew next time; returns how many pins were forgotten."""
         return self._change(("pins_forgotten", ()))
+
+
+def _known(db: sqlite3.Connection) -> Rows:
+    """What no manifest says. Raises DamagedError for a row of other types than were written."""
+    types: Mapping[str, tuple[type, ...]] = {"TEXT": _TEXT, "INTEGER": _WHOLE, "REAL": _NUMBER}
+    known: Rows = {}
+    for table in _KEYS:
+        columns = [
+            types[kind] if needed or place else (*types[kind], _MAYBE)
+            for _, _, kind, needed, _, place in db.execute(f"PRAGMA table_info({table})")
+        ]
+        known[table] = db.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - our own words
+        for row in known[table]:
+            if not all(map(isinstance, row, columns)):
+                raise DamagedError(f"a row of other types: {str(row)[:80]}")
+    for run in known["runs"]:
+        _list(run[3])
+    return known
+
+
+def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
+    """The events that a history lost, by what `known` has and `db`, which was made from that history, has not.
+
+    Where both differ, a sound history is right: a flipped bit within a value does not show in an index.
+    """
+    lacked: list[Event] = []
+    for table, rows in known.items():
+        size = _KEYS[table]
+        told = {row[:size]: row for row in db.execute(f"SELECT * FROM {table}")}  # noqa: S608 - our own words
+        if not sound and table in _FORGOTTEN and told.keys() - {row[:size] for row in rows}:
+            lacked.append((_FORGOTTEN[table], ()))
+            told = {}
+        for row in rows:
+            events = _events(table, row)
+            before = _events(table, told[row[:size]]) if row[:size] in told else []
+            # The event of a beginning makes the row anew, so that of the end has to follow.
+            if len(events) > len(before) or (not sound and len(events) == len(before) and events != before):
+                lacked += events
+    return lacked
+
+
+def _events(table: str, row: Row) -> list[Event]:
+    """What the history says of a row."""
+    if table == "runs":
+        number, run, matrix, command, started, ended, exit_code = row
+        begun: Event = ("run", (number, run, matrix, command, started))
+        return [begun] if ended is None else [begun, ("run_ended", (ended, exit_code, run))]
+    if table == "attempts":
+        begun = ("attempt", row[:7])
+        folder, (ended, outcome, *why) = row[5], row[7:]
+        return [begun] if ended is None else [begun, ("attempt_ended", (ended, outcome, folder, *why, row[0]))]
+    return [(table.removesuffix("s"), row[:3])]
 
 
 def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> None:
