@@ -103,15 +103,17 @@ def read(folder: Path) -> Manifest:
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+        digest = data.pop("digest", None)
+        # Before all else that it says: a flipped bit makes another schema as well.
+        if digest is not None and digest != fingerprint(canonical(data)):
+            raise ValueError("its content changed")
         if data["schema"] != SCHEMA:
             raise StateError(
                 f"{path}: manifest schema {data['schema']}, this release reads {SCHEMA}",
                 hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
             )
-        digest = data.pop("digest", None)
-        older = digest is None and "records" not in data
-        if not older and digest != fingerprint(canonical(data)):
-            raise ValueError("its content changed")
+        if digest is None and "records" in data:  # those of older releases have neither
+            raise ValueError("its digest is gone")
         key = canonical(data["key"])
         if not (data["fingerprint"] == folder.name == fingerprint(key) and data["stage"] == folder.parent.name):
             raise ValueError(f"its key is that of {data['stage']} {fingerprint(key)}")
