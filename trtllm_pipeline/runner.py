@@ -221,13 +221,11 @@ class _Pins:
                     raise
                 logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
                 self._reached = False
-                return {**cell.recipe, "source": unpinned(sources, prefer=prefer)}
+                return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
             # A local folder may change under the same name; what it holds is looked at each time.
             if self._store is not None and "local" not in source:
                 self._store.index.set_pin(request, source)
-        code = cell.recipe.get("code")
-        if code and settings["trust_remote_code"] and source.keys() & {"hugging_face", "modelscope", "local"}:
-            source = {**source, "code": code}
+        source = _with_code(source, cell)
         if "local" in source:
             from trtllm_pipeline.hub.sources import local_folder
 
@@ -262,6 +260,14 @@ class _Pins:
                 self._store.index.set_pin(about, known)
         found = known.get("quantized")
         return None if found is None else str(found)
+
+
+def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
+    """A source with the code that the recipe names, where the matrix trusts it."""
+    code = cell.recipe.get("code")
+    if not code or not cell.settings["download"]["trust_remote_code"]:
+        return dict(source)
+    return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
 
 
 def _of_quantized_weights(cell: Cell, quantized: str) -> str:

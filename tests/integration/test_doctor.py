@@ -60,6 +60,7 @@ SCHEMA = closed(
                     examples=MAYBE_TEXT,
                     templates=MAYBE_TEXT,
                     python=TEXT,
+                    transformers=MAYBE_TEXT,
                 ),
             ]
         },

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline import runner
@@ -17,6 +18,7 @@ from trtllm_pipeline.execution import capacity, expectations, simulate
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import Gpu, Machine
+from trtllm_pipeline.matrix.recipes import recipes_folder
 from trtllm_pipeline.plan import Plan, make_plan
 from trtllm_pipeline.runner import Request
 from trtllm_pipeline.scheduler import Machine as Slots
@@ -184,6 +186,19 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     caplog.clear()
     runner.plan_of(Request(matrix, assume=LINE), store, guess=True)
     assert "no source is reached" in caplog.text, "a guess is not remembered"
+
+
+def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> None:
+    (matrix.parent / "recipes").mkdir()
+    recipe = yaml.safe_load((recipes_folder() / "qwen2-7b-instruct.yaml").read_text())
+    code = {"modeling.py": "0" * 64}
+    (matrix.parent / "recipes" / "qwen2-7b-instruct.yaml").write_text(yaml.safe_dump({**recipe, "code": code}))
+    for trusted in ("true", "false"):
+        request = Request(matrix, sets=(f"settings.download.trust_remote_code={trusted}",), assume=LINE)
+        plan = runner.plan_of(request, None, guess=True)
+        (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
+        assert isinstance(source := download.params["source"], dict)
+        assert source.get("code") == (code if trusted == "true" else None)
 
 
 def test_nothing_is_guessed_for_a_run_or_where_the_user_has_something_to_do(

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit import lanes
 from tests.unit.lanes import settings_of
+from trtllm_pipeline.assume import parse
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
@@ -131,7 +133,7 @@ def test_what_works_with_pytorch(precision: str) -> None:
         (
             _cell(build={"max_num_tokens": 1024, "use_paged_context_fmha": "disable"}, chunked=True),
             _machine(),
-            "enable_chunked_context: engines have it with use_paged_context_fmha, which is off for fp16 with no quantized",
+            "enable_chunked_context: engines have it with use_paged_context_fmha, which is off by settings.build.use_paged_context_fmha",
         ),
         (
             _cell(script_options={"awq_block_size": 64}),
@@ -254,3 +256,28 @@ def test_weights_that_a_recipe_does_not_count_are_estimated() -> None:
     counted = Shape.of(LLAMA_70B).weights
     estimated = Shape.of({**LLAMA_70B, "parameters": None}).weights
     assert 0.97 < estimated / counted <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("context_fmha", "disable", "which is off by settings.build.context_fmha"),
+        ("use_paged_context_fmha", "disable", "which is off by settings.build.use_paged_context_fmha"),
+        ("kv_cache_type", "continuous", "which is off without a paged KV cache (settings.build)"),
+    ],
+)
+def test_what_keeps_chunked_context_out_is_named(option: str, value: str, said: str) -> None:
+    settings = {
+        f"build.{option}": value,
+        "repository.enable_chunked_context": True,
+        "repository.batching_strategy": "V1",
+    }
+    assert said in str(
+        infeasible(lanes.cell(settings=settings), parse("tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80"))
+    )
+
+
+def test_a_machine_without_a_gpu_is_told_so() -> None:
+    found = infeasible(lanes.cell("fp8"), parse("tensorrt_llm==0.20.0,gpus=0"))
+    assert "GPU" in str(found)
+    assert "use_paged_context_fmha" not in str(found)

@@ -296,7 +296,7 @@ def context_attention(
 ) -> ContextAttention:
     """What is asked for: a user's word, and else what the release can do with these weights, this cache and this GPU."""
     said = extra or {}
-    off = options.switched(said, "context_fmha") is False or options.switched(said, "streamingllm") is True
+    off = _excludes_paged_context(said)
     fp8, paged = (options.switched(said, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
     if fp8 is None:
         fp8 = not off and uses_fp8_context_fmha(release, precision, kv, sm)
@@ -310,11 +310,25 @@ def context_attention(
     return ContextAttention(paged=paged, fp8=fp8)
 
 
+def unpaged(extra: Mapping[str, Json]) -> bool:
+    """Whether options of trtllm-build ask for a KV cache without pages."""
+    kind = str(extra.get("kv_cache_type", extra.get("--kv_cache_type", "paged"))).lower()
+    return kind != "paged" or options.switched(extra, "paged_kv_cache") is False
+
+
+def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
+    return (
+        options.switched(extra, "context_fmha") is False
+        or options.switched(extra, "streamingllm") is True
+        or unpaged(extra)
+    )
+
+
 def builder_keeps_paged(*, precision: str, kv: str | None, extra: Mapping[str, Json]) -> bool:
     """Whether use_paged_context_fmha, asked for, is in the engine: from 0.19 on the builder turns it off, with a warning,
     where the cache or the layers do not go with it. Before, it refuses.
     """
-    if options.switched(extra, "context_fmha") is False or options.switched(extra, "streamingllm") is True:
+    if _excludes_paged_context(extra):
         return False
     return kv is None or (kv == "fp8" and precision in FP8_INPUTS)
 

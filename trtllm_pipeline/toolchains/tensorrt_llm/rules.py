@@ -646,7 +646,7 @@ def paged_turns_fp8_on(case: Case) -> str | None:
 )
 def paged_needed(case: Case) -> str | None:
     """Of one line of releases."""
-    if case.cell.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
+    if case.sm is None or case.cell.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
         return None
     return (
         f"{case.cell.precision} without use_paged_context_fmha: TensorRT-LLM {case.release} does not build quantized "
@@ -746,15 +746,15 @@ def sinks_with_paged(case: Case) -> str | None:
     "error",
     "`enable_chunked_context: true` with an engine without `use_paged_context_fmha`",
     "the runtime's check when it loads an engine",
-    "leave it out, or take weights and a cache with which engines have use_paged_context_fmha",
+    "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
 )
 def chunked_context(case: Case) -> str | None:
     """Whether a prompt would be split or not."""
     if not splits_prompts(case.cell) or case.paged_context_fmha:
         return None
     return (
-        "settings.repository.enable_chunked_context: engines have it with use_paged_context_fmha, which is off for "
-        f"{case.cell.precision} with {case.kv or 'no quantized'} cache here"
+        "settings.repository.enable_chunked_context: engines have it with use_paged_context_fmha, which is off "
+        f"{_why_not_paged(case)}"
     )
 
 
@@ -764,15 +764,15 @@ def chunked_context(case: Case) -> str | None:
     "warning",
     "`enable_kv_cache_reuse: true` with an engine without `use_paged_context_fmha`",
     "the runtime turns it off, with a warning",
-    "leave it out, or take weights and a cache with which engines have use_paged_context_fmha",
+    "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
 )
 def kv_cache_reuse(case: Case) -> str | None:
     """Numbers without reuse would be taken for numbers with it."""
     if case.repository("enable_kv_cache_reuse") is not True or case.paged_context_fmha:
         return None
     return (
-        "settings.repository.enable_kv_cache_reuse: engines have it with use_paged_context_fmha, which is off for "
-        f"{case.cell.precision} with {case.kv or 'no quantized'} cache here"
+        "settings.repository.enable_kv_cache_reuse: engines have it with use_paged_context_fmha, which is off "
+        f"{_why_not_paged(case)}"
     )
 
 
@@ -802,9 +802,7 @@ def kv_tokens(case: Case) -> str | None:
 )
 def unpaged_inflight(case: Case) -> str | None:
     """In-flight batching is the default."""
-    kind = str(case.option("kv_cache_type", "paged")).lower()
-    unpaged = kind != "paged" or case.switch("paged_kv_cache") is False
-    if not unpaged or not _in_triton(case) or case.repository("batching_strategy") == "V1":
+    if not commands.unpaged(case.build) or not _in_triton(case) or case.repository("batching_strategy") == "V1":
         return None
     return "settings.build: the KV cache is not paged, which in-flight batching needs"
 
@@ -961,6 +959,16 @@ def fits(case: Case) -> str | None:
 
 RULES: Final[tuple[Rule, ...]] = tuple(each for each in list(globals().values()) if isinstance(each, Rule))
 """In the order in which they are asked."""
+
+
+def _why_not_paged(case: Case) -> str:
+    """What keeps use_paged_context_fmha off: an option of the matrix, or the weights and the cache."""
+    for name, off in (("use_paged_context_fmha", False), ("context_fmha", False), ("streamingllm", True)):
+        if case.switch(name) is off:
+            return f"by settings.build.{name}"
+    if commands.unpaged(case.build):
+        return "without a paged KV cache (settings.build)"
+    return f"for {case.cell.precision} with {case.kv or 'no quantized'} cache here"
 
 
 def _in_triton(case: Case) -> bool:
