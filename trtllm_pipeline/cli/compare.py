@@ -106,7 +106,10 @@ def side(args: argparse.Namespace, text: str) -> Side:
     from trtllm_pipeline.report.measured import load
 
     tokenizer = Path(args.tokenizer) if args.tokenizer else None
-    return selected(load(text, options.open_store(args), tokenizer=tokenizer, allow=args.allow), args.cells)
+    found = load(text, options.open_store(args), tokenizer=tokenizer, allow=args.allow)
+    for each in found.left_out:
+        note(f"note: {each}; left out")
+    return selected(found, args.cells)
 
 
 def selected(found: Side, patterns: Sequence[str]) -> Side:

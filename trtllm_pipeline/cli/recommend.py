@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_json, emit_rendered, rendered
+from trtllm_pipeline.cli.output import emit_json, emit_rendered, note, rendered
 
 if TYPE_CHECKING:
     from trtllm_pipeline.report.recommend import Candidate, Slo
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     slos = parse_slo(args.slo) if args.slo else ()
     least = parse_least(args.min_accuracy) if args.min_accuracy else None
     measured = load(args.run, options.open_store(args), allow=args.allow)
+    for each in measured.left_out:
+        note(f"note: {each}; left out")
     chosen = {cell.id for cell in selected(measured, args.cells).cells}
     # Of the whole run: what a quantized cell's accuracy is held against need not be among those to choose from.
     found = [each for each in recommend(measured, slos, least, args.objective, allow=args.allow) if each.cell in chosen]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, UsageError
 from trtllm_pipeline.perf.conditions import Conditions, deciding, differences
-from trtllm_pipeline.report.names import load_key
+from trtllm_pipeline.report.names import load_key, load_words
 from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
 from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
@@ -151,6 +151,8 @@ class Side:
 
     name: str
     cells: tuple[Measured, ...]
+    left_out: tuple[str, ...] = ()
+    """Of repeats: the cells and levels that not all of them have, in words."""
 
 
 def load(
@@ -161,7 +163,7 @@ def load(
     ComparisonError for repeats that were not measured under the same conditions, but for what `allow` names.
     """
     sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
-    return sides[0] if len(sides) == 1 else Side(text, _together(sides, allow))
+    return sides[0] if len(sides) == 1 else _together(text, sides, allow)
 
 
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
@@ -293,7 +295,7 @@ def tokenizer_at(path: Path) -> Tokenizer:
     return loaded
 
 
-def _together(sides: Sequence[Side], allow: Collection[str]) -> tuple[Measured, ...]:
+def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
     """Several measurements of the same cells as one, each of them repeats; figures are the medians of theirs.
 
     A cell or level that one of them lacks is left out of the result with a word about it. Raises ComparisonError.
@@ -301,29 +303,41 @@ def _together(sides: Sequence[Side], allow: Collection[str]) -> tuple[Measured, 
     one_each = all(len(side.cells) == 1 for side in sides)
     by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
     cells = []
-    for id_, first in by_id[0].items():
-        same = [cells_of.get(id_) for cells_of in by_id]
-        whole = [cell for cell in same if cell is not None and cell.why is None and cell.unfit is None]
-        if len(whole) < len(sides):
-            reasons = [
-                cell.unfit or cell.why if cell else f"not in {side.name}"
-                for cell, side in zip(same, sides, strict=True)
-            ]
-            why = next(filter(None, reasons))
-            cells.append(replace(first, why=why, unfit=why, levels=()))
+    left_out = []
+    for id_ in dict.fromkeys(id_ for cells_of in by_id for id_ in cells_of):
+        lacking = [side.name for side, cells_of in zip(sides, by_id, strict=True) if id_ not in cells_of]
+        if lacking:
+            left_out.append(f"{id_}: not in {lacking[0]}")
             continue
-        keys = [key for key in (level.key for level in first.levels) if all(cell.level(key) for cell in whole)]
-        for other, side in zip(whole[1:], sides[1:], strict=True):
-            shared = [(each.level.concurrency, each.level.request_rate, each.key) for each in first.levels]
+        same = [cells_of[id_] for cells_of in by_id]
+        first = same[0]
+        unfit = next((cell.unfit for cell in same if cell.unfit is not None), None)
+        if unfit is not None:
+            cells.append(replace(first, why=unfit, unfit=unfit, levels=()))
+            continue
+        keys = []
+        for key in dict.fromkeys(level.key for cell in same for level in cell.levels):
+            lacking = [side.name for side, cell in zip(sides, same, strict=True) if cell.level(key) is None]
+            if lacking:
+                left_out.append(f"{first.id} at {load_words(key)}: not in {lacking[0]}")
+            else:
+                keys.append(key)
+        if not keys:
+            why = next((cell.why for cell in same if cell.why is not None), "the repeats have no level in common")
+            cells.append(replace(first, why=why, levels=()))
+            continue
+        shared = [(each.level.concurrency, each.level.request_rate, each.key) for each in first.levels]
+        shared = [each for each in shared if each[-1] in keys]
+        for other, side in zip(same[1:], sides[1:], strict=True):
             apart = deciding(differences(other.conditions, first.conditions, shared), allow)
             if apart and (other.perf is None or other.perf != first.perf):
                 raise ComparisonError(
                     f"{side.name} is no repeat of {sides[0].name}: {apart[0]}",
                     hint=f"give repeats of one thing, or --allow {apart[0].field.about}",
                 )
-        levels = tuple(_pooled([level for cell in whole if (level := cell.level(key))]) for key in keys)
+        levels = tuple(_pooled([level for cell in same if (level := cell.level(key))]) for key in keys)
         cells.append(replace(first, levels=levels, perf=None))
-    return tuple(cells)
+    return Side(name, tuple(cells), tuple(left_out))
 
 
 def _pooled(levels: Sequence[Figures]) -> Figures:

@@ -575,6 +575,40 @@ def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
     assert (ttft["base"], ttft["new"], ttft["method"], ttft["verdict"]) == (101, 131, "repeats", "worse")
 
 
+def test_what_not_all_repeats_have_is_left_out_with_a_word(pipeline: Pipeline, tmp_path: Path) -> None:
+    assert CONDITIONS.workload is not None
+    levels = CONDITIONS.workload["levels"]
+    assert isinstance(levels, list)
+    one = other("workload", levels=levels[:1])
+    long = report(tmp_path / "a.json", level(1), level(4), lengths=((1, 1), (2, 2)))
+    short = report(tmp_path / "b.json", level(1), conditions=one, lengths=((1, 1), (3, 3), (2, 2)))
+    for repeats in (f"{long},{short}", f"{short},{long}"):
+        code, out, err = pipeline("compare", repeats, long, "--format", "json")
+        assert code == 0
+        assert {pair["level"] for pair in json.loads(out)["pairs"]} == {"1"}
+        assert "note: m/fp16/isl1-osl1 at concurrency 4: not in " in err
+        assert "note: m/fp16/isl3-osl3: not in " in err
+
+
+def test_repeats_without_a_load_run_still_have_their_accuracy(pipeline: Pipeline, tmp_path: Path) -> None:
+    rows = {
+        name: Row(
+            CellId("m/fp16"),
+            {"model": "m"},
+            status,
+            accuracy={"exact": 0.5},
+            conditions=Conditions(questions=QUESTIONS),
+        )
+        for name, status in (("a", CellStatus.DONE), ("b", CellStatus.DONE), ("failed", CellStatus.FAILED))
+    }
+    for name, row in rows.items():
+        (tmp_path / f"{name}.json").write_text("\n".join(report_json([row], "run", "m.yaml")))
+    data = json.loads(pipeline("compare", "a.json,b.json", "a.json", "--format", "json")[1])
+    assert data["unfit"] == []
+    assert data["pairs"][0]["metrics"]["accuracy.exact"]["new"] == 0.5
+    assert json.loads(pipeline("compare", "a.json,failed.json", "a.json", "--format", "json")[1])["unfit"]
+
+
 def test_not_comparable_has_an_exit_code_of_its_own(pipeline: Pipeline, tmp_path: Path) -> None:
     before, after = (
         report(tmp_path / f"{name}.json", level(ttft=ttft), conditions=conditions)
