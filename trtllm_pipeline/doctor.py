@@ -107,7 +107,7 @@ def examine_assumed(machine: Machine) -> tuple[Check, ...]:
     """The checks that an assumed machine says anything about."""
     devices = tuple(gpus.Device(gpu, gpu.uuid) for gpu in machine.gpus)
     return (
-        *_gpu(gpus.Graphics(devices, len(devices), source="--assume")),
+        *_gpu(gpus.Graphics(devices, devices, source="--assume")),
         *_tensorrt_llm(machine, {}),
         *_triton(machine),
         Check("quantize.model_optimizer", Status.OK, machine.model_optimizer, f"{machine.model_optimizer}")
@@ -197,7 +197,7 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
     if graphics.driver:
         cuda = f", for CUDA up to {graphics.cuda}" if graphics.cuda else ""
         yield Check("gpu.driver", Status.OK, graphics.driver, f"{graphics.driver}{cuda}, asked by {graphics.source}")
-    if not graphics.found:
+    if not graphics.everything:
         yield Check(
             "gpu.devices",
             Status.MISSING,
@@ -206,12 +206,12 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
             "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain does not",
         )
         return
-    used = len(graphics.devices)
+    used, there = len(graphics.devices), len(graphics.everything)
     yield Check(
         "gpu.devices",
         Status.OK if used else Status.MISSING,
         used,
-        f"{used}" if used == graphics.found else f"{used} of {graphics.found}, by {gpus.MASK_VARIABLE}",
+        f"{used}" if used == there else f"{used} of {there}, by {gpus.MASK_VARIABLE}",
         None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
     )
     for number, device in enumerate(graphics.devices):

@@ -51,8 +51,8 @@ class Graphics:
 
     devices: tuple[Device, ...] = ()
     """Those CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
-    found: int = 0
-    """How many there are without it."""
+    everything: tuple[Device, ...] = ()
+    """Those that are there without it."""
     driver: str | None = None
     cuda: str | None = None
     """Newest CUDA the driver supports."""
@@ -67,7 +67,7 @@ def look() -> Graphics:
     devices, problem = visible(everything.devices, os.environ.get(MASK_VARIABLE))
     return Graphics(
         devices,
-        len(everything.devices),
+        everything.devices,
         everything.driver,
         everything.cuda,
         everything.source,

@@ -31,7 +31,7 @@ class Usage(NamedTuple):
 
 
 def survey(*devices: Device, problems: dict[str, str] | None = None, **parts: Any) -> Survey:
-    graphics = parts.pop("graphics", Graphics(devices, len(devices), "580.65", "13.0", "NVML"))
+    graphics = parts.pop("graphics", Graphics(devices, devices, "580.65", "13.0", "NVML"))
     machine = Machine(cpus=2, cpu="CPU", gpus=tuple(device.gpu for device in graphics.devices), **parts)
     return Survey(machine, graphics, problems or {})
 
@@ -100,9 +100,9 @@ def test_a_gpu_of_which_nothing_more_is_known_is_fine() -> None:
 
 
 def test_a_mask_is_shown_and_one_that_hides_everything_is_told_apart_from_no_gpu() -> None:
-    some = checks(survey(graphics=Graphics((H200,), 8, "580", "13.0", "NVML")))["gpu.devices"]
+    some = checks(survey(graphics=Graphics((H200,), (H200,) * 8, "580", "13.0", "NVML")))["gpu.devices"]
     assert (some.status, some.detail) == (Status.OK, "1 of 8, by CUDA_VISIBLE_DEVICES")
-    none = checks(survey(graphics=Graphics((), 8, "580", "13.0", "NVML")))["gpu.devices"]
+    none = checks(survey(graphics=Graphics((), (H200,) * 8, "580", "13.0", "NVML")))["gpu.devices"]
     assert said(none) == (Status.MISSING, 0)
     assert none.hint is not None
     assert "unset CUDA_VISIBLE_DEVICES" in none.hint

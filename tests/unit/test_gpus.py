@@ -102,12 +102,13 @@ def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("driver")
 def test_nvml_tells_all_there_is_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board(b"GPU-a"), Board("GPU-b", "NVIDIA L4", 23 * GIB, 3 * GIB, (8, 9), processes=2))
+    both = (
+        Device(Gpu(0, "GPU-a", "NVIDIA H100 80GB HBM3", 80 * GIB, 90), "GPU-a", 79 * GIB, 0),
+        Device(Gpu(1, "GPU-b", "NVIDIA L4", 23 * GIB, 89), "GPU-b", 3 * GIB, 2),
+    )
     assert found == Graphics(
-        devices=(
-            Device(Gpu(0, "GPU-a", "NVIDIA H100 80GB HBM3", 80 * GIB, 90), "GPU-a", 79 * GIB, 0),
-            Device(Gpu(1, "GPU-b", "NVIDIA L4", 23 * GIB, 89), "GPU-b", 3 * GIB, 2),
-        ),
-        found=2,
+        devices=both,
+        everything=both,
         driver="580.65.06",
         cuda="12.8",
         source="NVML",
@@ -152,7 +153,7 @@ def test_the_mask_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,5")
     found = seen(monkeypatch, Board("GPU-a"), Board("GPU-b"))
     assert [device.gpu.uuid for device in found.devices] == ["GPU-b"]
-    assert found.found == 2
+    assert [device.gpu.uuid for device in found.everything] == ["GPU-a", "GPU-b"]
     assert len(found.problems) == 1
 
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.perf.load import Level
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.target import Target
@@ -50,6 +51,8 @@ class Field:
 
     def shown(self, value: object) -> str:
         """A value for people."""
+        if value == UNKNOWN:
+            return UNKNOWN
         if value is None or value == []:
             return "none" if self.about == "system" and value == [] else "-"
         if self.name.endswith("digest"):
@@ -73,6 +76,8 @@ def _plain(value: object) -> str:
 
 SERVED_BY: Final = ("toolchain", "frontend")
 """Axes that say which server answers."""
+RUNTIMES: Final = ("triton", "tensorrt_llm", "xllamacpp")
+"""Fields that hold a version only where that software serves; that it serves on one side alone is about `server` too."""
 FIELDS: Final = (
     Field("server_on", "server on", "system"),
     Field("cpu", "CPU", "system"),
@@ -95,7 +100,7 @@ FIELDS: Final = (
     Field("prompts", "prompts", "workload", axes=("input_data",)),
     Field("prompts_digest", "prompts' digest", "workload", axes=("input_data",)),
     Field("synthetic", "made up", "workload", decides=False),
-    Field("max_tokens", "max_tokens", "workload"),
+    Field("max_tokens", "max_tokens", "workload", axes=("osl",)),
     Field("sampling", "sampling", "workload", axes=("temperature",)),
     Field("protocol", "protocol", "workload", axes=SERVED_BY),
 )
@@ -121,26 +126,31 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 # Recording
 
 
-def system(service: Service) -> dict[str, Json]:
+def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
     """This machine and its software, by the names of FIELDS; None for what is not there. Names no host and no user.
 
+    GPUs are all that are there: which of them serve is the cell's layout. Of `RUNTIMES` only those are recorded that may
+    serve: what serves `engine`, and Triton unless it is asked as OpenAI servers are. Without an engine, whatever is installed may.
     Of a server elsewhere nothing is known but what it says of itself, which `analyze` puts in.
     """
     from trtllm_pipeline import probe
 
-    machine = probe.machine()
-    gpus = [f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in machine.gpus]
+    seen = probe.survey()
+    machine = seen.machine
+    gpus = [f"{each.gpu.name}, {each.gpu.memory_bytes / 2**30:.0f} GiB" for each in seen.graphics.everything]
+    runtime = None if engine is None else _runtime(engine)
+    by_triton = not target.protocol.startswith("openai")
     return {
-        "server_on": "this machine" if _is_here(service) else ELSEWHERE,
+        "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
         "cpu": machine.cpu,
         "cores": machine.cpus,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": list(gpus),
         "driver": machine.driver,
         "cuda": machine.cuda,
-        "triton": machine.triton.version if machine.triton else None,
-        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
-        "xllamacpp": probe.version_of("xllamacpp"),
+        "triton": machine.triton.version if machine.triton and by_triton else None,
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm and runtime != "xllamacpp" else None,
+        "xllamacpp": probe.version_of("xllamacpp") if by_triton and runtime != "tensorrt_llm" else None,
         "torch": machine.torch,
         "model_optimizer": machine.model_optimizer,
         "os": _os_name(),
@@ -149,6 +159,12 @@ def system(service: Service) -> dict[str, Json]:
         "pipeline": __version__,
         "commit": commit(),
     }
+
+
+def _runtime(engine: Path) -> str:
+    """Which of RUNTIMES computes what this folder holds: engines of llama.cpp say so, all others are TensorRT-LLM's."""
+    version = Fields.read_optional(engine, "config.json").values.get("version")
+    return "xllamacpp" if str(version).startswith("xllamacpp ") else "tensorrt_llm"
 
 
 def workload(
@@ -298,6 +314,12 @@ class Difference:
     place: str = ""
     """The level, for what belongs to one: "concurrency 4"."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What `--allow` may call it."""
+        one_sided = self.field.name in RUNTIMES and "-" in {self.base, self.new}
+        return frozenset({self.field.about, self.field.name} | ({"server"} if one_sided else set()))
+
     def __str__(self) -> str:
         """`CPU: X in the baseline, Y here`."""
         at = f" at {self.place}" if self.place else ""
@@ -366,10 +388,7 @@ def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collecti
     return tuple(
         each
         for each in found
-        if each.field.decides
-        and each.field.about not in allow
-        and each.field.name not in allow
-        and not each.field.explained_by(axes)
+        if each.field.decides and not each.names & set(allow) and not each.field.explained_by(axes)
     )
 
 

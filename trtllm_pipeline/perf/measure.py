@@ -35,7 +35,7 @@ async def measure(
     for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
         events.write("prompt", id=prompt.id, text=prompt.text)
     async with target.client() as client:
-        system = {**conditions.system(target.service), "server": await client.server()}
+        system = {**conditions.system(target, claim.engine), "server": await client.server()}
         events.write(
             "conditions", system=system, workload=conditions.workload(target, prompts, plan, synthetic=synthetic)
         )

@@ -28,7 +28,6 @@ _SERVER_LOG: Final = "server.log"
 _TAIL_BYTES: Final = 1_500
 _FAILED_TAIL_BYTES: Final = 8_000
 """Of a log's end: enough to see what the last thing was, and for a failure what led to it."""
-"""Control sequences of terminals (ECMA-48, 5.4)."""
 
 
 class Ending(str, Enum):

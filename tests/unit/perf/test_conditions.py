@@ -13,13 +13,25 @@ import pytest
 
 from tests.unit.perf.test_perf_metrics import request, write
 from trtllm_pipeline import __version__, probe
+from trtllm_pipeline.gpus import Device, Graphics
 from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.perf import conditions
-from trtllm_pipeline.perf.conditions import FIELDS, LEVEL_FIELDS, Conditions, differences, system, workload
+from trtllm_pipeline.perf.conditions import (
+    FIELDS,
+    LEVEL_FIELDS,
+    RUNTIMES,
+    UNKNOWN,
+    Conditions,
+    deciding,
+    differences,
+    system,
+    workload,
+)
 from trtllm_pipeline.perf.load import levels, rate_levels
 from trtllm_pipeline.perf.metrics import analyze
 from trtllm_pipeline.perf.prompts import Prompt
 from trtllm_pipeline.perf.target import Target
+from trtllm_pipeline.probe import Survey
 from trtllm_pipeline.serving.client import Service
 
 HERE = Service("127.0.0.1:8000", "127.0.0.1:8001", None, None, "ensemble", None)
@@ -42,9 +54,17 @@ def asked(prompts: tuple[Prompt, ...] = PROMPTS, target: Target = TARGET, **how:
     return workload(target, prompts, levels(prompts, [1, 4], **numbers))
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, *, leased: int = 2) -> None:
+    """MACHINE with two GPUs, of which `leased` are left to this process."""
+    devices = tuple(Device(gpu, gpu.uuid) for gpu in MACHINE.gpus)
+    seen = dataclasses.replace(MACHINE, gpus=MACHINE.gpus[:leased])
+    monkeypatch.setattr(probe, "survey", lambda: Survey(seen, Graphics(devices[:leased], devices), {}))
+    monkeypatch.setattr(probe, "version_of", lambda _package: "0.2.1")
+
+
 def test_the_system_is_this_machine_and_names_neither_host_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "machine", lambda: MACHINE)
-    found = system(HERE)
+    installed(monkeypatch)
+    found = system(TARGET)
     assert {"server", *found} == {field.name for field in FIELDS if field.about == "system"}
     assert (found["cpu"], found["cores"], found["driver"]) == ("AMD EPYC 9654", 16, "570.86.15")
     assert found["gpus"] == ["NVIDIA H200, 140 GiB"] * 2
@@ -56,6 +76,51 @@ def test_the_system_is_this_machine_and_names_neither_host_nor_user(monkeypatch:
     assert socket.gethostname() not in text.replace(str(found["kernel"]), "")
     assert str(Path.home()) not in text
     assert "GPU-1" not in text
+
+
+def test_a_machine_is_one_system_whichever_of_its_gpus_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, leased=1)
+    one = system(TARGET)
+    installed(monkeypatch, leased=2)
+    assert one == system(TARGET)
+    assert one["gpus"] == ["NVIDIA H200, 140 GiB"] * 2
+
+
+@pytest.mark.parametrize(
+    ("version", "protocol", "served_by"),
+    [
+        ("xllamacpp 0.2.1", "grpc", {"triton": "2.61.0", "tensorrt_llm": None, "xllamacpp": "0.2.1"}),
+        ("1.0.0", "grpc", {"triton": "2.61.0", "tensorrt_llm": "1.0.0", "xllamacpp": None}),
+        (None, "http", {"triton": "2.61.0", "tensorrt_llm": "1.0.0", "xllamacpp": None}),
+        ("1.0.0", "openai_completions", {"triton": None, "tensorrt_llm": "1.0.0", "xllamacpp": None}),
+    ],
+)
+def test_a_version_is_recorded_of_what_serves_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, protocol: str, served_by: dict[str, Any]
+) -> None:
+    installed(monkeypatch)
+    (tmp_path / "config.json").write_text(json.dumps({} if version is None else {"version": version}))
+    found = system(dataclasses.replace(TARGET, protocol=protocol), tmp_path)
+    assert {name: found[name] for name in RUNTIMES} == served_by
+
+
+def test_by_hand_without_an_engine_any_installed_runtime_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    found = system(TARGET)
+    assert [found[name] for name in RUNTIMES] == ["2.61.0", "1.0.0", "0.2.1"]
+
+
+def test_another_server_may_be_another_runtime() -> None:
+    one, other = (Conditions(system={"triton": version}, workload={}) for version in ("2.61.0", None))
+    found = differences(one, other)
+    assert [each.field.name for each in deciding(found, ())] == ["triton"]
+    assert deciding(found, {"server"}) == ()
+    newer = Conditions(system={"triton": "2.62.0"}, workload={})
+    assert deciding(differences(newer, one), {"server"}), "the same runtime in another version"
+
+
+def test_what_nobody_recorded_is_said_in_words_without_a_unit() -> None:
+    assert {Conditions().shown(field) for field in FIELDS} == {UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +136,7 @@ def test_the_system_is_this_machine_and_names_neither_host_nor_user(monkeypatch:
 def test_where_the_server_is(http: str, where: str) -> None:
     if "[::1]" in http and not Path("/proc/net/if_inet6").exists():
         pytest.skip("there is no IPv6 here")
-    assert system(dataclasses.replace(HERE, http=http))["server_on"] == where
+    assert system(dataclasses.replace(TARGET, service=dataclasses.replace(HERE, http=http)))["server_on"] == where
 
 
 def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

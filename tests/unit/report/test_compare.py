@@ -237,11 +237,12 @@ def test_what_a_comparison_is_about_may_differ() -> None:
         for name in ("tensorrt_llm", "tensorrt_llm_pytorch")
     ]
     assert len(compare_by(Side("r", tuple(served)), "toolchain", None).pairs) == 2
-    long = [
-        cell("fp16", level(), axes={**axes, "perf.max_tokens": str(n)}, conditions=other("workload", max_tokens=[n, n]))
-        for n in (16, 64)
-    ]
-    assert len(compare_by(Side("r", tuple(long)), "perf.max_tokens", "16").pairs) == 2
+    for name in ("perf.max_tokens", "osl"):
+        long = [
+            cell("fp16", level(), axes={**axes, name: str(n)}, conditions=other("workload", max_tokens=[n, n]))
+            for n in (16, 64)
+        ]
+        assert len(compare_by(Side("r", tuple(long)), name, "16").pairs) == 2
     moved = dataclasses.replace(cell("int8_wo", level()), conditions=other("system", cpu="Intel Xeon"))
     result = compare_by(Side("r", (cell("fp16", level()), moved)), "precision", "fp16")
     assert (len(result.pairs), len(result.refused)) == (0, 1), "measured on another machine last week"
