@@ -359,6 +359,13 @@ def differences(
     return tuple(found)
 
 
+def unrecorded_system(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
+    """That nobody knows whether both ran on one system: only a load run records it. It is told, and decides nothing."""
+    before, after = (UNKNOWN if each.system is None else "recorded" for each in (base, new))
+    unknown = Difference(Field("system", "the system", "system", decides=False), before, after)
+    return (unknown,) if UNKNOWN in (before, after) else ()
+
+
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
     """In which the questions of two scores differ."""
     if base.questions is None or new.questions is None:

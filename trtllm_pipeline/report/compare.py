@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_questions
+from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_questions, unrecorded_system
 from trtllm_pipeline.perf.stats import PERCENTILES
 from trtllm_pipeline.report import intervals
 from trtllm_pipeline.report.intervals import Interval, Statistic
@@ -300,11 +300,14 @@ def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
     """In what the conditions differ under which both were measured, as far as both were."""
     found: tuple[Difference, ...] = ()
     same = cell.perf is not None and cell.perf == other.perf
+    scored = bool(cell.accuracy and other.accuracy) and not (cell.answers is not None and cell.answers == other.answers)
     if cell.levels and other.levels and not same:
         shared = [each.level for each in cell.levels if other.level(each.key)]
         places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
         found = differences(cell.conditions, other.conditions, places)
-    if cell.accuracy and other.accuracy and not (cell.answers is not None and cell.answers == other.answers):
+    elif not same and (scored or None not in (cell.preparation_s, other.preparation_s)):
+        found = unrecorded_system(cell.conditions, other.conditions)
+    if scored:
         found += of_questions(cell.conditions, other.conditions)
     return found
 

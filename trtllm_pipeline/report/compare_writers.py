@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.perf.conditions import UNKNOWN
 from trtllm_pipeline.report.compare import Comparison, Delta, Pair, Payback, Verdict
 from trtllm_pipeline.report.gate import Break
 from trtllm_pipeline.report.layout import csv_value
@@ -103,7 +104,10 @@ def _notes(comparison: Comparison) -> list[str]:
     differing: dict[str, list[str]] = {}
     for cell, difference in comparison.told:
         differing.setdefault(str(difference), []).append(cell)
-    notes += [f"measured otherwise ({_some(cells)}): {words}" for words, cells in differing.items()]
+    notes += [
+        f"{'not known to be alike' if UNKNOWN in words else 'measured otherwise'} ({_some(cells)}): {words}"
+        for words, cells in differing.items()
+    ]
     tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]
     if len(tried) >= 10:
         expected = max(1, round(0.05 * len(tried)))

@@ -248,6 +248,16 @@ def test_what_a_comparison_is_about_may_differ() -> None:
     assert (len(result.pairs), len(result.refused)) == (0, 1), "measured on another machine last week"
 
 
+def test_builds_without_a_load_run_are_said_to_be_of_unknown_systems() -> None:
+    built = cell("fp16", conditions=Conditions(), accuracy={})
+    base, new = (Side(name, (dataclasses.replace(built, build_s=took),)) for name, took in (("b", 8), ("n", 80)))
+    result = compare(new, base, ["build_s"])
+    assert found(result, "build_s", None).new == 80
+    words = "not known to be alike (m/fp16/bs4): the system: not recorded on either side"
+    assert words in " ".join(writers.to_markdown(result).split())
+    assert compare(Side("n", (cell("fp16", level()),)), Side("b", (cell("fp16", level()),))).told == ()
+
+
 def test_of_a_server_elsewhere_nothing_is_known() -> None:
     far = other("system", server_on="another machine")
     sides = [Side(name, (cell("fp16", level(), conditions=far),)) for name in "ab"]
