@@ -195,6 +195,7 @@ def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict
         "levels": [_level(level) for level in row.levels],
         "accuracy": dict(row.accuracy),
         "questions": row.accuracy_total,
+        "asked": json.dumps(row.conditions.questions, sort_keys=True),
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
         "drift": None if row.accuracy_drift is None else dict(row.accuracy_drift),
         "findings": list(row.findings),

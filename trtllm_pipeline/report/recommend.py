@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.perf.conditions import deciding, differences, of_questions
 from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
 from trtllm_pipeline.report.drift import UNQUANTIZED, references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
@@ -122,7 +123,7 @@ def recommend(
     base = {cell: by_id[reference] for cell, reference in references(axes).items()}
     asked = workloads(side.cells, allow)
     found = [
-        _candidate(cell, workload, base.get(cell.id), slos, least, objective)
+        _candidate(cell, workload, base.get(cell.id), slos, least, objective, allow)
         for cell, workload in zip(side.cells, asked, strict=True)
     ]
     place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
@@ -154,6 +155,7 @@ def _candidate(
     slos: Sequence[Slo],
     least: LeastAccuracy | None,
     objective: Objective,
+    allow: Collection[str],
 ) -> Candidate:
     names = [least.metric] if least and least.metric else list(cell.accuracy)
     score = cell.accuracy.get(names[0]) if names else None
@@ -177,7 +179,7 @@ def _candidate(
         reasons = [reason for slo in slos if (reason := _missed(slo, nearest)) is not None]
         more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
         each = _at(cell, workload, nearest, f"{reasons[0]} at {load_words(nearest.key)}{more}", score)
-    reason = cell.unfit or _inaccurate(cell, base, names[0] if names else None, least)
+    reason = cell.unfit or _inaccurate(cell, base, names[0] if names else None, least, allow)
     return each if reason is None else replace(each, reason=reason)
 
 
@@ -209,9 +211,11 @@ def _missed(slo: Slo, level: Figures) -> str | None:
     return slo.words(value) if slo.share(value) > 1 else None
 
 
-def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least: LeastAccuracy | None) -> str | None:
+def _inaccurate(
+    cell: Measured, base: Measured | None, metric: str | None, least: LeastAccuracy | None, allow: Collection[str]
+) -> str | None:
     if least is None:
-        return _clearly_worse(cell, base, metric)
+        return _clearly_worse(cell, base, metric, allow)
     if least.share is not None and least.share >= 1:
         return None
     score = None if metric is None else cell.accuracy.get(metric)
@@ -227,6 +231,8 @@ def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least
     reference = base.accuracy.get(metric)
     if reference is None:
         return f"{metric} cannot be held against {base.id}, where it was not measured"
+    if (apart := _apart(metric, cell, base, allow)) is not None:
+        return apart
     if score >= reference * (1 - least.share):
         return None
     noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is Verdict.NOISE
@@ -236,9 +242,21 @@ def _inaccurate(cell: Measured, base: Measured | None, metric: str | None, least
     )
 
 
-def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None) -> str | None:
-    if base is None or metric is None:
+def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:
+    """Why two scores cannot be held against each other: other questions, or as far as is known another system."""
+    loads = differences(cell.conditions, base.conditions) if cell.levels and base.levels else ()
+    systems = [each for each in loads if each.field.about == "system"]
+    why = deciding((*of_questions(cell.conditions, base.conditions), *systems), allow)
+    if not why:
         return None
+    return f"{metric} cannot be held against {base.id}: {why[0]} (--allow {why[0].field.about} does it all the same)"
+
+
+def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None, allow: Collection[str]) -> str | None:
+    if base is None or metric is None or metric not in cell.accuracy or metric not in base.accuracy:
+        return None
+    if (apart := _apart(metric, cell, base, allow)) is not None:
+        return apart
     if accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is not Verdict.WORSE:
         return None
     score, reference = cell.accuracy[metric], base.accuracy[metric]

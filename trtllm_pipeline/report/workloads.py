@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.perf.conditions import BY_NAME, FIELDS, SERVED_BY, Conditions
+from trtllm_pipeline.perf.conditions import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
 
+_BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")
 """Axes that say what is asked, of whom, and how long answers are. What else was asked is told by the measurements."""
 
@@ -34,39 +35,84 @@ class Asked(Protocol):
 def workloads(cells: Sequence[Asked], allow: Collection[str] = frozenset()) -> list[Workload]:
     """The workload of each cell, told by what varies among them; `allow` names groups and fields that may.
 
-    A cell that was not measured goes with the first that was and has the same axes. A server or protocol that an axis
-    varies is what cells are compared for.
+    A cell that was not measured goes with the first that was and has the same axes; one that lacks a level, with the first
+    that has it. A server or protocol that an axis varies is what cells are compared for.
     """
     vary = [name for name in AXES if len({str(cell.axes.get(name)) for cell in cells}) > 1]
     served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in SERVED_BY}
     served = {name for name in served if len({str(cell.axes.get(name)) for cell in cells}) > 1}
     measured = [cell for cell in cells if cell.levels]
+
+    def tells(field: Field) -> bool:
+        return field.decides and not {field.about, field.name} & set(allow) and not field.explained_by(served)
+
     fields = [
-        field
-        for field in FIELDS
-        if field.decides
-        and not {field.about, field.name} & set(allow)
-        and not field.explained_by(served)
-        and len({cell.conditions.shown(field) for cell in measured}) > 1
+        field for field in FIELDS if tells(field) and len({cell.conditions.shown(field) for cell in measured}) > 1
     ]
+    at_levels = [_at_levels(cell.conditions) if cell.levels else {} for cell in cells]
+    values: dict[_Place, set[str]] = {}
+    for every in at_levels:
+        for place, value in every.items():
+            values.setdefault(place, set()).add(value)
+    apart = {place for place, several in values.items() if len(several) > 1 and tells(_BY_NAME[place[0]])}
     first: dict[Workload, Workload] = {}
-    found: list[tuple[Workload, Workload | None]] = []
-    for cell in cells:
+    first_at: dict[tuple[Workload, Workload], dict[_Place, str]] = {}
+    found: list[tuple[Workload, Workload | None, dict[_Place, str]]] = []
+    for cell, every in zip(cells, at_levels, strict=True):
         asked = tuple((name, cell.axes.get(name)) for name in vary)
         under = tuple((field.name, cell.conditions.shown(field)) for field in fields) if cell.levels else None
+        mine = {place: value for place, value in every.items() if place in apart}
         if under is not None:
             first.setdefault(asked, under)
-        found.append((asked, under))
-    return [(*asked, *(first.get(asked, ()) if under is None else under)) for asked, under in found]
+            for place, value in mine.items():
+                first_at.setdefault((asked, under), {}).setdefault(place, value)
+        found.append((asked, under, mine))
+    whole = []
+    for asked, under, mine in found:
+        known = first.get(asked, ()) if under is None else under
+        whole.append((*asked, *known, *_summary({**first_at.get((asked, known), {}), **mine})))
+    return whole
+
+
+_Place = tuple[str, str]
+"""Name of one of LEVEL_FIELDS, and a level in words."""
+
+
+def _at_levels(conditions: Conditions) -> dict[_Place, str]:
+    """What was asked at each level."""
+    levels = (conditions.workload or {}).get("levels")
+    found = {}
+    for entry in levels if isinstance(levels, list) else ():
+        if isinstance(entry, dict):
+            rate = entry.get("request_rate")
+            place = f"concurrency {entry.get('concurrency')}" if rate is None else f"{rate} requests/s"
+            found.update({(field.name, place): field.shown(entry.get(field.name)) for field in LEVEL_FIELDS})
+    return found
+
+
+def _summary(at_levels: Mapping[_Place, str]) -> Workload:
+    """`64`, or `64 at concurrency 1, 8 at concurrency 4`, field by field."""
+    by_field: dict[str, dict[str, str]] = {}
+    for (name, place), value in at_levels.items():
+        by_field.setdefault(name, {})[place] = value
+    return tuple(
+        (
+            name,
+            next(iter(values.values()))
+            if len(set(values.values())) == 1
+            else ", ".join(f"{value} at {place}" for place, value in values.items()),
+        )
+        for name, values in sorted(by_field.items())
+    )
 
 
 def words(workload: Workload) -> str:
     """`smollm2 isl128 osl16, CPU AMD EPYC`: axes as cell ids have them, then what the measurements were made under."""
     axes = [str(value) if name == "model" else f"{name}{value}" for name, value in workload if name in AXES]
-    under = [f"{label_of(name)} {value}" for name, value in workload if name in BY_NAME]
+    under = [f"{label_of(name)} {value}" for name, value in workload if name in _BY_NAME]
     return ", ".join([" ".join(axes)] * bool(axes) + under)
 
 
 def label_of(name: str) -> str:
     """What people call a part of a workload."""
-    return BY_NAME[name].label if name in BY_NAME else name
+    return _BY_NAME[name].label if name in _BY_NAME else name

@@ -485,6 +485,62 @@ def test_what_was_measured_elsewhere_or_asked_otherwise_is_not_chosen_from() -> 
     assert {each.workload for each in recommend(run, (), None, "size", allow={"system", "workload"})} == {()}
 
 
+def asked_at(**changes: Any) -> Conditions:
+    """CONDITIONS with other requests at levels, such as c4=8."""
+    assert CONDITIONS.workload is not None
+    levels = CONDITIONS.workload["levels"]
+    assert isinstance(levels, list)
+    wanted = [entry for entry in levels if isinstance(entry, dict) and f"c{entry['concurrency']}" in changes]
+    return other("workload", levels=[{**each, "requests": changes[f"c{each['concurrency']}"]} for each in wanted])
+
+
+def test_other_amounts_of_requests_are_not_chosen_from() -> None:
+    run = Side(
+        "r",
+        (
+            cell("int4_wo", level(1), conditions=asked_at(c1=64)),
+            cell("fp16", level(1), level(4), conditions=asked_at(c1=64, c4=64)),
+            cell("int8_wo", level(1), level(4), conditions=asked_at(c1=64, c4=8)),
+        ),
+    )
+    found = {each.cell.split("/")[1]: each for each in recommend(run, (), None, "throughput")}
+    assert {name: dict(each.workload) for name, each in found.items()} == {
+        "fp16": {"requests": "64"},
+        "int4_wo": {"requests": "64"},
+        "int8_wo": {"requests": "8"},
+    }, "who lacks the level goes with the first that has it"
+    assert words(found["int8_wo"].workload) == "requests 8"
+    allowed = recommend(run, (), None, "throughput", allow={"requests"})
+    assert {each.workload for each in allowed} == {()}
+    more = dataclasses.replace(run.cells[2], conditions=asked_at(c1=8, c4=16))
+    (*_, last) = recommend(Side("r", (*run.cells[:2], more)), (), None, "throughput")
+    assert dict(last.workload) == {"requests": "8 at concurrency 1, 16 at concurrency 4"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words", "allow"),
+    [
+        (other("questions", digest="sha256:" + "ef" * 32), "questions' digest: cdcdcdcdcdcd in the", "workload"),
+        (dataclasses.replace(CONDITIONS, questions=None), "the questions: recorded in the baseline", "questions"),
+        (other("system", cpu="Intel Xeon"), "CPU: AMD EPYC 9654 in the baseline, Intel Xeon here", "system"),
+    ],
+)
+@pytest.mark.parametrize("least", [None, parse_least("-1%")])
+def test_scores_of_other_questions_or_systems_are_not_held_against_each_other(
+    conditions: Conditions, words: str, allow: str, least: Any
+) -> None:
+    low = {"accuracy": {"exact": 0.2}, "accuracy_intervals": {"exact": (0.15, 0.25)}}
+    run = Side("r", (cell("fp16", level()), cell("fp8", level(), conditions=conditions, **low)))
+
+    def reason(**how: Any) -> str:
+        (found,) = [each for each in recommend(run, (), least, "size", **how) if "fp8" in each.cell]
+        return str(found.reason)
+
+    assert reason().startswith(f"exact cannot be held against m/fp16/bs4: {words}")
+    assert f"--allow {allow if allow != 'questions' else 'workload'} " in reason()
+    assert "below the 0.500 of fp16" in reason(allow={allow})
+
+
 def test_servers_that_an_axis_varies_are_chosen_from() -> None:
     axes = cell("fp16").axes
     run = Side(
@@ -709,6 +765,7 @@ def test_what_accuracy_is_held_against_need_not_be_chosen_from(pipeline: Pipelin
             {"model": "m", "precision": precision},
             CellStatus.DONE,
             levels=(level(),),
+            conditions=CONDITIONS,
             **scores,
         )
         for precision, scores in {"fp16": {"accuracy": {"exact": 0.9}}, "int4_wo": {"accuracy": {"exact": 0.4}}}.items()

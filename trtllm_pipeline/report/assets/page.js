@@ -155,18 +155,19 @@
   }
 
   // Whether a cell's accuracy is kept: not clearly below that of the unquantized cell, by the paired 95 % interval of the
-  // difference; where there is none, not below the 95 % interval of the most accurate cell of its group.
+  // difference; where there is none, not below the 95 % interval of the most accurate cell of its group that was asked the same questions.
   function accurate(shown, metric) {
     const floors = new Map();
+    const same = (cell) => JSON.stringify([group(cell), cell.asked]);
     for (const cell of shown) {
       const score = cell.accuracy[metric];
-      const best = floors.get(group(cell));
-      if (cell.unfit === null && score !== undefined && (best === undefined || score > best.score)) floors.set(group(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
+      const best = floors.get(same(cell));
+      if (cell.unfit === null && score !== undefined && (best === undefined || score > best.score)) floors.set(same(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
     }
     return (cell) => {
       const change = cell.drift?.scores?.[metric];
       if (change?.interval) return change.interval[1] >= 0;
-      const floor = floors.get(group(cell));
+      const floor = floors.get(same(cell));
       return floor === undefined || (cell.accuracy[metric] !== undefined && cell.accuracy[metric] >= floor.low);
     };
   }
