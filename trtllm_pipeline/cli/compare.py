@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_rendered, note, rendered
+from trtllm_pipeline.cli.output import emit_rendered, note, rendered, write_output
 from trtllm_pipeline.errors import NOT_COMPARABLE, UsageError
 from trtllm_pipeline.terminal import clean
 
@@ -145,5 +145,4 @@ def show(args: argparse.Namespace, result: Comparison, broken: tuple[Break, ...]
     if args.output is None:
         emit_rendered(text)
     else:
-        Path(args.output).write_text(text, encoding="utf-8")
-        note(f"written to {args.output}")
+        write_output(args.output, text)

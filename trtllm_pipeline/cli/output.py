@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import disk, terminal
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError, UsageError
 
 
 def emit(text: str) -> None:
@@ -30,6 +30,18 @@ def emit_json(value: Any) -> None:
 def note(text: str) -> None:
     """A line for people, to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def write_output(path: str, text: str) -> None:
+    """The file that `--output` names. Raises UsageError."""
+    try:
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"--output {path}: cannot be written: {why}", hint="--output FILE writes it elsewhere"
+        ) from error
+    note(f"written to {path}")
 
 
 def rendered(content: Any) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from io import StringIO
-from pathlib import Path
 from typing import TextIO
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, note
+from trtllm_pipeline.cli.output import emit, note, write_output
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.terminal import clean
 
@@ -95,13 +94,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     text = StringIO()
     show(text)
-    try:
-        Path(output).write_text(text.getvalue(), encoding="utf-8", newline="")
-    except OSError as error:
-        raise UsageError(
-            f"--output {output}: cannot be written: {error.strerror}", hint="--output FILE writes it elsewhere"
-        ) from error
-    note(f"written to {output}")
+    write_output(output, text.getvalue())
     return 0
 
 

@@ -27,7 +27,7 @@ from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.userfile import read_json, read_mapping
+from trtllm_pipeline.userfile import fail, read_json, read_mapping
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.metrics import Tokenizer
@@ -251,7 +251,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
         rows, about = read_report(path)
         return Side(str(about.get("id") or path), _cells(rows, {}))
     if isinstance(data, dict) and "levels" in data:
-        return _perf_side(path, data, tokenizer)
+        return _perf_side(path, _checked(path, data), tokenizer)
     raise UsageError(
         f"{path} is neither a report nor the result of a load run", hint="`pipeline perf` leaves perf.json"
     )
@@ -262,7 +262,7 @@ def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
 
     beside = path.with_name(PERF)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
-        return read_mapping(beside)
+        return _checked(beside, read_mapping(beside))
     data = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
     if data["token_count"]["source"] == "events":
         raise UsageError(
@@ -271,10 +271,22 @@ def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
     return data
 
 
+def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The perf.json in `path`, if its parts are of the types they are read as. Raises MatrixError."""
+    findings = data.get("findings", [])
+    if not isinstance(data.get("levels"), list):
+        fail(str(path), None, "levels: a list was expected")
+    if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
+        fail(str(path), None, "findings: a list of objects was expected")
+    if not isinstance(data.get("token_count", {}), dict):
+        fail(str(path), None, "token_count: an object was expected")
+    return data
+
+
 def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> Side:
     events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
     # Where the tokenizer counted, the events alone would be another measurement.
-    whole = tokenizer is not None or (data.get("token_count") or {}).get("source") == "server"
+    whole = tokenizer is not None or data.get("token_count", {}).get("source") == "server"
     source = (events, tokenizer) if whole and events.is_file() else None
     valid = data.get("valid") is not False
     wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]

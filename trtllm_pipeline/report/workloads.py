@@ -60,7 +60,9 @@ def workloads(cells: Sequence[Asked], allow: Collection[str] = frozenset()) -> l
     found: list[tuple[Workload, Workload | None, dict[_Place, str]]] = []
     for cell, every in zip(cells, at_levels, strict=True):
         asked = tuple((name, cell.axes.get(name)) for name in vary)
-        under = tuple((field.name, cell.conditions.shown(field)) for field in fields) if cell.levels else None
+        under: Workload | None = None
+        if cell.levels:
+            under = tuple((field.name, cell.conditions.shown(field)) for field in fields)
         mine = {place: value for place, value in every.items() if place in apart}
         if under is not None:
             first.setdefault(asked, under)

@@ -632,6 +632,9 @@ def test_compare_reports_by_file(pipeline: Pipeline, tmp_path: Path) -> None:
     assert json.loads(out)["gate"]["broken"][0]["reason"] == "missing: neither side has this figure"
     assert pipeline("compare", after, before, "--format", "csv", "-o", "x.csv")[:2] == (0, "")
     assert (tmp_path / "x.csv").read_text().startswith("cell,base_cell,level,metric")
+    for path in (str(tmp_path), "not-there/x"):
+        code, out, err = pipeline("compare", after, before, "-o", path)
+        assert (code, out, f"--output {path}: cannot be written" in err) == (2, "", True)
 
 
 def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -786,6 +789,27 @@ def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
     (cell_,) = load(str(tmp_path), None).cells
     assert cell_.levels == ()
     assert cell_.why == "the measurement is not valid: 4 of 4 requests failed"
+
+
+@pytest.mark.parametrize("named", ["perf.json", "events.jsonl"])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"findings": None}, "findings: a list of objects was expected"),
+        ({"findings": [1]}, "findings: a list of objects was expected"),
+        ({"token_count": 5}, "token_count: an object was expected"),
+        ({"levels": None}, "levels: a list was expected"),
+    ],
+)
+def test_parts_of_a_load_run_have_their_types(
+    pipeline: Pipeline, tmp_path: Path, part: dict[str, Any], words: str, named: str
+) -> None:
+    (tmp_path / "perf.json").write_text(json.dumps({"levels": [], **part}))
+    (tmp_path / "events.jsonl").touch()
+    code, out, err = pipeline("compare", named, named)
+    assert (code, out) == (2, "")
+    assert "perf.json" in err
+    assert words in err
 
 
 def test_event_files_of_any_server(tmp_path: Path) -> None:
