@@ -186,7 +186,9 @@ def _score_url(args: argparse.Namespace) -> int:
 
 def _encoder(path: Path) -> Encode:
     """Text to tokens by the tokenizer at `path`, without special ones. Raises UsageError when there is none."""
-    tokenizer = options.tokenizer_at(path)
+    from trtllm_pipeline.report.measured import tokenizer_at
+
+    tokenizer = tokenizer_at(path)
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

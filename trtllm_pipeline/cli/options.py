@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trtllm_pipeline.errors import DownloadError, UsageError
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.runner import Request, read_request
 from trtllm_pipeline.store.store import Store
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 WORKSPACE = ".pipeline"
 
@@ -140,13 +136,3 @@ def existing_store(args: argparse.Namespace) -> Store:
             hint="pipeline run --matrix FILE makes one; or give --workspace DIR",
         )
     return store
-
-
-def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
-    from trtllm_pipeline.model_files import read_tokenizer
-
-    try:
-        return read_tokenizer(path)
-    except DownloadError as error:
-        raise UsageError(f"--tokenizer {path}: {error.message}", hint=error.hint) from error

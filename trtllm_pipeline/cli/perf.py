@@ -406,7 +406,9 @@ def _tokenizer(path: Path | None) -> Any:
     """The tokenizer in a file or folder, None for none. Raises UsageError when it is no tokenizer."""
     if path is None:
         return None
-    return options.tokenizer_at(path)
+    from trtllm_pipeline.report.measured import tokenizer_at
+
+    return tokenizer_at(path)
 
 
 # An event file, again.

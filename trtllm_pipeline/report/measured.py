@@ -30,7 +30,7 @@ from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.userfile import fail, read_json, read_mapping
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.perf.metrics import Tokenizer
+    from tokenizers import Tokenizer
 
 RATES: Final = {
     "output_tps": "output_tokens_per_s",
@@ -297,14 +297,13 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer in `path`, a tokenizer.json or a folder with one. Raises UsageError."""
+    """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
     from trtllm_pipeline.model_files import read_tokenizer
 
     try:
-        loaded: Tokenizer = read_tokenizer(path)
+        return read_tokenizer(path)
     except DownloadError as error:
-        raise UsageError(error.message, hint=error.hint) from error
-    return loaded
+        raise UsageError(f"--tokenizer {path}: {error.message}", hint=error.hint) from error
 
 
 def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:

@@ -824,6 +824,8 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
     write(tmp_path / "other.jsonl", *silent)
     with pytest.raises(UsageError, match="did not count its tokens"):
         load(str(tmp_path / "other.jsonl"), None)
+    with pytest.raises(UsageError, match=r"^--tokenizer .*not-there: "):
+        load(str(tmp_path / "other.jsonl"), None, tokenizer=tmp_path / "not-there")
 
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
