@@ -98,10 +98,10 @@ def strict_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = {*sys.stdlib_module_names, "trtllm_pipeline", "numpy", "torch", "transformers", "modelopt", "jinja2"}
     real = builtins.__import__
 
-    def checked(name: str, globals: Mapping[str, Any] | None = None, *rest: Any) -> Any:  # noqa: A002
+    def checked(name: str, globals: Mapping[str, Any] | None = None, *rest: Any, **named: Any) -> Any:  # noqa: A002
         by = str((globals or {}).get("__name__"))
         assert not by.startswith("trtllm_pipeline.") or name.partition(".")[0] in allowed, f"{by} imports {name}"
-        return real(name, globals, *rest)
+        return real(name, globals, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", checked)
 
