@@ -8,7 +8,8 @@ import resource
 from pathlib import Path
 from typing import Final
 
-HINT: Final = "free some space, or choose another --workspace, then `pipeline resume`; what was finished is kept"
+_ROOM: Final = "free some space, or choose another --workspace, then `pipeline resume`; what was finished is kept"
+_LIMIT: Final = "raise the limit (ulimit -f unlimited), then `pipeline resume`; what was finished is kept"
 
 
 def no_room(error: OSError, path: Path) -> str | None:
@@ -28,6 +29,11 @@ def no_room(error: OSError, path: Path) -> str | None:
         return f"no file can be added to the file system at {mount}: all of its {room.f_files} inodes are in use"
     free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     return f"no space is left on the file system at {mount}: {_size(free)} of {_size(whole)} are free"
+
+
+def hint(error: OSError) -> str:
+    """What to do about what `no_room` says."""
+    return _LIMIT if error.errno == errno.EFBIG else _ROOM
 
 
 def _size(size_bytes: float) -> str:

@@ -607,7 +607,7 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
         f"{held.run.stage.name}: cannot be published: "
         f"{disk.no_room(error, held.attempt.folder) or error.strerror or error}",
         failure=FailureClass.USER,
-        hint=disk.HINT,
+        hint=disk.hint(error),
         log=held.attempt.log,
     )
 

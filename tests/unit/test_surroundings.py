@@ -115,3 +115,14 @@ def test_a_plan_of_a_load_needs_its_connections(
     assert "a process may have 1024 files open here, 2256 are needed" in capsys.readouterr().err
     assert app.main(["plan", *argv[1:], "--format", "json"]) == 0, "a plan needs none"
     assert json.loads(capsys.readouterr().out)["cells"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.EFBIG, "ulimit -f unlimited"), (errno.ENOSPC, "free some space")])
+def test_the_hint_goes_with_what_there_is_no_room_for(number: int, said: str) -> None:
+    assert said in disk.hint(OSError(number, "x"))
+
+
+@pytest.mark.parametrize("words", [["perf", "analyze", "/dev/full"], ["accuracy", "compare", "/dev/full", "/dev/full"]])
+def test_a_device_is_no_file_of_results(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(words) == 2
+    assert "/dev/full: is a device; a file is needed" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from trtllm_pipeline import userfile
 from trtllm_pipeline.accuracy.intervals import Interval, mean_interval
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.perf.events import STRICT, Count, Rate, told
@@ -100,9 +101,13 @@ class Row(TypedDict):
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice."""
+    """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice.
+
+    Raises MatrixError for what is no file.
+    """
     if path.is_dir():
         path = path / "answers.jsonl"
+    userfile.check(path, hint=_HINT)
     rows: list[Row] = []
     seen: dict[Key, int] = {}
     adapter = TypeAdapter(Row)

@@ -85,7 +85,7 @@ def _explain_system(error: OSError) -> int | None:
     told = disk.no_room(error, Path(where))
     if told is not None:
         note(f"error: {told}, while {error.filename or 'a file'} was written")
-        note(f"  try: {disk.HINT}")
+        note(f"  try: {disk.hint(error)}")
         return 1
     if isinstance(error, PermissionError):
         note(f"error: not allowed: {error.filename or error}")

@@ -25,7 +25,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.process import allow_open_files
 from trtllm_pipeline.terminal import raw
-from trtllm_pipeline.userfile import decode
+from trtllm_pipeline.userfile import check, decode
 
 if TYPE_CHECKING:
     from trtllm_pipeline.perf.evidence import Claim
@@ -430,8 +430,7 @@ def _configure_analyze(parser: argparse.ArgumentParser) -> None:
 def _analyze(args: argparse.Namespace) -> int:
     from trtllm_pipeline.perf.metrics import analyze
 
-    if not args.events.is_file():
-        raise UsageError(f"{args.events}: there is no such file")
+    check(args.events)
     result = analyze(args.events, _tokenizer(args.tokenizer), args.slo)
     _show(result, args.format)
     return 0 if result["valid"] else 1

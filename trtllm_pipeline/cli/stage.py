@@ -158,7 +158,7 @@ def _program(stage: Stage, work: Work) -> None:
         told = disk.no_room(error, work.out)
         if told is None:
             raise
-        raise StageError(f"{stage.name}: {told}", failure=FailureClass.USER, hint=disk.HINT) from error
+        raise StageError(f"{stage.name}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
 
 
 def _commands(stage: Stage, work: Work) -> None:

@@ -45,6 +45,8 @@ EMPTY: Final = "which are empty"
 _FULL: Final = "database or disk is full"
 _IO_ERROR: Final = "disk I/O error"
 _LOG_INDEX_BYTES: Final = 32 << 10
+_LONG_PATH: Final = 500
+"""Bytes from which on SQLite, as it is usually built, may refuse a path."""
 _NOT_WRITABLE: Final = "attempt to write a readonly database"
 _BUSY: Final = ("database is locked", "database table is locked", "locking protocol")
 _NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, _IO_ERROR, "unable to open database file", "out of memory")
@@ -278,9 +280,11 @@ class Database:
     def _unusable(self, why: str) -> StateError:
         if not self.path.parent.is_dir():
             return StateError(f"{self.path.parent}: the workspace is gone: moved or removed while it was used")
+        length = len(os.fsencode(self.path.absolute()))
         return StateError(
             f"{self.path}: the index cannot be used: {why}",
-            hint="see to the disk and to who may write there; or choose another --workspace",
+            hint="see to the disk and to who may write there; or choose another --workspace"
+            + (f", with a shorter path than these {length} bytes" if length > _LONG_PATH else ""),
         )
 
     # making
