@@ -324,6 +324,7 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
             accuracy=row.accuracy,
             accuracy_intervals=row.accuracy_intervals,
             accuracy_drift=row.accuracy_drift,
+            conditions=row.conditions,
         )
         for row in rows
     )

@@ -172,16 +172,21 @@ HARMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("name", ["out/config.json", "out/deep/weights", "manifest.json", "job.json", "log"])
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        (name, harm)
+        for name in ("out/config.json", "out/deep/weights", "manifest.json", "job.json", "log")
+        for harm in HARMS
+        if (name, harm) != ("manifest.json", "link")  # it says what it said; the link is not ours to judge
+    ],
+)
 def test_any_harm_to_any_file_is_found_and_put_right(store: Store, name: str, harm: str) -> None:
     good, bad = publish(store, "good"), publish(store, "bad")
     path = bad.folder / name
     path.chmod(0o644)
     HARMS[harm](path)
     damaged = name.startswith("out/") or name == "manifest.json"
-    if name == "manifest.json" and harm == "link":
-        pytest.skip("it says what it said; the link is not ours to judge")
     found = found_by_verify(store)
     assert {each[0] for each in found} == {bad.fingerprint}
     assert (Kind.DAMAGED if damaged else Kind.RECORD) in {each[1] for each in found}

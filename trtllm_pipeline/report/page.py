@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.perf.conditions import FIELDS, Conditions
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.names import count, duration, load_words, shared_parts, without
@@ -195,7 +196,7 @@ def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict
         "levels": [_level(level) for level in row.levels],
         "accuracy": dict(row.accuracy),
         "questions": row.accuracy_total,
-        "asked": json.dumps(row.conditions.questions, sort_keys=True),
+        "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
         "drift": None if row.accuracy_drift is None else dict(row.accuracy_drift),
         "findings": list(row.findings),
@@ -233,8 +234,11 @@ def _level(level: Level) -> dict[str, Json]:
 
 
 def _short(value: float | None) -> float | None:
-    """Six significant digits: rounded again to the page's three, the last one is still right."""
-    return None if value is None else float(f"{value:.6g}")
+    """Six significant digits: rounded again to the page's three, the last one is still right. Whole numbers are brief."""
+    if value is None:
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short.is_integer() else short
 
 
 def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Json]:
