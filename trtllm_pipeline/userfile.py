@@ -9,6 +9,7 @@ import difflib
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from trtllm_pipeline.errors import Fault, MatrixError
 T = TypeVar("T")
 MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
+_BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
+"""That many levels opened one after the other."""
 _KINDS: Final = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -98,6 +101,9 @@ def decode(text: str | bytes, *, unique: bool = False) -> Json:
             text = text.decode("utf-8-sig")
         value: Json = json.loads(text, object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as error:
+        # Python 3.13 reads deeper than others before it gives up, and so may come to another fault first.
+        if _BRACKET_RUN.search(error.doc, 0, error.pos):
+            raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
         raise JsonError(f"not JSON: {error.msg} at column {error.colno}", error.lineno) from None
     except RecursionError:
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
