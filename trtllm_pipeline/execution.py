@@ -25,6 +25,7 @@ from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageSt
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.executors.base import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.perf.conditions import here
 from trtllm_pipeline.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv
@@ -388,6 +389,7 @@ class _Execution:
             "duration_s": round(usage.wall_s, 3),
             "cpu_s": round(usage.cpu_s, 3),
             "max_rss_bytes": usage.max_rss_bytes,
+            "system": here(),
         }
         arguments = (held.attempt, run.key, run.label, provenance)
         if in_thread:

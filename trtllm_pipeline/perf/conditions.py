@@ -14,6 +14,7 @@ import socket
 import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
@@ -126,31 +127,26 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 # Recording
 
 
-def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
+def here() -> dict[str, Json]:
     """This machine and its software, by the names of FIELDS; None for what is not there. Names no host and no user.
 
-    GPUs are all that are there: which of them serve is the cell's layout. Of `RUNTIMES` only those are recorded that may
-    serve: what serves `engine`, and Triton unless it is asked as OpenAI servers are. Without an engine, whatever is installed may.
-    Of a server elsewhere nothing is known but what it says of itself, which `analyze` puts in.
+    GPUs are all that are there: which of them a stage uses is the cell's layout.
     """
     from trtllm_pipeline import probe
 
     seen = probe.survey()
     machine = seen.machine
     gpus = [f"{each.gpu.name}, {each.gpu.memory_bytes / 2**30:.0f} GiB" for each in seen.graphics.everything]
-    runtime = None if engine is None else _runtime(engine)
-    by_triton = not target.protocol.startswith("openai")
     return {
-        "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
         "cpu": machine.cpu,
         "cores": machine.cpus,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "gpus": list(gpus),
         "driver": machine.driver,
         "cuda": machine.cuda,
-        "triton": machine.triton.version if machine.triton and by_triton else None,
-        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm and runtime != "xllamacpp" else None,
-        "xllamacpp": probe.version_of("xllamacpp") if by_triton and runtime != "tensorrt_llm" else None,
+        "triton": machine.triton.version if machine.triton else None,
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
+        "xllamacpp": probe.version_of("xllamacpp"),
         "torch": machine.torch,
         "model_optimizer": machine.model_optimizer,
         "os": _os_name(),
@@ -158,6 +154,26 @@ def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
         "python": platform.python_version(),
         "pipeline": __version__,
         "commit": commit(),
+    }
+
+
+def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
+    """What a load on `target` is measured on: `here`, and whether the server is.
+
+    Of `RUNTIMES` only those are recorded that may serve: what serves `engine`, and Triton unless it is asked as OpenAI
+    servers are. Without an engine, whatever is installed may. Of a server elsewhere nothing is known but what it says
+    of itself, which `analyze` puts in.
+    """
+    runtime = None if engine is None else _runtime(engine)
+    by_triton = not target.protocol.startswith("openai")
+    idle = {
+        "triton": not by_triton,
+        "tensorrt_llm": runtime == "xllamacpp",
+        "xllamacpp": not by_triton or runtime == "tensorrt_llm",
+    }
+    return {
+        "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
+        **{name: None if idle.get(name) else value for name, value in here().items()},
     }
 
 
@@ -266,6 +282,8 @@ class Conditions:
     workload: Mapping[str, Json] | None = None
     questions: Mapping[str, Json] | None = None
     """Of accuracy: `digest` and `max_tokens`."""
+    made_on: Mapping[str, Mapping[str, Json]] = dataclass_field(default_factory=dict)
+    """`preparation` and `accuracy` -> the system that engine and answers were made on, of a cell without a load run."""
 
     @staticmethod
     def read(data: object) -> Conditions:
@@ -275,12 +293,22 @@ class Conditions:
         moment = data.get("measured_s")
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
-        return Conditions(float(str(moment)) if known else None, **parts)
+        made_on = data.get("made_on")
+        systems = {
+            str(stage): each
+            for stage, each in (made_on.items() if isinstance(made_on, dict) else ())
+            if isinstance(each, dict)
+        }
+        return Conditions(float(str(moment)) if known else None, **parts, made_on=systems)
 
     def to_json(self) -> dict[str, Json]:
         """As in report.json."""
         parts = {name: getattr(self, name) for name in (*GROUPS, "questions")}
-        return {"measured_s": self.measured_s, **{name: part and dict(part) for name, part in parts.items()}}
+        return {
+            "measured_s": self.measured_s,
+            **{name: part and dict(part) for name, part in parts.items()},
+            "made_on": {stage: dict(each) for stage, each in self.made_on.items()},
+        }
 
     def value(self, field: Field) -> Json:
         """The value of one of FIELDS; UNKNOWN where its whole group is."""
@@ -359,11 +387,20 @@ def differences(
     return tuple(found)
 
 
-def unrecorded_system(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
-    """That nobody knows whether both ran on one system: only a load run records it. It is told, and decides nothing."""
-    before, after = (UNKNOWN if each.system is None else "recorded" for each in (base, new))
-    unknown = Difference(Field("system", "the system", "system", decides=False), before, after)
-    return (unknown,) if UNKNOWN in (before, after) else ()
+def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple[Difference, ...]:
+    """In what the systems differ on which the artifacts of `stages` were made; that nobody knows is a difference too.
+
+    A cell with a load run has only that one's system: what serves it alone is not held against what is installed.
+    """
+    found: dict[Difference, None] = {}
+    for stage in stages:
+        systems = [each.made_on.get(stage, each.system) for each in (new, base)]
+        after, before = (Conditions(system=each, workload={}) for each in systems)
+        one_sided = {
+            name for name in (*RUNTIMES, "server_on", "server") if None in [(each or {}).get(name) for each in systems]
+        }
+        found.update(dict.fromkeys(each for each in differences(after, before) if each.field.name not in one_sided))
+    return tuple(found)
 
 
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:

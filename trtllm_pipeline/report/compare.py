@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_questions, unrecorded_system
+from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_makers, of_questions
 from trtllm_pipeline.perf.stats import PERCENTILES
 from trtllm_pipeline.report import intervals
 from trtllm_pipeline.report.intervals import Interval, Statistic
@@ -305,8 +305,9 @@ def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
         shared = [each.level for each in cell.levels if other.level(each.key)]
         places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
         found = differences(cell.conditions, other.conditions, places)
-    elif not same and (scored or None not in (cell.preparation_s, other.preparation_s)):
-        found = unrecorded_system(cell.conditions, other.conditions)
+    elif not same:
+        prepared = None not in (cell.preparation_s, other.preparation_s)
+        found = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
     if scored:
         found += of_questions(cell.conditions, other.conditions)
     return found

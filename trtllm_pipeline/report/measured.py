@@ -22,7 +22,7 @@ from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, UsageError
 from trtllm_pipeline.perf.conditions import Conditions, deciding, differences
 from trtllm_pipeline.report.names import load_key, load_words
-from trtllm_pipeline.report.rows import LATENCIES, CellStatus, Level, Row, levels_of, rows_of
+from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellStatus, Level, Row, levels_of, rows_of
 from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
@@ -38,7 +38,6 @@ RATES: Final = {
     "rps": "requests_per_s",
 }
 """Name of a rate in comparisons -> in reports."""
-PREPARATION: Final = ("quantize", "convert", "build")
 """Stages that a configuration costs before its first token."""
 EVENTS: Final = "events.jsonl"
 PERF: Final = "perf.json"

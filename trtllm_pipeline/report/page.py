@@ -158,7 +158,7 @@ def _data(
             of_cell.setdefault(cell, []).append(place)
     asked = workloads(rows)
     under = [_under(row.conditions) if row.levels else {} for row in rows]
-    distinct = {json.dumps(words): words for words in under}
+    distinct = {json.dumps(each): each for each in under}
     places = {text: place for place, text in enumerate(distinct)}
     total = sum(len(stage.log) + len(stage.server_log) for stage in record.stages)
     return {

@@ -193,7 +193,8 @@ def _stage(
         server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
         resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads", "exclusive")},
         gpus=tuple(map(str, job.get("gpus") or ())),
-        provenance={} if made is None else made.provenance,
+        # The page's head says what system it was.
+        provenance={} if made is None else {k: each for k, each in made.provenance.items() if k != "system"},
         key={} if made is None else json.loads(made.key),
         files=0 if made is None else len(made.files),
         size_bytes=None if made is None else made.size_bytes,

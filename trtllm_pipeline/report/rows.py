@@ -24,6 +24,7 @@ from trtllm_pipeline.report import drift
 from trtllm_pipeline.report.names import load_key
 from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
 from trtllm_pipeline.report.standing import Standing, standings
+from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Artifact, Store
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 CLIENT_ERROR: Final = "info: self-test of the load client, its own error"
+PREPARATION: Final = ("quantize", "convert", "build")
 _ENGINE_STAGE: Final = "build"
 _RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 
@@ -227,6 +229,15 @@ def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, Standing]
     return {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
 
 
+def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
+    """The systems that engine and answers came from."""
+    prepared = [made[stage] for stage in PREPARATION if stage in made]
+    found = {"preparation": prepared[-1] if prepared else None, "accuracy": _scored(made)}
+    manifests = {name: _read(artifact.folder, manifest.NAME) or {} for name, artifact in found.items() if artifact}
+    made_by = {name: each["provenance"] for name, each in manifests.items() if isinstance(each.get("provenance"), dict)}
+    return {name: each["system"] for name, each in made_by.items() if isinstance(each.get("system"), dict)}
+
+
 def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
     """What the stage that scored left: answers of its own, or those that perf timed."""
     return made.get("accuracy") or made.get("score")
@@ -273,7 +284,7 @@ def _row(
         accuracy_intervals=intervals,
         smoke=_read(made["smoke"].out, "smoke.json") if "smoke" in made else None,
         findings=findings,
-        conditions=replace(conditions, questions=questions),
+        conditions=replace(conditions, questions=questions, made_on={} if levels else _made_on(made)),
     )
 
 

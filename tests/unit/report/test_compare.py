@@ -248,14 +248,42 @@ def test_what_a_comparison_is_about_may_differ() -> None:
     assert (len(result.pairs), len(result.refused)) == (0, 1), "measured on another machine last week"
 
 
-def test_builds_without_a_load_run_are_said_to_be_of_unknown_systems() -> None:
-    built = cell("fp16", conditions=Conditions(), accuracy={})
-    base, new = (Side(name, (dataclasses.replace(built, build_s=took),)) for name, took in (("b", 8), ("n", 80)))
-    result = compare(new, base, ["build_s"])
-    assert found(result, "build_s", None).new == 80
-    words = "not known to be alike (m/fp16/bs4): the system: not recorded on either side"
-    assert words in " ".join(writers.to_markdown(result).split())
-    assert compare(Side("n", (cell("fp16", level()),)), Side("b", (cell("fp16", level()),))).told == ()
+HERE = {"cpu": "AMD EPYC", "gpus": ["H100, 80 GiB"], "xllamacpp": "0.2.4"}
+
+
+def made(on: dict[str, Any] | None, **changes: Any) -> Side:
+    """A side that nobody measured under load, made on a machine."""
+    systems = {} if on is None else {"preparation": on, "accuracy": on}
+    conditions = Conditions(made_on=systems, questions=QUESTIONS)
+    return Side(str(on), (cell("fp16", conditions=conditions, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("new", "base", "why"),
+    [
+        (HERE | {"cpu": "Intel Xeon"}, HERE, ["CPU: AMD EPYC in the baseline, Intel Xeon here"]),
+        (HERE | {"gpus": []}, HERE, ["GPUs: H100, 80 GiB in the baseline, none here"]),
+        (None, HERE, ["the system: recorded in the baseline, not recorded here"]),
+        (None, None, ["the system: not recorded on either side"]),
+        (HERE | {"kernel": "6.8"}, HERE, []),
+    ],
+)
+def test_builds_and_scores_of_different_machines_are_refused_without_a_load_run(
+    new: dict[str, Any] | None, base: dict[str, Any] | None, why: list[str]
+) -> None:
+    sides = made(new, build_s=80.0), made(base)
+    result = compare(*sides, ["build_s", "accuracy"])
+    assert [str(each) for _, _, whys in result.refused for each in whys] == why
+    result = compare(*sides, ["build_s", "accuracy"], allow={"system"})
+    assert (found(result, "build_s", None).new, result.refused) == (80, ())
+
+
+def test_a_cell_with_a_load_run_and_one_without_are_of_one_system_if_both_say_so() -> None:
+    loaded = Side("l", (cell("fp16", level()),))
+    here = dict(CONDITIONS.system or {}) | {"server": None, "server_on": None}
+    assert compare(made(here), loaded, ["build_s"]).refused == ()
+    ((_, _, (why,)),) = compare(made(here | {"cpu": "Intel Xeon"}), loaded, ["build_s"]).refused
+    assert why.field.name == "cpu"
 
 
 def test_of_a_server_elsewhere_nothing_is_known() -> None:
@@ -667,7 +695,7 @@ def test_repeats_without_a_load_run_still_have_their_accuracy(pipeline: Pipeline
             {"model": "m"},
             status,
             accuracy={"exact": 0.5},
-            conditions=Conditions(questions=QUESTIONS),
+            conditions=Conditions(questions=QUESTIONS, made_on={"accuracy": HERE}),
         )
         for name, status in (("a", CellStatus.DONE), ("b", CellStatus.DONE), ("failed", CellStatus.FAILED))
     }
