@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.perf import synthetic
-from trtllm_pipeline.perf.load import drawn
-from trtllm_pipeline.perf.prompts import read
+from trtllm_pipeline.bench import synthetic
+from trtllm_pipeline.bench.load import drawn
+from trtllm_pipeline.bench.prompts import read
 from trtllm_pipeline.report.intervals import from_pairs
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -2,7 +2,7 @@
 
     python benchmarks/client.py [--streams 256] [--events 60] [--rounds 3] [--aiperf PATH] [--format json]
 
-The server (`perf/scripted_server.py`, a process of its own) sends each stream 20 events a second, each stream in a phase
+The server (`bench/scripted_server.py`, a process of its own) sends each stream 20 events a second, each stream in a phase
 of its own, and notes the time just before each event goes out. A tool's error is its own time of an event minus that;
 both clocks are CLOCK_MONOTONIC. Lateness of the server is in no error.
 
@@ -34,9 +34,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.perf import self_test
-from trtllm_pipeline.perf.stats import percentile
-from trtllm_pipeline.serving.client import Service
+from trtllm_pipeline.bench import self_test
+from trtllm_pipeline.bench.stats import percentile
+from trtllm_pipeline.client.service import Service
 
 FEW_EVENTS: Final = 10
 REQUESTS: Final = 2

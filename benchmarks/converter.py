@@ -20,7 +20,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.embedded import convert, fidelity, tiny
+from trtllm_pipeline.toolchains.embedded import convert, fidelity, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
@@ -43,7 +43,7 @@ def main() -> int:
         folders = [args.model] if args.model else []
         for architecture in () if args.model else ARCHITECTURES.values():
             folders.append(Path(name) / f"tiny-{architecture}")
-            tiny.write_model(folders[-1], architecture)
+            random_model.write_model(folders[-1], architecture)
         results = [compare(folder, Path(name), args) for folder in folders]
     return 0 if all(results) else 1
 

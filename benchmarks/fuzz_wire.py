@@ -27,9 +27,9 @@ import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trtllm_pipeline.perf import counters
-from trtllm_pipeline.serving import http, http2, openai
-from trtllm_pipeline.serving.client import (
+from trtllm_pipeline.bench import counters
+from trtllm_pipeline.client import openai
+from trtllm_pipeline.client.service import (
     Answer,
     Model,
     ServerSentEvents,
@@ -37,7 +37,8 @@ from trtllm_pipeline.serving.client import (
     num_output_tokens,
     text_output,
 )
-from trtllm_pipeline.serving.wire import ProtocolError
+from trtllm_pipeline.client.transport import http, http2
+from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 
 CPU_S: Final = 2.0
 LONG: Final = 10**6

@@ -62,19 +62,19 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def steps(matrix: Path) -> list[float]:
     """Number of stage runs in the matrix's plan; seconds of loading, expanding, planning and forecasting."""
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
 
     gc.set_threshold(100_000, 50, 100)  # as the command line does
-    request = runner.Request(matrix, toolchain="embedded")
-    machine = runner.machine_of(request)
+    request = flow.Request(matrix, toolchain="embedded")
+    machine = flow.machine_of(request)
     times = [time.perf_counter()]
-    loaded = runner.load(request)
+    loaded = flow.load(request)
     times.append(time.perf_counter())
-    cells = runner.select_cells(request, loaded, machine)
+    cells = flow.select_cells(request, loaded, machine)
     times.append(time.perf_counter())
-    plan = runner.plan_cells(cells, None, machine)
+    plan = flow.plan_cells(cells, None, machine)
     times.append(time.perf_counter())
-    runner.forecast(plan, None)
+    flow.forecast(plan, None)
     times.append(time.perf_counter())
     return [len(plan.stage_runs), *(after - before for before, after in itertools.pairwise(times))]
 

@@ -32,7 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.model_optimizer import job, memory, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
@@ -342,7 +343,7 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
     from transformers import AutoModelForCausalLM
 
-    from trtllm_pipeline.toolchains.calibration_rows import read_rows
+    from trtllm_pipeline.stages.calibration_rows import read_rows
     from trtllm_pipeline.toolchains.model_optimizer import formats
 
     memory.release()

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from trtllm_pipeline.domain import Resources, Scope, StageRunId
-from trtllm_pipeline.scheduler import (
+from trtllm_pipeline.execution.scheduler import (
     Event,
     Finished,
     Instruction,

@@ -103,12 +103,12 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
     from trtllm_pipeline.store.store import Store
 
     store = Store(workspace)
-    request = runner.Request(matrix, toolchain=TOOLCHAIN.name)
-    plan = runner.plan_of(request, store)
+    request = flow.Request(matrix, toolchain=TOOLCHAIN.name)
+    plan = flow.plan_of(request, store)
     begin = time.perf_counter()
     for run in plan.stage_runs.values():
         claim = store.claim(run.fingerprint)

@@ -18,17 +18,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import assume
+from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli.app import COMMANDS, STAGES
+from trtllm_pipeline.config.models import PRECISIONS, Settings, json_schema
 from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.matrix.models import PRECISIONS, Settings, json_schema
-from trtllm_pipeline.perf.validity import GATES
-from trtllm_pipeline.serving.lint import RULES
-from trtllm_pipeline.signatures import SIGNATURES, classify
+from trtllm_pipeline.machine import assume
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.processes.signatures import SIGNATURES, classify
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
+from trtllm_pipeline.triton_repository.lint import RULES
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.standins import templates as standin
-from trtllm_pipeline.machine import TensorRTLLM
-from trtllm_pipeline.serving import lint, model_config
+from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import repository
+from trtllm_pipeline.triton_repository import lint, model_config
 
 RELEASE = "0.16.0"
 

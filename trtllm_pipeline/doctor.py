@@ -17,10 +17,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import gpus, probe
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.probe import Survey
+from trtllm_pipeline.machine import gpus, probe
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.toolchains import base as toolchains
 
 SCHEMA: Final = 1

@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from trtllm_pipeline.cli.app import COMMANDS, STAGE_MODULES, STAGES, main
-from trtllm_pipeline.matrix.models import Settings, json_schema
-from trtllm_pipeline.matrix.recipes import matrices_folder, recipes_folder
+from trtllm_pipeline.config.models import Settings, json_schema
+from trtllm_pipeline.config.recipes import matrices_folder, recipes_folder
 from trtllm_pipeline.toolchains.tensorrt_llm import options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,8 +257,8 @@ def test_data_blocks_are_what_they_claim(page: Path) -> None:
 
 
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
-    from trtllm_pipeline.matrix.expand import expand
-    from trtllm_pipeline.matrix.load import load_matrix
+    from trtllm_pipeline.config.expand import expand
+    from trtllm_pipeline.config.load import load_matrix
 
     examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples

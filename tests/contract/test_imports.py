@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.matrix.recipes import matrices_folder
+from trtllm_pipeline.config.recipes import matrices_folder
 
 HEAVY = {
     "asyncio",

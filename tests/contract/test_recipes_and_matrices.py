@@ -11,13 +11,13 @@ import pytest
 from packaging.version import InvalidVersion
 
 import trtllm_pipeline
+from trtllm_pipeline.config import recipes
+from trtllm_pipeline.config.document import read
+from trtllm_pipeline.config.expand import expand
+from trtllm_pipeline.config.load import TEMPLATE, load_matrix
+from trtllm_pipeline.config.models import Recipe, Settings, json_schema
+from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.errors import MatrixError
-from trtllm_pipeline.matrix import recipes
-from trtllm_pipeline.matrix.document import read
-from trtllm_pipeline.matrix.expand import expand
-from trtllm_pipeline.matrix.load import TEMPLATE, load_matrix
-from trtllm_pipeline.matrix.models import Recipe, Settings, json_schema
-from trtllm_pipeline.matrix.recipes import load_recipe, matrices_folder, recipes_folder
 
 PACKAGE = Path(trtllm_pipeline.__file__).parent
 RECIPES = sorted(path for path in recipes_folder().rglob("*") if path.is_file())
@@ -167,7 +167,7 @@ def test_releases_are_checked(change: str, told: str) -> None:
 
 def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.tiny import write_model
+    from trtllm_pipeline.toolchains.embedded.random_model import write_model
 
     recipe = load_recipe(recipes_folder() / "tiny.yaml").model_dump()
     write_model(tmp_path, recipe["sources"][0]["generated"])

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tests.unit import fabricated, lanes
 from tests.unit.conftest import MACHINE
-from trtllm_pipeline.matrix.models import Repository, Section
+from trtllm_pipeline.config.models import Repository, Section
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.embedded import _REPOSITORY_SETTINGS as EMBEDDED
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi

@@ -13,7 +13,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.standins.triton import MODEL, install_server
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.serving import triton
 
 pytestmark = pytest.mark.integration
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
@@ -75,7 +76,7 @@ def serve(folder: Path, configs: Mapping[str, ModelConfig], **variables: str) ->
         for key, value in {**install_server(folder / "tritonserver"), **variables}.items():
             patch.setenv(key, value)
         server = triton.start(
-            installation.find(),
+            triton_installation.find(),
             repository,
             tuple(configs),
             folder=folder / "links",

@@ -20,8 +20,8 @@ from packaging.version import Version
 from tests.standins import releases
 from tests.standins.programs import arguments
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.matrix.recipes import matrices_folder
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.toolchains import base as toolchains
 

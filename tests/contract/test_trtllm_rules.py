@@ -19,15 +19,15 @@ from tests.standins.programs import ProgramError, Work, build
 from tests.standins.programs.quantize import ALGORITHMS
 from tests.unit.lanes import ENGINES, PYTORCH, infeasible, settings_of, values
 from tests.unit.lanes import cell as some_cell
-from trtllm_pipeline.assume import parse
+from trtllm_pipeline.config.models import PRECISIONS
+from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.execution import command_lines
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.matrix.models import PRECISIONS
-from trtllm_pipeline.matrix.recipes import load_recipe, recipes_folder
-from trtllm_pipeline.plan import make_plan
+from trtllm_pipeline.execution.loop import command_lines
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.plan import make_plan
+from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.calibration_rows import default_set
 from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import refusal
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES
 

@@ -11,9 +11,9 @@ from packaging.version import Version
 
 from tests.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline.machine import TensorRTLLM
-from trtllm_pipeline.serving import lint, model_config
+from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, repository, templates
+from trtllm_pipeline.triton_repository import lint, model_config
 
 OWN_FAULTS = {"0.19.0": {"TRT210"}, "0.20.0": {"TRT210"}, "1.1.0rc6": {"TRT210"}}
 """The ensemble of 0.19 declares one output twice, the same both times; Triton loads it. Later ones are assumed equal."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
 
 _TYPES: dict[str, tuple[str, Any]] = {
@@ -163,7 +164,7 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
     models = folder / "repository"
     models.mkdir(parents=True)
     repository.write(models, engine, settings)
-    installed = installation.find()
+    installed = triton_installation.find()
     triton.check(installed, 4)
     server = triton.start(
         installed,

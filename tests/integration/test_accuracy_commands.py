@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.accuracy import drift
+from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.perf.scripted_server import Script, config, running
+from trtllm_pipeline.evaluate import drift
 
 pytestmark = pytest.mark.integration
 

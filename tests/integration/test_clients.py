@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from trtllm_pipeline.bench.load import EventFile, Level, run_level
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config, running
+from trtllm_pipeline.bench.stats import summary
+from trtllm_pipeline.client.openai import OpenAiClient
+from trtllm_pipeline.client.service import PROTOCOLS, STREAMING, Answer, Client, Generation, Service
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.perf.load import EventFile, Level, run_level
-from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.perf.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.perf.stats import summary
-from trtllm_pipeline.serving.client import PROTOCOLS, STREAMING, Answer, Client, Generation, Service
-from trtllm_pipeline.serving.openai import OpenAiClient
 
 pytestmark = pytest.mark.integration
 
@@ -188,7 +188,7 @@ async def _load(service: Service, protocol: str, lanes: int, events: EventFile) 
 @contextmanager
 def scripted(*args: str, die_after_s: float | None = None) -> Iterator[Service]:
     """A scripted server in a process of its own, ended in order so that it writes its log."""
-    command: list[str] = [sys.executable, "-m", "trtllm_pipeline.perf.scripted_server", *args]
+    command: list[str] = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", *args]
     if "--log" not in args:
         command += ["--log", "/dev/null"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trtllm_pipeline.assume import parse
+from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.toolchains import base as toolchains
 
 pytestmark = pytest.mark.integration

@@ -20,7 +20,7 @@ import pytest
 from fake_hub import FakeHub, Fault, Repository
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers, transfer
+from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE, Work
@@ -78,7 +78,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf-cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("MODELSCOPE_HOME", str(tmp_path / "ms-home"))
-    monkeypatch.setattr(answers, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(hub_errors, "BACKOFF_S", 0.01)
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_server_that_stays_broken_ends_the_attempt(hub: FakeHub, tmp_path: Pat
     with pytest.raises(DownloadError, match="HTTP 503") as failed:
         get("hugging_face", tmp_path)
     assert failed.value.failure is FailureClass.TRANSIENT
-    assert hub.count(f"tiny/{BIG}") == answers.TRIES
+    assert hub.count(f"tiny/{BIG}") == hub_errors.TRIES
 
 
 def test_a_listing_that_fails_is_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:

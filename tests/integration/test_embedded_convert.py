@@ -18,8 +18,8 @@ pytest.importorskip("xllamacpp")
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.calibration_rows import default_set
-from trtllm_pipeline.toolchains.embedded import build, convert, fidelity, safetensors, tiny
+from trtllm_pipeline.stages.calibration_rows import default_set
+from trtllm_pipeline.toolchains.embedded import build, convert, fidelity, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
@@ -35,7 +35,7 @@ PROMPTS = ("Hello world", "The capital of France is", "Once upon a time, in a vi
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    tiny.write_model(folder, request.param)
+    random_model.write_model(folder, request.param)
     return folder
 
 
@@ -59,7 +59,7 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
     texts = [tokens[:96] for tokens in encode(model, " ".join(PROMPTS) * 4, Path(fidelity.__file__).read_text())]
     tolerance = PRECISIONS[precision].tolerance
     weights_only = fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config))
-    with fidelity.open_llama_cpp(path, context=256, vocab_size=tiny.VOCAB_SIZE) as llama_cpp:
+    with fidelity.open_llama_cpp(path, context=256, vocab_size=random_model.VOCAB_SIZE) as llama_cpp:
         served = fidelity.measure(reference, texts, llama_cpp)
     for found in (weights_only, served):
         assert tolerance.admits(found.kl, found.perplexity / found.reference_perplexity), (precision, found)
@@ -90,7 +90,7 @@ def test_greedy_tokens_are_the_references(
     """Equal, but where the reference itself finds two tokens equally likely: within `tie` of log-probability."""
     reference = Reference.from_folder(model)
     path = run_convert(model, tmp_path, precision) / "model.gguf"
-    with fidelity.open_llama_cpp(path, context=256, vocab_size=tiny.VOCAB_SIZE, kv_cache=kv_cache) as llama_cpp:
+    with fidelity.open_llama_cpp(path, context=256, vocab_size=random_model.VOCAB_SIZE, kv_cache=kv_cache) as llama_cpp:
         for prompt in encode(model, *PROMPTS):
             expected, found = reference.generate(prompt, 40, stop=[0, 2]), llama_cpp.generate(prompt, 40)
             assert len(found) == len(expected)
@@ -145,14 +145,14 @@ def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(mod
 )
 def test_rope_scaling_as_llama_cpp_computes_it(tmp_path: Path, scaling: dict[str, Any]) -> None:
     folder = tmp_path / "model"
-    tiny.write_model(folder)
+    random_model.write_model(folder)
     unscaled = Reference.from_folder(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
     reference = Reference.from_folder(folder)
     path = run_convert(folder, tmp_path / "attempt", "fp32") / "model.gguf"
     (text,) = encode(folder, " ".join(PROMPTS) * 5)
-    with fidelity.open_llama_cpp(path, context=512, vocab_size=tiny.VOCAB_SIZE) as llama_cpp:
+    with fidelity.open_llama_cpp(path, context=512, vocab_size=random_model.VOCAB_SIZE) as llama_cpp:
         found = fidelity.measure(reference, [text[:128]], llama_cpp)
     assert found.max_error < 1e-3
     assert np.abs(reference.log_probs(text[:128]) - unscaled.log_probs(text[:128])).max() > 0.1
@@ -160,8 +160,8 @@ def test_rope_scaling_as_llama_cpp_computes_it(tmp_path: Path, scaling: dict[str
 
 def test_shards_give_the_same_file(tmp_path: Path) -> None:
     whole, split = tmp_path / "whole", tmp_path / "split"
-    tiny.write_model(whole, "qwen2")
-    tiny.write_model(split, "qwen2")
+    random_model.write_model(whole, "qwen2")
+    random_model.write_model(split, "qwen2")
     weights = Weights(whole)
     shards = {name: f"model-{index % 3}.safetensors" for index, name in enumerate(weights)}
     for shard in set(shards.values()):
@@ -175,7 +175,7 @@ def test_shards_give_the_same_file(tmp_path: Path) -> None:
 
 def test_calibration_set_and_selection_reach_the_result(tmp_path: Path) -> None:
     folder, own = tmp_path / "model", tmp_path / "own.jsonl"
-    tiny.write_model(folder)
+    random_model.write_model(folder)
     own.write_text("".join(json.dumps({"input": text[::-1]}) + "\n" for text in read_texts(default_set())))
 
     def convert_with(name: str, files: dict[str, Path], **selection: int) -> bytes:

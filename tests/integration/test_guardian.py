@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.process import Exited, Guardian, ProcessEvent, Refused, Spawned, run_command
+from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned, run_command
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -275,7 +275,7 @@ def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap
 CLIENT = """
 import os, select, sys
 from pathlib import Path
-from trtllm_pipeline.process import Guardian
+from trtllm_pipeline.processes.process import Guardian
 folder, nap = Path(sys.argv[1]), sys.argv[2]
 guardian = Guardian()
 print(guardian.pid, flush=True)

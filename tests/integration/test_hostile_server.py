@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.target import Target, service_at
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.perf.target import Target, service_at
 from trtllm_pipeline.serving import server
 
 pytestmark = pytest.mark.integration
@@ -206,7 +206,7 @@ def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) ->
 
 @pytest.mark.parametrize("lie", FRAMES)
 def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
-    from trtllm_pipeline.serving.client import Client, Generation, Model, _GrpcStream, _GrpcUnary
+    from trtllm_pipeline.client.service import Client, Generation, Model, _GrpcStream, _GrpcUnary
 
     async def ask(lane_kind: type[_GrpcUnary]) -> str | None:
         client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)

@@ -18,11 +18,11 @@ import pytest
 from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trtllm_pipeline.bench import validity
+from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.scripted_server import Respond, Script, ScriptedServer, config, running
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.perf import validity
-from trtllm_pipeline.perf.metrics import analyze
-from trtllm_pipeline.perf.scripted_server import Respond, Script, ScriptedServer, config, running
 from trtllm_pipeline.stages import perf
 from trtllm_pipeline.stages.base import Work
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.perf import self_test
-from trtllm_pipeline.serving.client import Service
+from trtllm_pipeline.bench import self_test
+from trtllm_pipeline.client.service import Service
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.matrix.recipes import matrices_folder
+from trtllm_pipeline.config.recipes import matrices_folder
 
 pytestmark = pytest.mark.integration
 

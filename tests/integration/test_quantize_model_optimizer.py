@@ -26,8 +26,16 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, read_rows  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import calibration, formats, forward, job, memory, warm, worker  # noqa: E402
+from trtllm_pipeline.stages.calibration_rows import Row, Selection, read_rows  # noqa: E402
+from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
+    calibration,
+    formats,
+    forward,
+    job,
+    kernel_warmup,
+    memory,
+    worker,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -514,7 +522,7 @@ def test_kernels_loaded_ahead_change_nothing(
     llama: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rehearsed: list[tuple[int, str]] = []
-    attempt = warm._attempt
+    attempt = kernel_warmup._attempt
 
     def spy(rehearse: Any, layer: Any) -> None:
         rehearsed.append((layer.config.num_hidden_layers, str(layer.dtype)))
@@ -523,8 +531,8 @@ def test_kernels_loaded_ahead_change_nothing(
     for precision in ("fp8", "int4_awq"):
         plain = quantize(llama, rows, tmp_path / "plain" / precision, precision=precision)
         with monkeypatch.context() as patch:
-            patch.setattr(warm, "_device", lambda _folder: torch.device("cpu"))
-            patch.setattr(warm, "_attempt", spy)
+            patch.setattr(kernel_warmup, "_device", lambda _folder: torch.device("cpu"))
+            patch.setattr(kernel_warmup, "_attempt", spy)
             out = quantize(llama, rows, tmp_path / "ahead" / precision, precision=precision)
         assert (out / "rank0.safetensors").read_bytes() == (plain / "rank0.safetensors").read_bytes()
     assert rehearsed == [(1, "torch.bfloat16")] * 2, "without a GPU it should not happen by itself"
@@ -542,8 +550,8 @@ def test_what_goes_wrong_while_loading_kernels_is_only_told(
     def broken(*_: object) -> Any:
         raise RuntimeError("CUDA error: broken\nmore")
 
-    monkeypatch.setattr(warm, "_device", lambda _folder: torch.device("cpu"))
-    monkeypatch.setattr(warm, part, broken if part == "_layer" else lambda *_: broken)
+    monkeypatch.setattr(kernel_warmup, "_device", lambda _folder: torch.device("cpu"))
+    monkeypatch.setattr(kernel_warmup, part, broken if part == "_layer" else lambda *_: broken)
     out = quantize(llama, rows, tmp_path, precision="fp8")
     assert (out / "rank0.safetensors").exists()
     assert "not loaded ahead, so the first batch will be slower: CUDA error: broken\n" in capsys.readouterr().out

@@ -20,9 +20,10 @@ import pytest
 from worlds import Stage, eventually, seen_over
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.process import Exited, Guardian, ProcessEvent
-from trtllm_pipeline.serving import installation, ranks, triton
-from trtllm_pipeline.serving.group import Group
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.processes.group import Group
+from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent
+from trtllm_pipeline.serving import mpi_server, triton
 
 pytestmark = [
     pytest.mark.integration,
@@ -32,8 +33,8 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.serving.launch import run_ranks
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.stages.launch import run_ranks
 from trtllm_pipeline.stages.base import Work
 repository, engine, attempt = map(Path, sys.argv[1:4])
 gpus = tuple(Gpu(index, f"GPU-{index}", "stand-in", 1 << 30, 90) for index in range(2))
@@ -417,11 +418,11 @@ def made_for(prefix: str) -> list[Path]:
 
 
 def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
-    if installation.importlib.util.find_spec("pytriton") is None:
+    if triton_installation.importlib.util.find_spec("pytriton") is None:
         pytest.skip("needs the embedded extra")
-    installed = installation.find()
+    installed = triton_installation.find()
     repository = real_repository(tmp_path / "repository")
-    world = ranks.start(
+    world = mpi_server.start(
         installed, repository, 2, release="0.16.0", log=tmp_path / "server.log", ports=triton.free_ports()
     )
     try:

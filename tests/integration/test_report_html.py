@@ -17,10 +17,10 @@ import pytest
 
 from tests.integration.browser import Browser, find_chromium
 from tests.unit.report.fabricated_run import HOSTILE, run
+from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.drift import references
+from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.measured import Figures, Measured, Side
-from trtllm_pipeline.report.names import shared_parts, without
-from trtllm_pipeline.report.page import to_html
 from trtllm_pipeline.report.recommend import Candidate, recommend
 from trtllm_pipeline.report.rows import CellStatus
 from trtllm_pipeline.report.workloads import Workload

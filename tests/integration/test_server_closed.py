@@ -18,7 +18,8 @@ from clients import Client, serve
 from engines import script_engine
 from tritonclient.utils import InferenceServerException
 
-from trtllm_pipeline.serving import http2, triton
+from trtllm_pipeline.client.transport import http2
+from trtllm_pipeline.serving import triton
 
 pytestmark = pytest.mark.integration
 CODE = """

@@ -13,10 +13,10 @@ import pytest
 from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.perf.metrics import analyze
-from trtllm_pipeline.perf.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
 from trtllm_pipeline.stages.base import Work
 

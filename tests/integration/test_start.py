@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline import runner
+from trtllm_pipeline import flow
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.store.store import Store
@@ -100,4 +100,4 @@ class Removing(QuietObserver):
 def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "ws")
     with pytest.raises(StateError, match="the workspace is gone: moved or removed while it was used"):
-        runner.run(runner.Request(TINY, until="download"), store, Removing(store.workspace))
+        flow.run(flow.Request(TINY, until="download"), store, Removing(store.workspace))

@@ -18,9 +18,10 @@ import pytest
 from clients import Client, Stream
 from engines import script_engine
 
+from trtllm_pipeline.client import service as asking
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import client as asking
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
 
 pytestmark = pytest.mark.integration
@@ -28,7 +29,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.serving.launch import run
+from trtllm_pipeline.stages.launch import run
 from trtllm_pipeline.stages.base import Work
 repository, attempt = map(Path, sys.argv[1:3])
 try:
@@ -321,7 +322,7 @@ def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: P
         other.bind((triton.LOOPBACK, ports.grpc))
         other.listen()
         server = triton.start(
-            installation.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
+            triton_installation.find(), models, ("ensemble",), folder=tmp_path / "b", log=tmp_path / "log", ports=ports
         )
         try:
             with pytest.raises(ServerError) as error:

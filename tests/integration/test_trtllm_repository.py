@@ -18,9 +18,11 @@ from tests.broken_repositories import BROKEN, copy, write_good
 from tests.standins import templates as standin
 from tests.standins import triton as backend
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import TensorRTLLM
-from trtllm_pipeline.serving import installation, lint, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.tensorrt_llm import repository
+from trtllm_pipeline.triton_repository import lint
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +56,7 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
     home = folder / "server"
     backend.install_server(home)
     server = triton.start(
-        installation.Triton(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
+        triton_installation.Triton(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
         models,
         ("ensemble", "tensorrt_llm_bls"),
         folder=folder,

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import openai_server, triton
-from trtllm_pipeline.serving.client import Service
+from trtllm_pipeline.serving import triton, trtllm_serve
 
 pytestmark = pytest.mark.integration
 STAND_IN = [sys.executable, str(Path(__file__).with_name("stand_in_serve.py")), "Qwen/Qwen3-8B"]
@@ -27,7 +27,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.serving.launch import run_openai
+from trtllm_pipeline.stages.launch import run_openai
 from trtllm_pipeline.stages.base import Work
 attempt = Path(sys.argv[1])
 try:
@@ -166,7 +166,7 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind((triton.LOOPBACK, ports.http))
         other.listen()
-        server = openai_server.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
+        server = trtllm_serve.start(STAND_IN, log=tmp_path / "server.log", ports=ports)
         try:
             with pytest.raises(ServerError, match="ended with exit status 1") as error:
                 server.wait_ready(20)
@@ -177,5 +177,5 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="the server cannot be started: cannot run") as error:
-        openai_server.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
+        trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
     assert error.value.failure is FailureClass.USER

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.serving import installation, ranks, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.serving import mpi_server, triton
 
 STAND_IN = Path(__file__).with_name("stand_in_rank.py")
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
@@ -37,7 +38,7 @@ class Stage:
         for model in MODELS:
             (self.repository / model).mkdir(parents=True)
             (self.repository / model / "config.pbtxt").write_text(f'name: "{model}"\n')
-        self.installed = installation.Triton(binary, "stand-in", folder / "backends")
+        self.installed = triton_installation.Triton(binary, "stand-in", folder / "backends")
         monkeypatch.setenv("STAND_IN", str(self.orders))
         monkeypatch.setenv(self.marker, "1")
         monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)
@@ -50,11 +51,11 @@ class Stage:
     def report(self, rank: int) -> dict[str, Any]:
         return dict(json.loads((self.orders / f"rank.{rank}.json").read_text()))
 
-    def start(self, world_size: int, *, release: str = "0.16.0", name: str = "a", **options: Any) -> ranks.World:
+    def start(self, world_size: int, *, release: str = "0.16.0", name: str = "a", **options: Any) -> mpi_server.World:
         attempt = self.folder / name
         attempt.mkdir(exist_ok=True)
         ports = options.pop("ports", None) or triton.free_ports()
-        return ranks.start(
+        return mpi_server.start(
             self.installed,
             self.repository,
             world_size,
@@ -65,7 +66,7 @@ class Stage:
         )
 
     @contextmanager
-    def world(self, world_size: int, **options: Any) -> Iterator[ranks.World]:
+    def world(self, world_size: int, **options: Any) -> Iterator[mpi_server.World]:
         """A world that is ready; nothing of it is left afterwards."""
         world = self.start(world_size, **options)
         try:
@@ -100,7 +101,7 @@ def eventually(true: Callable[[], bool], timeout_s: float = 10) -> bool:
     return true()
 
 
-def seen_over(world: ranks.World) -> tuple[ServerError, float]:
+def seen_over(world: mpi_server.World) -> tuple[ServerError, float]:
     """How the world ended, and how long it took to say so; it is looked at as often as the launch stage looks."""
     begin = time.monotonic()
     while world.process.poll() is None:

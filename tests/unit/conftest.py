@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.domain import Cell, CellId, Resources, Scope
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Option, Stage
 from trtllm_pipeline.toolchains.base import Toolchain
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.conftest import MACHINE
+from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.matrix.models import Settings
-from trtllm_pipeline.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.store.store import Artifact, Attempt, Store
 from trtllm_pipeline.toolchains.embedded import TOOLCHAIN
 

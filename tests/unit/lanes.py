@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from trtllm_pipeline.assume import parse
+from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.execution import command_lines
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.matrix.models import Settings
-from trtllm_pipeline.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.execution.loop import command_lines
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.toolchains import base as toolchains
 
 ENGINES: Final = "tensorrt_llm"

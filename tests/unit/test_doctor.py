@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trtllm_pipeline import doctor, probe
-from trtllm_pipeline.assume import parse
+from trtllm_pipeline import doctor
 from trtllm_pipeline.doctor import Check, Status, Verdict
-from trtllm_pipeline.gpus import Device, Graphics
-from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM, TritonServer
-from trtllm_pipeline.probe import Survey
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.gpus import Device, Graphics
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.machine.probe import Survey
 
 GIB = 2**30
 H200 = Device(Gpu(0, "GPU-a", "NVIDIA H200", 140 * GIB, 90), "GPU-a", 139 * GIB, 0)

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline import oom
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.executors.base import Job, failure_of
+from trtllm_pipeline.execution.executor import Job, failure_of
+from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
 OUT_OF_GPU_MEMORY = "[TensorRT-LLM][ERROR] CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 def failed(
-    attempt: Path, code: int, *log: str, told: object = None, timed_out: bool = False, before: oom.Counts | None = None
+    attempt: Path,
+    code: int,
+    *log: str,
+    told: object = None,
+    timed_out: bool = False,
+    before: out_of_memory.Counts | None = None,
 ) -> StageError:
     job = Job(
         id=StageRunId("build-1"),
@@ -73,18 +78,18 @@ def test_only_the_end_of_a_log_is_believed(tmp_path: Path) -> None:
 def test_a_kill_is_for_memory_only_where_the_kernel_counted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, log: str
 ) -> None:
-    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 3}))
-    other = failed(tmp_path, code, log, before=oom.Counts(group={"memory.events": 3}))
+    monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 3}))
+    other = failed(tmp_path, code, log, before=out_of_memory.Counts(group={"memory.events": 3}))
     assert other.failure is FailureClass.BUG
     assert (
         "SIGKILL came not from the kernel for lack of memory (oom_kill in memory.events stayed at 3)" in other.message
     )
-    error = failed(tmp_path, code, log, before=oom.Counts(group={"memory.events": 2}))
+    error = failed(tmp_path, code, log, before=out_of_memory.Counts(group={"memory.events": 2}))
     assert error.failure is FailureClass.OUT_OF_MEMORY
     assert "the kernel killed it for lack of memory (oom_kill in memory.events went from 2 to 3" in error.message
     for each in (other, error):
         assert log in each.message
-        assert each.hint == oom.HINTS[each.failure]
+        assert each.hint == out_of_memory.HINTS[each.failure]
 
 
 def test_a_log_may_know_better_than_a_kill(tmp_path: Path) -> None:

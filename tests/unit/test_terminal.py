@@ -19,8 +19,8 @@ from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.progress import observer
-from trtllm_pipeline.report.planfile import plan_lines
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean, console
 

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields, read_text
+from trtllm_pipeline.files.model_files import Fields, read_text
 
 if TYPE_CHECKING:
     import subprocess

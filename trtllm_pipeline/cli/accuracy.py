@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.layout import csv_value
+from trtllm_pipeline.files.writing import csv_value
 
 if TYPE_CHECKING:
     from trtllm_pipeline.stages.asking import Encode
@@ -139,11 +139,11 @@ def _score(text: str) -> float:
 def _score_url(args: argparse.Namespace) -> int:
     import asyncio
 
-    from trtllm_pipeline.accuracy import result
-    from trtllm_pipeline.accuracy.questions import read, scorable
-    from trtllm_pipeline.perf.prompts import chat_renderer, tokenizer_folder, unrendered
-    from trtllm_pipeline.perf.target import Target, service_at
-    from trtllm_pipeline.runner import data_file
+    from trtllm_pipeline.bench.prompts import chat_renderer, tokenizer_folder, unrendered
+    from trtllm_pipeline.bench.target import Target, service_at
+    from trtllm_pipeline.evaluate import result
+    from trtllm_pipeline.evaluate.questions import read, scorable
+    from trtllm_pipeline.flow import data_file
     from trtllm_pipeline.stages.accuracy import answered, ask, check_all
 
     names = [name.strip() for name in args.metrics.split(",") if name.strip()]
@@ -267,8 +267,8 @@ def _configure_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.accuracy import drift
-    from trtllm_pipeline.accuracy.intervals import METHOD
+    from trtllm_pipeline.evaluate import drift
+    from trtllm_pipeline.evaluate.intervals import METHOD
 
     found = drift.compare(drift.read(args.reference), drift.read(args.other))
     if args.format == "json":
@@ -347,8 +347,8 @@ def _configure_lm_eval(parser: argparse.ArgumentParser) -> None:
 def _lm_eval(args: argparse.Namespace) -> int:
     import shlex
 
-    from trtllm_pipeline.accuracy import lm_eval
-    from trtllm_pipeline.stages.base import write_json
+    from trtllm_pipeline.evaluate import lm_eval
+    from trtllm_pipeline.files.writing import write_json
 
     evaluation = lm_eval.Evaluation(
         url=args.url if "://" in args.url else f"http://{args.url}",

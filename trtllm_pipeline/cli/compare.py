@@ -68,9 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, judge."""
+    from trtllm_pipeline.planning.names import count
     from trtllm_pipeline.report import gate
     from trtllm_pipeline.report.compare import DEFAULT, check_metric, compare, compare_by
-    from trtllm_pipeline.report.names import count
 
     conditions = gate.parse(args.fail_on) if args.fail_on is not None else ()
     names = [check_metric(name.strip()) for name in args.metrics.split(",")] if args.metrics else DEFAULT
@@ -116,7 +116,7 @@ def selected(found: Side, patterns: Sequence[str]) -> Side:
     """`found` with the cells that `patterns` let through; what has no axes stays. Raises UsageError when none is left."""
     from dataclasses import replace
 
-    from trtllm_pipeline.matrix.expand import select
+    from trtllm_pipeline.config.expand import select
 
     if not patterns or not any(cell.axes for cell in found.cells):
         return found

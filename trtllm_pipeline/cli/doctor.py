@@ -50,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look and say; 0, or 3 when no toolchain can be used."""
-    from trtllm_pipeline import assume, doctor, probe
+    from trtllm_pipeline import doctor
+    from trtllm_pipeline.machine import assume, probe
 
     if args.assume is not None:
         machine = assume.parse(args.assume)

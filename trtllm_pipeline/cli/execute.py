@@ -8,11 +8,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import oom
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.executors.base import failure_of, read_job
+from trtllm_pipeline.execution.executor import failure_of, read_job
+from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.verbs import empty_folder
 
 _STDERR: Final = 2
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
                 word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
             words.append(word)
         note("+ " + " ".join(words))
-        before = oom.counts()
+        before = out_of_memory.counts()
         code = subprocess.call(words, stdout=_STDERR, env={**os.environ, **job.environment})
         if code:
             note(f"error: {failure_of(job, code, timed_out=False, before=before).message}")

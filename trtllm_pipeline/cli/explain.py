@@ -10,7 +10,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.names import count
+from trtllm_pipeline.planning.names import count
 
 _ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""
@@ -32,13 +32,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Explain one cell or several; the matrix is the latest run's unless one is given."""
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
 
     args.cells = [args.cell]
     store = options.open_store(args)
     request = options.request_or_latest(args, store)
-    plan = runner.plan_of(request, store)
-    seen = runner.forecast(plan, store)
+    plan = flow.plan_of(request, store)
+    seen = flow.forecast(plan, store)
     explained: list[Json] = []
     for cell in plan.cells:
         stages: list[Json] = []

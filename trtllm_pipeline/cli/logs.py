@@ -12,7 +12,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.planfile import Outline, OutlineCell, OutlineRun
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.store.store import LOG, Store
 from trtllm_pipeline.terminal import clean
 
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a log."""
-    from trtllm_pipeline.report.runs import find_run, read_run
+    from trtllm_pipeline.planning.runs import find_run, read_run
 
     if args.lines is not None and args.lines < 1:
         raise UsageError(f"--lines {args.lines}: must be 1 or more")
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _stage_run(outline: Outline, store: Store, args: argparse.Namespace) -> OutlineRun | None:
     """The stage run whose log is wanted, or None after the logs there are have been listed."""
-    from trtllm_pipeline.report.runs import find_cell, find_stage
+    from trtllm_pipeline.planning.runs import find_cell, find_stage
 
     by_id = outline.stage_runs.get(StageRunId(args.cell))
     if by_id is not None and args.stage is None:
@@ -83,7 +83,7 @@ def _stage_run(outline: Outline, store: Store, args: argparse.Namespace) -> Outl
 
 def _telling(outline: Outline, store: Store, cell: OutlineCell, *, as_json: bool) -> OutlineRun | None:
     """The stage of a cell that runs or failed, or None after the cell's logs have been listed."""
-    from trtllm_pipeline.report.standing import standings
+    from trtllm_pipeline.planning.stage_status import standings
 
     if cell.reason is not None:
         raise UsageError(f"{cell.id} has no logs, it can never work: {cell.reason}")

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             return _show(args)
         case _:
             from trtllm_pipeline.cli.output import emit_json
-            from trtllm_pipeline.matrix.models import json_schema
+            from trtllm_pipeline.config.models import json_schema
 
             emit_json(json_schema(args.kind))
             return 0
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _init(path: Path, *, force: bool, as_json: bool) -> int:
     from trtllm_pipeline.cli.output import emit, emit_json
+    from trtllm_pipeline.config.load import TEMPLATE
     from trtllm_pipeline.errors import UsageError
-    from trtllm_pipeline.matrix.load import TEMPLATE
 
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -103,9 +103,9 @@ def _init(path: Path, *, force: bool, as_json: bool) -> int:
 
 def _validate(args: argparse.Namespace) -> int:
     from trtllm_pipeline.cli.output import emit, emit_json, note
+    from trtllm_pipeline.config.expand import expand
+    from trtllm_pipeline.config.load import load_matrix
     from trtllm_pipeline.errors import MatrixError
-    from trtllm_pipeline.matrix.expand import expand
-    from trtllm_pipeline.matrix.load import load_matrix
 
     results = []
     for path in args.files:
@@ -130,9 +130,9 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from trtllm_pipeline.cli.output import emit, emit_json
-    from trtllm_pipeline.matrix.expand import expand, select
-    from trtllm_pipeline.matrix.load import load_matrix
-    from trtllm_pipeline.report.planfile import axes
+    from trtllm_pipeline.config.expand import expand, select
+    from trtllm_pipeline.config.load import load_matrix
+    from trtllm_pipeline.planning.plan_file import axes
 
     cells = select(expand(load_matrix(args.file, args.sets), default_toolchain=args.toolchain), args.cells)
     if args.format == "json":

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.runner import Request, read_request
+from trtllm_pipeline.flow import Request, read_request
 from trtllm_pipeline.store.store import Store
 
 WORKSPACE = ".pipeline"
@@ -42,7 +42,7 @@ def add_allow(parser: argparse.ArgumentParser) -> None:
 
 
 def _allowed(text: str) -> frozenset[str]:
-    from trtllm_pipeline.perf.conditions import GROUPS, NAMES
+    from trtllm_pipeline.bench.conditions import GROUPS, NAMES
 
     found = frozenset(name.strip() for name in text.split(","))
     unknown = sorted(found - NAMES - set(GROUPS))

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import disk, terminal
+from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError, UsageError
+from trtllm_pipeline.files import disk
 
 
 def emit(text: str) -> None:

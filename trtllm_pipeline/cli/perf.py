@@ -23,15 +23,15 @@ from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PipelineError, UsageError
-from trtllm_pipeline.process import allow_open_files
+from trtllm_pipeline.files.user_files import check, decode
+from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.terminal import raw
-from trtllm_pipeline.userfile import check, decode
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.perf.evidence import Claim
-    from trtllm_pipeline.perf.load import Level
-    from trtllm_pipeline.perf.prompts import Prompt
-    from trtllm_pipeline.perf.target import Target
+    from trtllm_pipeline.bench.load import Level
+    from trtllm_pipeline.bench.prompts import Prompt
+    from trtllm_pipeline.bench.server_checks import Claim
+    from trtllm_pipeline.bench.target import Target
 
 _URL_FLAGS: Final = ("-u", "--url")
 _FORMATS: Final = ("table", "json", "csv")
@@ -207,8 +207,8 @@ def _add_analysis(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.perf import self_test
-    from trtllm_pipeline.perf.metrics import analyze
+    from trtllm_pipeline.bench import self_test
+    from trtllm_pipeline.bench.metrics import analyze
 
     if args.concurrency is not None and args.request_rate is not None:
         raise UsageError("--concurrency and --request-rate exclude each other", hint="two runs, one with each")
@@ -239,7 +239,7 @@ def _load(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace) -> Target:
-    from trtllm_pipeline.perf.target import Target, service_at
+    from trtllm_pipeline.bench.target import Target, service_at
 
     protocol = f"openai_{args.endpoint_type}" if args.interface == "openai" else args.interface
     return Target(
@@ -261,7 +261,7 @@ def _target(args: argparse.Namespace) -> Target:
 
 
 def _claim(args: argparse.Namespace) -> Claim:
-    from trtllm_pipeline.perf.evidence import Claim
+    from trtllm_pipeline.bench.server_checks import Claim
 
     for option, folder in (("--engine", args.engine), ("--repository", args.repository)):
         if folder is not None and not folder.is_dir():
@@ -282,11 +282,11 @@ def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
 
 
 def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[Prompt, ...]:
-    from trtllm_pipeline.perf.prompts import chat_renderer, read, tokenizer_folder, unrendered
-    from trtllm_pipeline.runner import data_file
+    from trtllm_pipeline.bench.prompts import chat_renderer, read, tokenizer_folder, unrendered
+    from trtllm_pipeline.flow import data_file
 
     if args.synthetic_input_tokens_mean is not None:
-        from trtllm_pipeline.perf import synthetic
+        from trtllm_pipeline.bench import synthetic
 
         if args.input_data is not None or tokenizer is None:
             raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and no --input-data")
@@ -303,7 +303,7 @@ def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[
 
 
 def _plan(args: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Level]:
-    from trtllm_pipeline.perf.load import WARMUP_REQUESTS, levels, rate_levels
+    from trtllm_pipeline.bench.load import WARMUP_REQUESTS, levels, rate_levels
 
     if args.request_rate is not None:
         return rate_levels(
@@ -329,7 +329,7 @@ def _check_server(target: Target) -> None:
     """Raises ServerError when the server, or its model, is not there, UsageError for a metrics endpoint that is none."""
     import asyncio
 
-    from trtllm_pipeline.perf import counters
+    from trtllm_pipeline.bench import counters
 
     async def look() -> None:
         async with target.client():
@@ -356,8 +356,8 @@ def _measure(
 ) -> None:
     import asyncio
 
-    from trtllm_pipeline.perf.load import EventFile
-    from trtllm_pipeline.perf.measure import measure
+    from trtllm_pipeline.bench.load import EventFile
+    from trtllm_pipeline.bench.measure import measure
 
     allow_open_files(max((level.concurrency or 0 for level in plan), default=0))
     total = sum(len(level.planned) for level in plan)
@@ -428,7 +428,7 @@ def _configure_analyze(parser: argparse.ArgumentParser) -> None:
 
 
 def _analyze(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.perf.metrics import analyze
+    from trtllm_pipeline.bench.metrics import analyze
 
     check(args.events)
     result = analyze(args.events, _tokenizer(args.tokenizer), args.slo)
@@ -440,7 +440,7 @@ def _analyze(args: argparse.Namespace) -> int:
 
 
 def _configure_self_test(parser: argparse.ArgumentParser) -> None:
-    from trtllm_pipeline.perf.self_test import FULL, PROTOCOLS
+    from trtllm_pipeline.bench.self_test import FULL, PROTOCOLS
 
     parser.description = (
         "Measure the client's own error against a server of ours that notes what it really sent, and look whether the "
@@ -463,7 +463,7 @@ def _configure_self_test(parser: argparse.ArgumentParser) -> None:
 
 
 def _self_test(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.perf import self_test
+    from trtllm_pipeline.bench import self_test
 
     result = self_test.run(args.protocol, self_test.Size(args.streams, args.events), processes=args.processes)
     if args.format == "json":
@@ -536,7 +536,7 @@ def _show_table(result: dict[str, Any]) -> None:
     emit(
         f"{result['model']} over {result['protocol']}{made_up}; output tokens counted by {result['token_count']['source']}"
     )
-    from trtllm_pipeline.perf.conditions import Conditions, system_words, workload_words
+    from trtllm_pipeline.bench.conditions import Conditions, system_words, workload_words
 
     under = Conditions.read(result)
     emit(f"system: {system_words(under)}")
@@ -571,7 +571,7 @@ def _show_table(result: dict[str, Any]) -> None:
         emit(f"{finding['severity']}: {finding['message']}{place}")
     tested = result["client"]["self_test"]
     if tested is not None:
-        from trtllm_pipeline.perf import self_test
+        from trtllm_pipeline.bench import self_test
 
         emit(self_test.line(tested))
     emit("formulas: --format json, `definitions`")

@@ -8,9 +8,9 @@ from collections import Counter
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit
 from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.plan import Plan
-from trtllm_pipeline.report.names import count, duration
-from trtllm_pipeline.runner import Forecast, Request
+from trtllm_pipeline.flow import Forecast, Request
+from trtllm_pipeline.planning.names import count, duration
+from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.store.store import Store
 
 _LIST_UP_TO = 40
@@ -43,16 +43,16 @@ def run(args: argparse.Namespace) -> int:
 
 def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
 
-    plan = runner.plan_of(request, store, guess=True)
-    seen = runner.forecast(plan, store)
+    plan = flow.plan_of(request, store, guess=True)
+    seen = flow.forecast(plan, store)
     if as_json:
-        for line in runner.plan_json(plan, store, seen):
+        for line in flow.plan_json(plan, store, seen):
             emit(line)
     else:
         emit("\n".join(_text(plan, seen, verbose=verbose)))
-    runner.check_feasible(plan)
+    flow.check_feasible(plan)
     return 0
 
 

@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List recipes, or show one."""
     from trtllm_pipeline.cli.output import emit, emit_json
-    from trtllm_pipeline.matrix.recipes import find_recipe, list_recipes, load_recipe
+    from trtllm_pipeline.config.recipes import find_recipe, list_recipes, load_recipe
 
     if args.verb == "list":
         recipes = [load_recipe(path) for path in list_recipes(Path()).values()]

@@ -58,8 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Recommend."""
     from trtllm_pipeline.cli.compare import selected
+    from trtllm_pipeline.planning.names import shared_parts
     from trtllm_pipeline.report.measured import load
-    from trtllm_pipeline.report.names import shared_parts
     from trtllm_pipeline.report.recommend import OBJECTIVES, devices, parse_least, parse_slo, recommend
 
     slos = parse_slo(args.slo) if args.slo else ()
@@ -101,8 +101,8 @@ def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo]
     from rich.table import Table
     from rich.text import Text
 
+    from trtllm_pipeline.planning.names import load_words, without
     from trtllm_pipeline.report.compare_writers import number
-    from trtllm_pipeline.report.names import load_words, without
     from trtllm_pipeline.report.workloads import words
 
     holding = [each for each in found if each.reason is None]

@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the report."""
+    from trtllm_pipeline.planning.runs import find_run, read_run
     from trtllm_pipeline.report.rows import rows_of
-    from trtllm_pipeline.report.runs import find_run, read_run
     from trtllm_pipeline.report.writers import NAME, print_report, read_report
 
     if args.slo is not None and args.format != "html":
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
                 stream.write(clean(to_junit(rows, record, matrix)))
             else:
-                from trtllm_pipeline.report.page import to_html
+                from trtllm_pipeline.report.html.page import to_html
 
                 stream.write(clean(to_html(rows, record, matrix, finished=finished, limits=limits)))
             return
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     output = args.output
     if output is None and args.format == "html":
-        from trtllm_pipeline.report.page import NAME as PAGE
+        from trtllm_pipeline.report.html.page import NAME as PAGE
 
         output = str(folder / PAGE)
         emit(output)
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _limits(text: str) -> dict[str, float | str]:
     """The limits of `--slo` as the page's form has them. Raises UsageError."""
+    from trtllm_pipeline.report.html.page import LIMITED
     from trtllm_pipeline.report.measured import RATES, split
-    from trtllm_pipeline.report.page import LIMITED
     from trtllm_pipeline.report.recommend import parse_slo
 
     found: dict[str, float | str] = {}

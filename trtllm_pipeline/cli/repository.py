@@ -17,7 +17,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.serving.lint import Engine, Finding
+    from trtllm_pipeline.triton_repository.lint import Engine, Finding
 
 _GITHUB: Final = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -73,7 +73,7 @@ def _configure_lint(parser: argparse.ArgumentParser) -> None:
 
 
 def _lint(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.serving import lint
+    from trtllm_pipeline.triton_repository import lint
 
     engine = _engine(args.engine)
     rules = lint.select(args.select, args.ignore)
@@ -96,7 +96,7 @@ def _words(text: str) -> Sequence[str]:
 def _engine(folder: str | None) -> Engine | None:
     if folder is None:
         return None
-    from trtllm_pipeline.serving import lint
+    from trtllm_pipeline.triton_repository import lint
 
     try:
         return lint.Engine.read(Path(folder).absolute())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import note
-from trtllm_pipeline.runner import Request
+from trtllm_pipeline.flow import Request
 from trtllm_pipeline.store.store import Store
 
 
@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run, then print the report."""
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         store.index.forget_infeasible()
     if args.refresh:
         store.index.forget_pins()
-    result = runner.run(
+    result = flow.run(
         request,
         store,
         observer(sys.stderr, mode=args.progress),

@@ -16,18 +16,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from trtllm_pipeline import disk
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
-from trtllm_pipeline.process import allow_open_files
+from trtllm_pipeline.files import disk
+from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work, write_failure
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.plan import Plan
+    from trtllm_pipeline.planning.plan import Plan
     from trtllm_pipeline.store.store import Store
 
 
@@ -79,7 +79,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.probe import machine
+    from trtllm_pipeline.machine.probe import machine
 
     known = [toolchains.load(each) for each in toolchains.names()]
     usable = [each for each in known if each.missing(machine()) is None]
@@ -91,7 +91,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
 
 
 def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.store.store import Store
 
@@ -99,15 +99,15 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
     until = stage.upstream("repository")[0] if service else stage.name
     request = options.request_of(args, until=until)
     if service:
-        machine = runner.machine_of(request)
-        cells = [cell.id for cell in runner.select_cells(request, runner.load(request), machine) if cell.reason is None]
+        machine = flow.machine_of(request)
+        cells = [cell.id for cell in flow.select_cells(request, flow.load(request), machine) if cell.reason is None]
         if len(cells) > 1:
             raise UsageError(
                 f"{len(cells)} cells are selected, a server is launched for one",
                 hint="--cells ID; one of " + ", ".join(cells[:8]) + (", ..." if len(cells) > 8 else ""),
             )
     store = Store(Path(args.workspace))
-    plan, outcome = runner.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
+    plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
         return outcome.exit_code
     if service:
@@ -167,7 +167,7 @@ def _commands(stage: Stage, work: Work) -> None:
         return
     import subprocess
 
-    from trtllm_pipeline.probe import machine
+    from trtllm_pipeline.machine.probe import machine
 
     for command in stage.commands(work, machine()):
         note(shlex.join(command))
@@ -227,8 +227,8 @@ def _scratch(name: str) -> Iterator[Path]:
 
 def _find_files(args: argparse.Namespace, stage: Stage) -> None:
     """Put paths for `builtin:NAME`, and where nothing was typed, the file that a matrix would take."""
-    from trtllm_pipeline.matrix.models import Settings
-    from trtllm_pipeline.runner import data_file
+    from trtllm_pipeline.config.models import Settings
+    from trtllm_pipeline.flow import data_file
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     for name in stage.file_names:

@@ -12,8 +12,8 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_json, emit_rendered
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.planfile import Outline, OutlineCell
-from trtllm_pipeline.report.standing import Standing, standings
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell
+from trtllm_pipeline.planning.stage_status import Standing, standings
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     run_id, outline = _outline(args, store)
     cells = outline.cells
     if args.cells and args.matrix is None:
-        from trtllm_pipeline.matrix.expand import select
+        from trtllm_pipeline.config.expand import select
 
         cells = select(cells, args.cells)
     seen = standings(outline, store)
@@ -49,17 +49,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outline(args: argparse.Namespace, store: Store) -> tuple[str | None, Outline]:
-    from trtllm_pipeline.report.planfile import outline
-    from trtllm_pipeline.report.runs import find_run, read_run
+    from trtllm_pipeline.planning.plan_file import outline
+    from trtllm_pipeline.planning.runs import find_run, read_run
 
     if args.run is not None and args.matrix is not None:
         raise UsageError("give a RUN or a --matrix, not both")
     if args.matrix is None:
         folder = find_run(store, args.run)
         return folder.name, read_run(folder)
-    from trtllm_pipeline import runner
+    from trtllm_pipeline import flow
 
-    return None, outline(runner.plan_of(options.request_of(args), store))
+    return None, outline(flow.plan_of(options.request_of(args), store))
 
 
 def to_json(
@@ -94,10 +94,10 @@ def to_text(
     run_id: str | None, outline: Outline, cells: Sequence[OutlineCell], seen: Mapping[StageRunId, Standing]
 ) -> str:
     """The picture of cells x stages, then what runs, what failed and what can never work."""
+    from trtllm_pipeline.planning.names import count, duration, path_from_here, shared_parts, without
+    from trtllm_pipeline.planning.stage_status import running_s
+    from trtllm_pipeline.progress.grid import grid, legend, styled
     from trtllm_pipeline.progress.words import told
-    from trtllm_pipeline.report.grid import grid, legend, styled
-    from trtllm_pipeline.report.names import count, duration, path_from_here, shared_parts, without
-    from trtllm_pipeline.report.standing import running_s
 
     runs = {run: outline.stage_runs[run] for cell in cells for run in cell.stage_runs}
     feasible = [cell for cell in cells if cell.reason is None]

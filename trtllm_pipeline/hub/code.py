@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import model_files
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import RemoteFile
 
 KEY: Final = "code"

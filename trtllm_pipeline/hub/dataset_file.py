@@ -12,7 +12,7 @@ from typing import Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.hub import answers, hugging_face
+from trtllm_pipeline.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"
 NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@\s]+?)(?:@(?P<revision>[\w./-]+))?")
@@ -39,11 +39,11 @@ def fetch(name: str) -> Path:
             endpoint=hugging_face.endpoint(),
         )
     except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
-        raise answers.unreachable(answers.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+        raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
     except EntryNotFoundError as error:
         raise DownloadError(f"the data set {repo} has no file {path}", failure=FailureClass.USER) from error
     except HfHubHTTPError as error:
         raise hugging_face.refusal(repo, error) from error
     except hugging_face.transport_errors() as error:
-        raise answers.unreachable(answers.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+        raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
     return Path(found)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.model_files import Fields
+from trtllm_pipeline.files.model_files import Fields
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers
+from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-HUB: Final = answers.HUGGING_FACE
+HUB: Final = hub_errors.HUGGING_FACE
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -31,7 +31,7 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
     if offline or offline_by_environment():
         folder = cached_folder(model, revision)
         if folder is None:
-            raise answers.offline(HUB, model)
+            raise hub_errors.offline(HUB, model)
         return folder.name
     info = _info(model, revision, files=False)
     if info.gated:
@@ -97,14 +97,14 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
 
     try:
         return HfApi(endpoint=endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
-            model, revision=revision, files_metadata=files, timeout=answers.CONNECT_TIMEOUT_S * (4 if files else 1)
+            model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (4 if files else 1)
         )
     except HFValidationError as error:
         raise DownloadError(f"{model!r} cannot be a model's name: {error}", failure=FailureClass.USER) from error
     except HfHubHTTPError as error:
         raise refusal(model, error) from error
     except transport_errors() as error:
-        raise answers.unreachable(HUB, model, endpoint(), error) from error
+        raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
 
 
 def _check_access(model: str) -> None:
@@ -116,7 +116,7 @@ def _check_access(model: str) -> None:
     except HfHubHTTPError as error:
         raise refusal(model, error) from error
     except transport_errors() as error:
-        raise answers.unreachable(HUB, model, endpoint(), error) from error
+        raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
 
 
 def refusal(model: str, error: Exception) -> DownloadError:
@@ -129,7 +129,7 @@ def refusal(model: str, error: Exception) -> DownloadError:
     # The hub answers 401 for a model that does not exist when nobody is logged in.
     if not code and isinstance(error, RepositoryNotFoundError):
         code = "RepoNotFound"
-    return answers.refusal(HUB, model, response.status_code, code=code, message=message)
+    return hub_errors.refusal(HUB, model, response.status_code, code=code, message=message)
 
 
 def transport_errors() -> tuple[type[Exception], ...]:

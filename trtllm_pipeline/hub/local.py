@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.answers import UnavailableError
+from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import description_files, weight_files
+from trtllm_pipeline.hub.hub_errors import UnavailableError
 from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
 from trtllm_pipeline.hub.verify import check_folder
 

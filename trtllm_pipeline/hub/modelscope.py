@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers
+from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
 
-HUB: Final = answers.MODELSCOPE
+HUB: Final = hub_errors.MODELSCOPE
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 
@@ -32,13 +32,13 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
     Raises DownloadError.
     """
     if offline:
-        raise answers.offline(HUB, model)
+        raise hub_errors.offline(HUB, model)
     api = _api(model)
     endpoint = str(api.legacy.endpoint)
     try:  # the client tries again and again before it says that nobody is there
-        httpx.head(endpoint, timeout=answers.CONNECT_TIMEOUT_S)
+        httpx.head(endpoint, timeout=hub_errors.CONNECT_TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise answers.unreachable(HUB, model, endpoint, error) from error
+        raise hub_errors.unreachable(HUB, model, endpoint, error) from error
     entries = _entries(api, model, revision)
     if not _COMMIT.fullmatch(revision):
         # The newest commit of any entry holds every file as it is now, which the branch need not do tomorrow.
@@ -71,7 +71,7 @@ def _api(model: str) -> HubApi:
     try:
         from modelscope_hub import HubApi, HubConfig
     except ImportError as error:
-        raise answers.UnavailableError(
+        raise hub_errors.UnavailableError(
             f"{model}: the client of {HUB.name} is not installed",
             failure=FailureClass.USER,
             hint="pip install 'trtllm-pipeline[modelscope]'",
@@ -86,12 +86,12 @@ def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = api.legacy.list_repo_files(model, "model", revision, recursive=False)
     except APIError as error:
         if error.status_code is None:
-            raise answers.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
-        raise answers.refusal(HUB, model, error.status_code, message=error.message) from error
+            raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
+        raise hub_errors.refusal(HUB, model, error.status_code, message=error.message) from error
     except (HubError, ValueError) as error:
-        raise answers.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
+        raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
     if not entries:
-        raise answers.refusal(HUB, model, 404)
+        raise hub_errors.refusal(HUB, model, 404)
     return entries
 
 

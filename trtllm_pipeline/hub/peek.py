@@ -54,7 +54,7 @@ def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline
 def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | None:
     import httpx
 
-    from trtllm_pipeline.hub import answers, hugging_face, modelscope
+    from trtllm_pipeline.hub import hub_errors, hugging_face, modelscope
 
     if "hugging_face" in pinned:
         model, commit = str(pinned["hugging_face"]), str(pinned["revision"])
@@ -63,23 +63,23 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
         if offline or hugging_face.offline_by_environment():
             if hugging_face.cached_folder(model, commit) is not None:
                 return None  # the model is here, and has no such file
-            raise answers.offline(answers.HUGGING_FACE, model)
-        hub, headers, url = answers.HUGGING_FACE, hugging_face.headers(), hugging_face.file_url(model, commit, name)
+            raise hub_errors.offline(hub_errors.HUGGING_FACE, model)
+        hub, headers, url = hub_errors.HUGGING_FACE, hugging_face.headers(), hugging_face.file_url(model, commit, name)
     else:
         model = str(pinned["modelscope"])
         if offline:
-            raise answers.offline(answers.MODELSCOPE, model)
+            raise hub_errors.offline(hub_errors.MODELSCOPE, model)
         listed = {file.path: file.url for file in modelscope.listing(model, str(pinned["revision"]))}
         if name not in listed:
             return None
-        hub, headers, url = answers.MODELSCOPE, modelscope.headers(), listed[name]
+        hub, headers, url = hub_errors.MODELSCOPE, modelscope.headers(), listed[name]
     try:
-        limits = httpx.Timeout(answers.CONNECT_TIMEOUT_S * 2)
+        limits = httpx.Timeout(hub_errors.CONNECT_TIMEOUT_S * 2)
         with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=limits) as response:
             if response.status_code == httpx.codes.NOT_FOUND:
                 return None
             if response.status_code != httpx.codes.OK:
-                raise answers.refusal(hub, model, response.status_code)
+                raise hub_errors.refusal(hub, model, response.status_code)
             text = b""
             for chunk in response.iter_bytes():
                 text += chunk
@@ -87,4 +87,4 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
                     return None
             return text
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise answers.unreachable(hub, model, url, error) from error
+        raise hub_errors.unreachable(hub, model, url, error) from error

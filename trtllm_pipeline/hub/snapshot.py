@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers, code, hugging_face, local, modelscope
+from trtllm_pipeline.hub import code, hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import RemoteFile, description_files, weight_files
 from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
 
@@ -21,13 +21,13 @@ def fetch(
         if offline or hugging_face.offline_by_environment():
             cached = hugging_face.cached_folder(model, commit)
             if cached is None:
-                raise answers.offline(answers.HUGGING_FACE, model)
+                raise hub_errors.offline(hub_errors.HUGGING_FACE, model)
             local.take(cached, out, progress=progress)
             code.take(pinned, cached, out, model)
             return
-        files = answers.patiently(lambda: hugging_face.listing(model, commit))
+        files = hub_errors.patiently(lambda: hugging_face.listing(model, commit))
         with Transfer(
-            answers.HUGGING_FACE,
+            hub_errors.HUGGING_FACE,
             model,
             kept,
             headers=hugging_face.headers(),
@@ -39,8 +39,8 @@ def fetch(
         return
     model, revision = str(pinned["modelscope"]), str(pinned["revision"])
     if offline:
-        raise answers.offline(answers.MODELSCOPE, model)
-    files = answers.patiently(lambda: modelscope.listing(model, revision))
+        raise hub_errors.offline(hub_errors.MODELSCOPE, model)
+    files = hub_errors.patiently(lambda: modelscope.listing(model, revision))
     if modelscope.listing_digest(files) != pinned["listing"]:
         raise DownloadError(
             f"{model} has changed on ModelScope since this was planned",
@@ -48,7 +48,7 @@ def fetch(
             hint="start the command again",
         )
     with Transfer(
-        answers.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers
+        hub_errors.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers
     ) as transfer:
         _bring(pinned, model, files, transfer, kept, out)
 

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.digest import StatCache, digest_file
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.files.digest import StatCache, digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import code
-from trtllm_pipeline.hub.answers import UnavailableError
+from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.hub.transfer import Progress

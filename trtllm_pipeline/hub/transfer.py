@@ -23,9 +23,9 @@ from typing import Final
 import httpx
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import answers
+from trtllm_pipeline.files.model_files import copy
+from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
-from trtllm_pipeline.model_files import copy
 
 Progress = Callable[[float, float | None, str], None]
 
@@ -51,7 +51,7 @@ class Transfer:
 
     def __init__(
         self,
-        hub: answers.Hub,
+        hub: hub_errors.Hub,
         model: str,
         folder: Path,
         *,
@@ -71,7 +71,7 @@ class Transfer:
         self._client = httpx.Client(
             headers={**headers, "accept-encoding": "identity"},
             follow_redirects=True,
-            timeout=httpx.Timeout(30.0, connect=answers.CONNECT_TIMEOUT_S * 2, pool=None),
+            timeout=httpx.Timeout(30.0, connect=hub_errors.CONNECT_TIMEOUT_S * 2, pool=None),
         )
 
     def __enter__(self) -> Transfer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
@@ -137,7 +137,7 @@ class Transfer:
                 failures = 1 if _size(part) >= furthest + _GAIN_BYTES else failures + 1
                 furthest = max(furthest, _size(part))
                 wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
-                if failures >= answers.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
+                if failures >= hub_errors.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
                     stated = reason.error if isinstance(reason, _BrokenOffError) else None
                     raise stated or DownloadError(
                         f"{self._model}: the transfer of {file.path} from {self._hub.name} breaks off at "
@@ -145,7 +145,7 @@ class Transfer:
                         failure=FailureClass.TRANSIENT,
                         hint="check the network; the next attempt goes on from there",
                     ) from reason
-                self._stop.wait(answers.backoff_s(failures) if wait_s is None else wait_s)
+                self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
     def _receive(self, file: RemoteFile, part: Path) -> None:
         """Append to `part` what one connection brings."""
@@ -160,7 +160,7 @@ class Transfer:
                 self._discard(part)
                 raise _BrokenOffError(f"range from {offset} refused")
             if status >= 400:
-                error = answers.refusal(
+                error = hub_errors.refusal(
                     self._hub,
                     self._model,
                     status,

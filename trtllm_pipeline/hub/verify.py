@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.files import model_files
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.user_files import decode
 from trtllm_pipeline.hub.files import INDEX, description_files, read_index, weight_files
-from trtllm_pipeline.model_files import Fields
-from trtllm_pipeline.userfile import decode
 
 # Source: https://github.com/huggingface/safetensors (format and limits)
 _MAX_HEADER_BYTES: Final = 100_000_000

@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.execution import Observer
+    from trtllm_pipeline.execution.loop import Observer
 
 Mode = Literal["auto", "live", "plain", "json", "quiet"]
 

@@ -10,10 +10,10 @@ from typing import Final, TextIO
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.planning.names import count, duration
+from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, told, who
-from trtllm_pipeline.report.names import count, duration
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TextIO
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.plan import Plan, StageRun
+from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
+from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.progress.grid import LOOKS, flow, grid, legend, symbol
 from trtllm_pipeline.progress.tracker import GOOD, Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, share, told
-from trtllm_pipeline.report.grid import LOOKS, flow, grid, legend, symbol
-from trtllm_pipeline.report.names import duration, shared_parts, shorten, without
 
 if TYPE_CHECKING:
     from rich.live import Live

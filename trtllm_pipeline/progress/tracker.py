@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.plan import Plan, StageRun
-from trtllm_pipeline.report.names import count
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.planning.plan import Plan, StageRun
 
 Clock = Callable[[], float]
 _S = StageStatus

@@ -7,9 +7,9 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.executors.base import tail
-from trtllm_pipeline.plan import Plan, StageRun
-from trtllm_pipeline.report.names import amount, count, duration, path_from_here
+from trtllm_pipeline.execution.executor import tail
+from trtllm_pipeline.planning.names import amount, count, duration, path_from_here
+from trtllm_pipeline.planning.plan import Plan, StageRun
 
 _MAX_LISTED: Final = 10
 

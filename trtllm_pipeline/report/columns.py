@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.accuracy.drift import DEFINITIONS as DRIFT
-from trtllm_pipeline.accuracy.intervals import METHOD as INTERVAL_METHOD
-from trtllm_pipeline.accuracy.scores import METRICS as SCORES
-from trtllm_pipeline.accuracy.scores import NORMALISATION
-from trtllm_pipeline.perf.metrics import DEFINITIONS
+from trtllm_pipeline.bench.metrics import DEFINITIONS
+from trtllm_pipeline.evaluate.drift import DEFINITIONS as DRIFT
+from trtllm_pipeline.evaluate.intervals import METHOD as INTERVAL_METHOD
+from trtllm_pipeline.evaluate.scores import METRICS as SCORES
+from trtllm_pipeline.evaluate.scores import NORMALISATION
 from trtllm_pipeline.report.rows import Level, Row
 
 

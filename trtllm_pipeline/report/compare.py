@@ -12,14 +12,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
+from trtllm_pipeline.bench.stats import PERCENTILES
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.perf.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.perf.stats import PERCENTILES
+from trtllm_pipeline.planning.names import load_words
 from trtllm_pipeline.report import intervals
 from trtllm_pipeline.report.intervals import Interval, Statistic
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Sample, Side, split
-from trtllm_pipeline.report.names import load_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,7 @@ def compare(
     """Hold each cell of `new` against the cell of `base` that is equal on all axes both sides have.
 
     Those that were measured under other conditions are refused, but for what `allow` names: groups or fields of
-    `perf/conditions.py`.
+    `bench/conditions.py`.
     """
     matched, only_new, only_base = _match(new.cells, base.cells)
     return _compared(new.name, base.name, matched, metrics, only_new, only_base, allow)
@@ -483,7 +483,7 @@ def _paired_questions(score: str, answers: Path | None, base: Path | None) -> In
     """Interval of the difference of mean scores over the questions both were asked; None when there is no such thing."""
     if answers is None or base is None:
         return None
-    from trtllm_pipeline.accuracy import drift
+    from trtllm_pipeline.evaluate import drift
 
     try:
         found = drift.compare(drift.read(base), drift.read(answers))

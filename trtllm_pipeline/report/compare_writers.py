@@ -7,11 +7,11 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.perf.conditions import UNKNOWN
+from trtllm_pipeline.bench.conditions import UNKNOWN
+from trtllm_pipeline.files.writing import csv_value
+from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.report.compare import Comparison, Delta, Pair, Payback, Verdict
 from trtllm_pipeline.report.gate import Break
-from trtllm_pipeline.report.layout import csv_value
-from trtllm_pipeline.report.names import count, shared_parts, without
 
 if TYPE_CHECKING:
     from rich.console import Group

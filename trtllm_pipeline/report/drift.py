@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.accuracy import drift
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.evaluate import drift
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
 """Precisions a reference may have, the preferred first."""

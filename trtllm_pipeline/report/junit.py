@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import Final
 from xml.etree import ElementTree as Xml
 
+from trtllm_pipeline.bench.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.perf.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellStatus, Row
 from trtllm_pipeline.report.writers import moment

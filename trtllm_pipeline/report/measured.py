@@ -18,16 +18,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, UsageError
-from trtllm_pipeline.perf.conditions import Conditions, deciding, differences
-from trtllm_pipeline.report.names import load_key, load_words
+from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
+from trtllm_pipeline.planning.names import load_key, load_words
+from trtllm_pipeline.planning.runs import find_run, read_run
 from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellStatus, Level, Row, levels_of, rows_of
-from trtllm_pipeline.report.runs import find_run, read_run
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.userfile import fail, read_json, read_mapping
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -257,7 +257,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
 
 
 def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
-    from trtllm_pipeline.perf.metrics import analyze
+    from trtllm_pipeline.bench.metrics import analyze
 
     beside = path.with_name(PERF)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
@@ -297,7 +297,7 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
 
 def tokenizer_at(path: Path) -> Tokenizer:
     """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
-    from trtllm_pipeline.model_files import read_tokenizer
+    from trtllm_pipeline.files.model_files import read_tokenizer
 
     try:
         return read_tokenizer(path)
@@ -384,7 +384,7 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ..
 
 
 def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
-    from trtllm_pipeline.perf.metrics import read
+    from trtllm_pipeline.bench.metrics import read
 
     try:
         run = read(events, None if tokenizer is None else tokenizer_at(tokenizer))

@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.perf.conditions import deciding, differences, of_questions
+from trtllm_pipeline.planning.names import load_words
 from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
 from trtllm_pipeline.report.drift import UNQUANTIZED, references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
-from trtllm_pipeline.report.names import load_words
 from trtllm_pipeline.report.workloads import Workload, workloads
 
 Objective = Literal["throughput", "latency", "size"]
@@ -116,7 +116,7 @@ def recommend(
 ) -> tuple[Candidate, ...]:
     """Every cell, workload by workload: those that hold from the best down, then those that fell out in the order of the
     run. Without `least`, cells fall out whose accuracy is clearly below that of the unquantized one. `allow`: groups or
-    fields of `perf/conditions.py` that do not tell workloads apart.
+    fields of `bench/conditions.py` that do not tell workloads apart.
     """
     axes = {cell.id: cell.axes for cell in side.cells}
     by_id = {cell.id: cell for cell in side.cells}

@@ -17,18 +17,18 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.perf.conditions import Conditions
-from trtllm_pipeline.plan import Plan
+from trtllm_pipeline.planning.names import load_key
+from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
+from trtllm_pipeline.planning.stage_status import Standing, standings
 from trtllm_pipeline.report import drift
-from trtllm_pipeline.report.names import load_key
-from trtllm_pipeline.report.planfile import Outline, OutlineCell, outline
-from trtllm_pipeline.report.standing import Standing, standings
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Artifact, Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.execution import Outcome
+    from trtllm_pipeline.execution.loop import Outcome
 
 LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trtllm_pipeline import terminal
+from trtllm_pipeline.bench.conditions import FIELDS, system_words, workload_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.perf.conditions import FIELDS, system_words, workload_words
+from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import csv_value, json_lines
+from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.layout import csv_value, json_lines
-from trtllm_pipeline.report.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellStatus, Level, Row
-from trtllm_pipeline.userfile import decode_mapping
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult

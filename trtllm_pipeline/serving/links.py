@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import model_config
+from trtllm_pipeline.triton_repository import model_config
 
 COMPILED: Final = "__pycache__"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+@%=-]*")

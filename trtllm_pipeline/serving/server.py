@@ -12,11 +12,10 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from trtllm_pipeline import oom
+from trtllm_pipeline.client.transport.http import HttpError, Parser, request_head
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import killed
-from trtllm_pipeline.serving.http import HttpError, Parser, request_head
-from trtllm_pipeline.signatures import KILLED, classify
+from trtllm_pipeline.processes import killed, out_of_memory
+from trtllm_pipeline.processes.signatures import KILLED, classify
 
 TAIL_BYTES: Final = 1 << 18
 """As much of a log's end is looked at for a cause."""
@@ -59,7 +58,7 @@ class Server(Protocol):
     def log(self) -> Path:
         """Where it says what goes wrong."""
 
-    before: oom.Counts
+    before: out_of_memory.Counts
     """What the kernel had counted when it was started, or last looked at."""
 
     def ready(self) -> bool:
@@ -142,7 +141,7 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
 
 
 def diagnose(
-    who: str, status: int | None, log: Path, cause: str | None = None, *, before: oom.Counts | None = None
+    who: str, status: int | None, log: Path, cause: str | None = None, *, before: out_of_memory.Counts | None = None
 ) -> ServerError:
     """What ended `who`, as an error with the log's own words. `status` is negative for a signal, None if not known.
 
@@ -154,7 +153,7 @@ def diagnose(
     elif cause is None and status is not None:
         cause = f"ended with exit status {status}" if status >= 0 else f"was ended by signal {_signal_name(-status)}"
     if known is KILLED or (known is None and status == -signal.SIGKILL):
-        failure, words, hint = oom.verdict(before)
+        failure, words, hint = out_of_memory.verdict(before)
         return ServerError(f"{who} {cause}; {words}{quoted(log)}", failure=failure, hint=hint, log=log)
     message = f"{who} {cause}{quoted(log)}"
     if known:

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.guardian import look_up
+from trtllm_pipeline.machine.triton_installation import Triton
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.guardian import look_up
+from trtllm_pipeline.processes.killed import STUB, model_of
 from trtllm_pipeline.serving import links
-from trtllm_pipeline.serving.installation import Triton
-from trtllm_pipeline.serving.killed import STUB, model_of
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
 from trtllm_pipeline.serving.server import diagnose as explained
 
@@ -195,7 +195,7 @@ class Server:
     started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
     """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
-    before: oom.Counts = field(default_factory=oom.counts)
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
         """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
@@ -379,7 +379,9 @@ def private(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("private.py")), *command]
 
 
-def diagnose(status: int | None, log: Path, who: str = "Triton", *, before: oom.Counts | None = None) -> ServerError:
+def diagnose(
+    status: int | None, log: Path, who: str = "Triton", *, before: out_of_memory.Counts | None = None
+) -> ServerError:
     """What ended a server, as an error with the log's own words."""
     loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", "\n".join(telling(log)))
     cause = f"could not load the model {loading[1]}: {loading[2].strip()}" if loading else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from trtllm_pipeline.accuracy import result
-from trtllm_pipeline.accuracy.questions import read, scorable
-from trtllm_pipeline.accuracy.scores import Question
+from trtllm_pipeline.bench.prompts import chat_renderer
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.service import Answer, Service, failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.perf.prompts import chat_renderer
-from trtllm_pipeline.perf.target import Target
-from trtllm_pipeline.serving.client import Answer, Service, failure_class
+from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.questions import read, scorable
+from trtllm_pipeline.evaluate.scores import Question
 from trtllm_pipeline.stages.asking import Encode, encoder, number, protocol_for
 from trtllm_pipeline.stages.base import Work
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import find, read_tokenizer
-from trtllm_pipeline.serving.client import Service
+from trtllm_pipeline.files.model_files import find, read_tokenizer
 from trtllm_pipeline.stages.base import Work
 
 

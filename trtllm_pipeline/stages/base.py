@@ -10,17 +10,16 @@ child process that runs it. It writes its results under `work.out`, prints its l
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine.model import Machine
 
 PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
@@ -69,11 +68,6 @@ class Work:
 _last_progress: dict[Path, float] = {}
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
-    write_lines(path, (json.dumps(value, indent=1, ensure_ascii=False),))
-
-
 def write_failure(attempt: Path, error: PipelineError) -> None:
     """Leave word of why an attempt failed for the run that it belongs to.
 
@@ -81,14 +75,6 @@ def write_failure(attempt: Path, error: PipelineError) -> None:
     """
     failure = error.failure if isinstance(error, StageError) else FailureClass.USER
     write_json(attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint})
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-    temporary.replace(path)
 
 
 def _no_files(_cell: Cell) -> Mapping[str, str]:

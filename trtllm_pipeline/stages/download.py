@@ -42,7 +42,7 @@ def _generate(out: Path, architecture: str, seed: int) -> None:
     from trtllm_pipeline.hub.verify import check_folder
 
     try:
-        tiny = importlib.import_module("trtllm_pipeline.toolchains.embedded.tiny")
+        tiny = importlib.import_module("trtllm_pipeline.toolchains.embedded.random_model")
     except ImportError as error:
         raise DownloadError(
             f"generating a model needs a package that is not installed: {error.name}",

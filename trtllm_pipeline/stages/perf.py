@@ -10,20 +10,21 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+from trtllm_pipeline.bench import self_test
+from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
+from trtllm_pipeline.bench.measure import measure
+from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.bench.server_checks import Claim
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.service import Service, failure_class
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import read_tokenizer
-from trtllm_pipeline.perf import self_test
-from trtllm_pipeline.perf.evidence import Claim
-from trtllm_pipeline.perf.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
-from trtllm_pipeline.perf.measure import measure
-from trtllm_pipeline.perf.metrics import analyze
-from trtllm_pipeline.perf.prompts import Prompt, chat_renderer, read
-from trtllm_pipeline.perf.target import Target
-from trtllm_pipeline.serving.client import Service, failure_class
-from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import number, protocol_for
-from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
 
 
 def run(work: Work) -> None:

@@ -5,10 +5,10 @@ Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json
 
 from __future__ import annotations
 
-from trtllm_pipeline.accuracy import result, timed
-from trtllm_pipeline.accuracy.questions import read, scorable
+from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.perf.prompts import chat_renderer
+from trtllm_pipeline.evaluate import result, timed
+from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.stages.asking import encoder
 from trtllm_pipeline.stages.base import Work
 

@@ -13,11 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.model_files import read_tokenizer
-from trtllm_pipeline.perf.prompts import Prompt
-from trtllm_pipeline.perf.target import AnyClient, Target
-from trtllm_pipeline.serving.client import (
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.target import AnyClient, Target
+from trtllm_pipeline.client.service import (
     PROTOCOLS,
     Answer,
     Client,
@@ -27,9 +25,12 @@ from trtllm_pipeline.serving.client import (
     running_since,
     wire_types,
 )
-from trtllm_pipeline.serving.limits import EngineLimits
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import number
-from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

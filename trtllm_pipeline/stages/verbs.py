@@ -16,8 +16,8 @@ from pathlib import Path
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import MatrixError, UsageError
+from trtllm_pipeline.files.user_files import JsonError, check, decode
 from trtllm_pipeline.stages.base import Option, Stage, Work
-from trtllm_pipeline.userfile import JsonError, check, decode
 
 
 def flag(name: str) -> str:

@@ -120,7 +120,7 @@ def _wrong(path: Path, entry: FileEntry, *, contents: bool) -> str | None:
     if found.st_size != entry.size:
         return f"has {found.st_size} bytes, not {entry.size}"
     if contents:
-        from trtllm_pipeline.digest import digest_file
+        from trtllm_pipeline.files.digest import digest_file
 
         if digest_file(path) != entry.digest:
             return "its content changed"

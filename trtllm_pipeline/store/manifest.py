@@ -186,7 +186,7 @@ def _entry(path: Path, name: str) -> FileEntry:
     identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     digest = _digests.get(identity)
     if digest is None:
-        from trtllm_pipeline.digest import digest_file
+        from trtllm_pipeline.files.digest import digest_file
 
         digest = _digests[identity] = digest_file(path)
     return FileEntry(name, stat.st_size, digest)

@@ -9,12 +9,12 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import PlanError, UsageError
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 
 _TABLE: Final = {
-    "tensorrt_llm": "trtllm_pipeline.toolchains.tensorrt_llm.engines",
-    "tensorrt_llm_pytorch": "trtllm_pipeline.toolchains.tensorrt_llm.pytorch",
+    "tensorrt_llm": "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
+    "tensorrt_llm_pytorch": "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",
     "embedded": "trtllm_pipeline.toolchains.embedded",
 }
 """Name -> module with a `TOOLCHAIN`, the preferred first."""

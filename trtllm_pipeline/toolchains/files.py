@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.model_files import copy, find
+from trtllm_pipeline.files.model_files import copy, find
 
 TOKENIZER_FILES: Final = (
     "tokenizer.json",

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.standins import refusals
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.serving import triton
 
 MODEL: Final = Path(__file__).with_name("model.py")
 _WRAPPER: Final = """\
@@ -31,7 +32,7 @@ def install_server(folder: Path, environment: Mapping[str, str] | None = None) -
     Returns `environment`, such as an Installation's, with a PATH on which that server is found first. Raises
     ServerError where there is no server at all.
     """
-    found = installation.find()
+    found = triton_installation.find()
     home = folder.absolute()
     python = home / "backends" / "python"
     python.mkdir(parents=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.digest import StatCache
 from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.files.digest import StatCache
 from trtllm_pipeline.hub import local, peek, transfer
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve

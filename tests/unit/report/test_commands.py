@@ -13,7 +13,7 @@ import pytest
 from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.report.planfile import plan_lines
+from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.report.rows import CellStatus, Row, levels_of, rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.perf.test_perf_metrics import MS, counted, request, write
+from tests.unit.bench.test_perf_metrics import MS, counted, request, write
 from tests.unit.report.fabricated_conditions import CONDITIONS, QUESTIONS, other
+from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.perf.conditions import Conditions
 from trtllm_pipeline.report import compare_writers as writers
 from trtllm_pipeline.report.compare import Comparison, Verdict, accuracy_delta, compare, compare_by, to_json
 from trtllm_pipeline.report.gate import breaks, parse
@@ -857,8 +857,8 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
 
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.perf.test_perf_metrics import Words
-    from trtllm_pipeline.perf.metrics import analyze
+    from tests.unit.bench.test_perf_metrics import Words
+    from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.report import measured
 
     monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.unit.report.fabricated_conditions import other
 from tests.unit.report.fabricated_run import HOSTILE, hostile_row, run
-from trtllm_pipeline.report.names import shared_parts, without
-from trtllm_pipeline.report.page import to_html
+from trtllm_pipeline.planning.names import shared_parts, without
+from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.rows import CellStatus
 
 

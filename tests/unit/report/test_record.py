@@ -9,7 +9,7 @@ import pytest
 from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.report.planfile import plan_lines
+from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.report.record import Ending, StageRecord, read_record
 from trtllm_pipeline.store.store import JOB, Store
 
@@ -117,7 +117,7 @@ def test_a_killed_pipeline_leaves_interrupted_attempts(store: Store) -> None:
 def test_html_goes_to_the_runs_folder_and_its_path_to_stdout(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.report.page.vega", lambda: "")
+    monkeypatch.setattr("trtllm_pipeline.report.html.page.vega", lambda: "")
     assert main(["report", "--workspace", str(store.workspace), "--format", "html"]) == 0
     path = capsys.readouterr().out.strip()
     assert path == str(store.runs_dir / "run-1" / "report.html")
@@ -130,7 +130,7 @@ def test_limits_of_the_page(
     store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: list[object] = []
-    monkeypatch.setattr("trtllm_pipeline.report.page.to_html", lambda *_, limits, **__: given.append(limits) or "")
+    monkeypatch.setattr("trtllm_pipeline.report.html.page.to_html", lambda *_, limits, **__: given.append(limits) or "")
     command = ["report", "-w", str(store.workspace), "-o", str(tmp_path / "x.html")]
     assert main([*command, "--format", "html", "--slo", "ttft_p99=0.3s,tpot_p99=40ms"]) == 0
     assert given == [{"ttft_ms": 300.0, "tpot_ms": 40.0, "statistic": "p99"}]

@@ -11,11 +11,11 @@ import pytest
 from tests.unit import fabricated
 from trtllm_pipeline.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import Outcome
-from trtllm_pipeline.plan import Plan
-from trtllm_pipeline.report.planfile import outline, plan_lines, read_plan
+from trtllm_pipeline.execution.loop import Outcome
+from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan
+from trtllm_pipeline.planning.stage_status import standings
 from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, levels_of, rows, rows_of
-from trtllm_pipeline.report.standing import standings
 from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 

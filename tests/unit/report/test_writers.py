@@ -11,11 +11,11 @@ import pytest
 
 from tests.unit import fabricated
 from tests.unit.report.fabricated_conditions import CONDITIONS, other
+from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.perf.conditions import Conditions
-from trtllm_pipeline.report.grid import LOOKS, grid
-from trtllm_pipeline.report.names import amount, duration, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import amount, duration, shared_parts, shorten, without
+from trtllm_pipeline.progress.grid import LOOKS, grid
 from trtllm_pipeline.report.rows import CellStatus, Level, Row
 from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
 

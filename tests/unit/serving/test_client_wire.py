@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving.client import (
+from trtllm_pipeline.client.service import (
     Answer,
     Client,
     Event,
@@ -31,6 +30,7 @@ from trtllm_pipeline.serving.client import (
     running_since,
     text_output,
 )
+from trtllm_pipeline.errors import FailureClass, ServerError
 
 EVENTS = ['{"text_output": "é😀"}', "two\nlines", "", "last"]
 STREAM = "".join(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.serving import contract
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.serving import engine_requirements
 
 H100 = Gpu(0, "GPU-0", "NVIDIA H100 80GB HBM3", 80 << 30, 90)
 MACHINE = Machine(8, "cpu", (H100, replace(H100, index=1)), tensorrt_llm=TensorRTLLM("0.16.0"))
@@ -27,7 +27,7 @@ def engine(tmp_path: Path) -> Path:
     for rank in range(2):
         (tmp_path / f"rank{rank}.engine").write_bytes(b"plan %d" % rank)
     (tmp_path / "rank0_managed_weights.safetensors").write_bytes(b"weights")
-    contract.write(tmp_path, H100)
+    engine_requirements.write(tmp_path, H100)
     return tmp_path
 
 
@@ -39,14 +39,14 @@ def change(engine: Path, **values: object) -> None:
 def refused(engine: Path, machine: Machine = MACHINE, failure: FailureClass = FailureClass.USER) -> ServerError:
     """The refusal; only what another engine would be built for may be INFEASIBLE, which is remembered for ever."""
     with pytest.raises(ServerError) as error:
-        contract.check(engine, machine)
+        engine_requirements.check(engine, machine)
     assert error.value.failure is failure
     assert error.value.hint
     return error.value
 
 
 def test_what_was_written_is_read_and_fits(engine: Path) -> None:
-    found = contract.check(engine, MACHINE)
+    found = engine_requirements.check(engine, MACHINE)
     assert (found.release, found.world_size, found.sm, found.gpu) == ("0.16.0", 2, 90, "NVIDIA H100 80GB HBM3")
     assert found.digests is not None
     assert sorted(found.digests) == ["rank0.engine", "rank0_managed_weights.safetensors", "rank1.engine"]
@@ -62,7 +62,7 @@ def test_the_file_holds_what_other_programs_look_for(engine: Path) -> None:
 
 def test_an_engine_from_elsewhere_is_compared_by_its_config(engine: Path) -> None:
     (engine / "engine.json").unlink()
-    found = contract.check(engine, MACHINE)
+    found = engine_requirements.check(engine, MACHINE)
     assert (found.sm, found.digests) == (None, None)
     change(engine, version="0.15.0")
     assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in refused(engine, failure=NEVER).message
@@ -78,7 +78,7 @@ def test_another_release_is_refused(engine: Path, installed: str | None) -> None
 @pytest.mark.parametrize(("built", "installed"), [("0.16.0", "0.16.0+cu124"), ("0.16.0+cu124", "0.16.0")])
 def test_a_builder_s_addition_to_a_release_is_no_difference(engine: Path, built: str, installed: str) -> None:
     change(engine, version=built)
-    contract.check(engine, replace(MACHINE, tensorrt_llm=TensorRTLLM(installed)))
+    engine_requirements.check(engine, replace(MACHINE, tensorrt_llm=TensorRTLLM(installed)))
 
 
 def test_an_engine_of_the_first_builders_is_refused(engine: Path) -> None:
@@ -100,7 +100,7 @@ def test_too_few_gpus_are_refused_and_more_are_not(engine: Path) -> None:
         "world_size: the engine needs 2 ranks, a GPU each, here is 1"
         in refused(engine, replace(MACHINE, gpus=(H100,))).message
     )
-    contract.check(engine, replace(MACHINE, gpus=(H100,) * 8))
+    engine_requirements.check(engine, replace(MACHINE, gpus=(H100,) * 8))
 
 
 def test_a_missing_or_extra_rank_is_refused(engine: Path) -> None:
@@ -123,14 +123,14 @@ def test_a_shortened_file_is_refused(engine: Path) -> None:
 
 def test_a_changed_file_is_refused_and_a_copy_is_not(engine: Path) -> None:
     os.utime(engine / "rank1.engine", ns=(1, 1))
-    contract.check(engine, MACHINE)
+    engine_requirements.check(engine, MACHINE)
     (engine / "rank1.engine").write_bytes(b"PLAN 1")
     assert "rank1.engine does not fit: digest" in refused(engine).message
 
 
 def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "digest_file", lambda path: pytest.fail(f"{path} was read"))
-    contract.check(engine, MACHINE)
+    monkeypatch.setattr(engine_requirements, "digest_file", lambda path: pytest.fail(f"{path} was read"))
+    engine_requirements.check(engine, MACHINE)
 
 
 def test_a_missing_file_is_named(engine: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_missing_file_is_named(engine: Path) -> None:
 def test_an_incomplete_engine_gets_no_contract(engine: Path) -> None:
     (engine / "rank1.engine").unlink()
     with pytest.raises(ServerError, match="rank files"):
-        contract.write(engine, H100)
+        engine_requirements.write(engine, H100)
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"pretrained_config": {"mapping": {"world_size": "many"}}}'])
@@ -149,7 +149,7 @@ def test_a_folder_that_is_no_engine(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(ServerError, match="is not an engine folder") as error:
-        contract.read(tmp_path)
+        engine_requirements.read(tmp_path)
     assert error.value.failure is FailureClass.USER
 
 
@@ -157,4 +157,4 @@ def test_a_folder_that_is_no_engine(tmp_path: Path, text: str | None) -> None:
 def test_a_broken_contract_is_named(engine: Path, text: str) -> None:
     (engine / "engine.json").write_text(text)
     with pytest.raises(ServerError, match="is not a contract of ours"):
-        contract.read(engine)
+        engine_requirements.read(engine)

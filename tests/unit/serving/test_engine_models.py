@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline import machine
 from trtllm_pipeline.errors import DownloadError, ServerError
+from trtllm_pipeline.machine import model
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.runtime import (
     Event,
@@ -237,7 +237,7 @@ def test_numbers_that_json_does_not_have_are_refused(name: str, value: float) ->
 )
 def test_a_quota_limits_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int) -> None:
     (tmp_path / "cpu.max").write_text(f"{text}\n")
-    monkeypatch.setattr(machine, "_QUOTA_FILE", tmp_path / "cpu.max")
+    monkeypatch.setattr(model, "_QUOTA_FILE", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
-    assert machine.cpu_count() == expected
+    assert model.cpu_count() == expected
     assert physical_cores() <= expected

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trtllm_pipeline import oom
-from trtllm_pipeline.serving import killed
+from trtllm_pipeline.processes import killed, out_of_memory
 
 CHILD = """
 import subprocess, sys
@@ -51,14 +50,14 @@ def end(child: int, signo: int) -> None:
 
 def test_a_killed_model_process_is_named_once_it_stays_uncollected(clock: list[float]) -> None:
     with server(f"/backends/{killed.STUB}", "60") as (root, child):
-        watch = killed.Watch(root, oom.counts())
+        watch = killed.Watch(root, out_of_memory.counts())
         end(child, signal.SIGKILL)
         clock[0] += 1
         assert watch.look() is None, "its parent may be about to collect it"
         clock[0] += 0.5
         assert watch.look() is None, "it was never seen alive, so nobody knows what it was"
     with server(f"/backends/{killed.STUB}", "60") as (root, child):
-        watch = killed.Watch(root, oom.counts())
+        watch = killed.Watch(root, out_of_memory.counts())
         watch._models[child] = "tensorrt_llm"
         end(child, signal.SIGTERM)
         assert watch.look() is None
@@ -70,20 +69,20 @@ def test_any_other_process_counts_where_the_kernel_ran_out_of_memory(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with server("sleep", "60") as (root, child):
-        watch = killed.Watch(root, oom.Counts(group={"events": 0}))
-        monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"events": 0}))
+        watch = killed.Watch(root, out_of_memory.Counts(group={"events": 0}))
+        monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"events": 0}))
         end(child, signal.SIGKILL)
         assert watch.look() is None
         clock[0] += 0.5
         assert watch.look() is None, "the server may have ended it itself"
-        monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"events": 1}))
+        monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"events": 1}))
         clock[0] += 0.5
         assert watch.look() == (f"its process {child} (sleep)", signal.SIGKILL)
 
 
 def test_what_ended_by_itself_is_nobody_s_kill(clock: list[float]) -> None:
     with server("sleep", "0") as (root, child):
-        watch = killed.Watch(root, oom.counts())
+        watch = killed.Watch(root, out_of_memory.counts())
         while (seen := killed.look_up(child)) is not None and not seen.zombie:
             pass
         for _ in range(8):

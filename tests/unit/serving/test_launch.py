@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from trtllm_pipeline import oom
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import installation, launch, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.serving import triton
+from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains import embedded
 from trtllm_pipeline.toolchains.embedded.models import tensors
@@ -27,7 +29,7 @@ class FakeServer:
         self.dead = dead
         self.process = SimpleNamespace(poll=lambda: status, returncode=status)
         self.log = Path("server.log")
-        self.before = oom.counts()
+        self.before = out_of_memory.counts()
         self.ended = threading.Event()
 
     def dead_models(self) -> set[str]:
@@ -118,7 +120,7 @@ class Dying:
         self.stopped = 0
         self.lives = lives
         self.model = model
-        monkeypatch.setattr(installation, "find", lambda: None)
+        monkeypatch.setattr(triton_installation, "find", lambda: None)
         monkeypatch.setattr(triton, "check", lambda *_args, **_options: None)
         monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], []))
         monkeypatch.setattr(launch, "service", lambda _server: {"http": "h", "grpc": "g", "metrics": "m"})
@@ -139,7 +141,7 @@ class Dying:
             process=SimpleNamespace(poll=lambda: status),
             ports=triton.Ports(1001, 1002, 1003),
             log=Path("server.log"),
-            before=oom.counts(),
+            before=out_of_memory.counts(),
             died=lambda: ServerError("ended by SIGSEGV"),
             dead_models=dead_models,
             stop=self.stop,
@@ -196,7 +198,7 @@ def test_options_that_this_triton_lacks_are_named(
 ) -> None:
     dying = Dying(0, monkeypatch)
     found = SimpleNamespace(source="tritonserver 2.30")
-    monkeypatch.setattr(installation, "find", lambda: found)
+    monkeypatch.setattr(triton_installation, "find", lambda: found)
     monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
     dying.run(tmp_path)
     assert "warning: tritonserver 2.30 has no --http-restricted-api" in capsys.readouterr().err
@@ -250,10 +252,10 @@ def test_a_hangup_ends_it_in_order_unless_ignored() -> None:
 
 def test_the_kernel_s_word_for_a_dead_model_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     server: Any = FakeServer([])
-    server.before = oom.Counts(group={"memory.events": 0})
-    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 0}))
+    server.before = out_of_memory.Counts(group={"memory.events": 0})
+    monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 0}))
     assert "memory" not in launch._repaired(server, {"tensorrt_llm"}, 1)
-    monkeypatch.setattr(oom, "counts", lambda: oom.Counts(group={"memory.events": 1}))
+    monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 1}))
     counted = "the kernel killed it for lack of memory"
     assert counted in launch._repaired(server, {"tensorrt_llm"}, 1)
     with pytest.raises(ServerError, match=counted) as error:

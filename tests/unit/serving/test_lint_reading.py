@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.serving import model_config
-from trtllm_pipeline.serving.lint import Engine, EngineError
-from trtllm_pipeline.serving.model_config import ModelConfigError, Placeholder
+from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository.lint import Engine, EngineError
+from trtllm_pipeline.triton_repository.model_config import ModelConfigError, Placeholder
 
 
 @pytest.mark.parametrize(

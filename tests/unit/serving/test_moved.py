@@ -10,10 +10,12 @@ import pytest
 
 from tests.unit.lanes import machine
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import installation, launch, moved
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.embedded import repository as embedded
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi
+from trtllm_pipeline.triton_repository import referenced_paths
 
 ENGINE = "store/build/4a46c422fbf3d1f0a5c3c2b1e6f7a890/out"
 REPOSITORY = "store/repository/0b46c422fbf3d1f0a5c3c2b1e6f7a890/out"
@@ -69,7 +71,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
     write(old / REPOSITORY, old / ENGINE)
     new = old.rename(old.with_name("moved"))
     monkeypatch.setattr(launch, "_serve", lambda *_: pytest.fail("something would have been started"))
-    monkeypatch.setattr(installation, "find", lambda: pytest.fail("a server was looked for"))
+    monkeypatch.setattr(triton_installation, "find", lambda: pytest.fail("a server was looked for"))
     work = Work({}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
     with pytest.raises(ServerError, match="the workspace was moved") as error:
         serve(work)
@@ -81,7 +83,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
 @pytest.mark.parametrize("write", [write_triton, write_llmapi])
 def test_one_that_stayed_is_not(old: Path, write: Write) -> None:
     write(old / REPOSITORY, old / ENGINE)
-    moved.check(old / REPOSITORY, [str(old / ENGINE)])
+    referenced_paths.check(old / REPOSITORY, [str(old / ENGINE)])
 
 
 def test_what_is_no_folder_of_a_workspace_is_left_to_the_server(tmp_path: Path) -> None:
@@ -90,16 +92,16 @@ def test_what_is_no_folder_of_a_workspace_is_left_to_the_server(tmp_path: Path) 
     (tmp_path / "repository" / "broken" / "config.pbtxt").write_text('parameters: { "/store/" ')
     (tmp_path / "repository" / "broken" / "1").mkdir()
     (tmp_path / "repository" / "broken" / "1" / "model.yaml").write_text("[")
-    moved.check(tmp_path / "repository", ["/usr/bin/gone", "store/model", "x" * 5000])
+    referenced_paths.check(tmp_path / "repository", ["/usr/bin/gone", "store/model", "x" * 5000])
 
 
 def test_a_repository_outside_a_workspace_is_written_again_by_hand(tmp_path: Path) -> None:
     write_llmapi(tmp_path / "repository", tmp_path / ENGINE)
     with pytest.raises(ServerError) as error:
-        moved.check(tmp_path / "repository")
+        referenced_paths.check(tmp_path / "repository")
     assert "write it again with `pipeline repository`" in str(error.value.hint)
 
 
 def test_a_text_that_no_path_can_be_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="which is not there"):
-        moved.check(tmp_path, ["/store/" + "x" * 5000])
+        referenced_paths.check(tmp_path, ["/store/" + "x" * 5000])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import ranks
+from trtllm_pipeline.serving import mpi_server
 from trtllm_pipeline.serving.server import Ports
 
 PORTS = Ports(8000, 8001, 8002)
@@ -24,7 +24,7 @@ def argv(world_size: int, release: str = "0.16.0", **changes: Any) -> list[str]:
         "log": Path("/logs"),
         **changes,
     }
-    return ranks.argv("/t/tritonserver", Path("/models"), PORTS, world_size, **options)
+    return mpi_server.argv("/t/tritonserver", Path("/models"), PORTS, world_size, **options)
 
 
 def split(words: list[str]) -> tuple[list[str], list[list[str]]]:
@@ -55,7 +55,7 @@ def split(words: list[str]) -> tuple[list[str], list[list[str]]]:
     ],
 )
 def test_one_rank_needs_no_mpirun_from_0_19_on(world_size: int, release: str, needed: bool) -> None:
-    assert ranks.needs_mpirun(world_size, release) is needed
+    assert mpi_server.needs_mpirun(world_size, release) is needed
     assert (argv(world_size, release)[0] == "mpirun") is needed
 
 
@@ -93,7 +93,7 @@ def test_an_mpirun_that_is_not_there_is_named_with_what_needs_it() -> None:
     with pytest.raises(
         ServerError, match=r"/opt/none/mpirun is not there.* up to TensorRT-LLM 0.18 a single one"
     ) as error:
-        ranks.check_mpirun("/opt/none/mpirun")
+        mpi_server.check_mpirun("/opt/none/mpirun")
     assert error.value.failure is FailureClass.USER
 
 
@@ -161,8 +161,8 @@ def test_the_rank_that_ended_first_is_named_with_its_log(
     process = SimpleNamespace(
         mpirun=True, world_size=4, returncode=1, wait=lambda _timeout_s: 1, dead=lambda: [0, 1, 2, 3]
     )
-    world = ranks.World(
-        cast("ranks.Ranks", cast("Any", process)),
+    world = mpi_server.World(
+        cast("mpi_server.Ranks", cast("Any", process)),
         PORTS,
         output,
         tmp_path / "ranks",
@@ -182,8 +182,8 @@ def test_logs_are_found_however_mpirun_pads_the_rank(tmp_path: Path) -> None:
         log = tmp_path / "ranks" / "1" / f"rank.{rank:02}" / "stdout"
         log.parent.mkdir(parents=True)
         log.touch()
-    process = cast("ranks.Ranks", cast("Any", SimpleNamespace()))
-    world = ranks.World(process, PORTS, tmp_path / "log", tmp_path / "ranks", "", (), (), "127.0.0.1")
+    process = cast("mpi_server.Ranks", cast("Any", SimpleNamespace()))
+    world = mpi_server.World(process, PORTS, tmp_path / "log", tmp_path / "ranks", "", (), (), "127.0.0.1")
     assert world.rank_log(3).parent.name == "rank.03"
     assert world.rank_log(11).parent.name == "rank.11"
     assert world.rank_log(12) == tmp_path / "log"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from trtllm_pipeline.bench.effective_config import Check, compare, read_back
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.serving.readback import Check, compare, read_back
 
 
 def written() -> Any:

@@ -16,16 +16,19 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.serving import installation, triton
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.serving import triton
 from trtllm_pipeline.serving.addresses import reachable
 from trtllm_pipeline.toolchains import embedded
 
-WHEEL = installation.Triton(Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs"))
+WHEEL = triton_installation.Triton(
+    Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs")
+)
 
 
 @pytest.fixture
-def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> installation.Triton:
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton_installation.Triton:
     """A wheel's server whose environment has nothing wrong with it."""
     stub = triton.stub_binary(tmp_path / "stubs")
     stub.parent.mkdir(parents=True)
@@ -35,7 +38,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> installation.Tri
     (backend / "libtriton_python.so").touch()
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: "1.26.4")
     monkeypatch.setattr(triton, "python_library", lambda: Path("/lib/libpython3.so"))
-    return installation.Triton(
+    return triton_installation.Triton(
         Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path
     )
 
@@ -47,17 +50,17 @@ def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     binary.chmod(0o755)
     monkeypatch.setenv("PATH", str(binary.parent))
     monkeypatch.setenv("TRITON_SERVER_VERSION", "2.60.0")
-    found = installation.find()
+    found = triton_installation.find()
     assert (found.binary, found.source, found.stubs) == (binary, "tritonserver 2.60.0", None)
     assert found.backends == tmp_path / "home" / "backends"
 
 
 def test_no_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    monkeypatch.setattr(installation, "CONTAINER_BINARY", Path("/nowhere/tritonserver"))
+    monkeypatch.setattr(triton_installation, "CONTAINER_BINARY", Path("/nowhere/tritonserver"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(ServerError, match="no Triton Inference Server found") as error:
-        installation.find()
+        triton_installation.find()
     assert error.value.failure is FailureClass.USER
     assert "pip install" in str(error.value.hint)
 
@@ -66,7 +69,7 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     pytest.importorskip("tritonclient")
     if importlib.util.find_spec("pytriton") is None:
         pytest.skip("nvidia-pytriton is not installed")
-    code = "import sys; from trtllm_pipeline.serving import installation; installation.find(); print('pytriton' in sys.modules)"
+    code = "import sys; from trtllm_pipeline.machine import triton_installation; triton_installation.find(); print('pytriton' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -77,12 +80,12 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_healthy_environment_passes(healthy: installation.Triton) -> None:
+def test_a_healthy_environment_passes(healthy: triton_installation.Triton) -> None:
     triton.check(healthy, 4)
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.4.1", "3.0.0rc1"])
-def test_numpy_2_is_refused(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_numpy_2_is_refused(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
     with pytest.raises(ServerError, match=f"numpy {version} is installed") as error:
         triton.check(healthy, 4)
@@ -90,14 +93,14 @@ def test_numpy_2_is_refused(healthy: installation.Triton, monkeypatch: pytest.Mo
 
 
 def test_numpy_of_this_python_matters_to_the_wheels_stubs_alone(
-    healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch
+    healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's stubs run under the container's Python, whatever this environment has."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: "2.4.1")
     triton.check(dataclasses.replace(healthy, stubs=None, libraries=None), 4)
 
 
-def test_a_python_without_stub_is_refused(healthy: installation.Triton) -> None:
+def test_a_python_without_stub_is_refused(healthy: triton_installation.Triton) -> None:
     assert healthy.stubs is not None
     folder = triton.stub_binary(healthy.stubs).parent
     folder.rename(folder.with_name("2.7"))
@@ -105,7 +108,7 @@ def test_a_python_without_stub_is_refused(healthy: installation.Triton) -> None:
         triton.check(healthy, 4)
 
 
-def test_a_missing_libpython_is_named(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libpython_is_named(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "python_library", lambda: None)
     with pytest.raises(ServerError, match=r"libpython3\.\d+\.so\.1\.0 is missing"):
         triton.check(healthy, 4)
@@ -116,7 +119,7 @@ def test_a_missing_libpython_is_named(healthy: installation.Triton, monkeypatch:
     [("a:b", "has a ':' in it, which ends a folder in LD_LIBRARY_PATH"), ("a;b", "has a ';' in it")],
 )
 def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
-    healthy: installation.Triton, folder: str, named: str
+    healthy: triton_installation.Triton, folder: str, named: str
 ) -> None:
     with pytest.raises(ServerError, match=named) as error:
         triton.check(dataclasses.replace(healthy, libraries=Path("/home") / folder), 4)
@@ -124,7 +127,7 @@ def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
     triton.check(dataclasses.replace(healthy, libraries=Path("/home/it's a (new) ünï")), 4)
 
 
-def test_small_shared_memory_is_named(healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_is_named(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
     triton.check(healthy, 1)
     with pytest.raises(ServerError, match="has 4 MiB free; 4 Python models need 10") as error:
@@ -132,7 +135,7 @@ def test_small_shared_memory_is_named(healthy: installation.Triton, monkeypatch:
     assert "--shm-size" in str(error.value.hint)
 
 
-def test_backends_are_links_that_can_be_made_twice(healthy: installation.Triton, tmp_path: Path) -> None:
+def test_backends_are_links_that_can_be_made_twice(healthy: triton_installation.Triton, tmp_path: Path) -> None:
     (tmp_path / "repository").mkdir()
     for _ in range(2):
         models, folder = triton.link(healthy, tmp_path / "repository", tmp_path / "links")
@@ -142,7 +145,7 @@ def test_backends_are_links_that_can_be_made_twice(healthy: installation.Triton,
 
 
 def test_the_server_s_environment_puts_this_python_first(
-    healthy: installation.Triton, monkeypatch: pytest.MonkeyPatch
+    healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/own/lib")
@@ -202,7 +205,7 @@ def closing(folder: Path, knows: str) -> tuple[list[str], list[str]]:
     binary = folder / f"tritonserver-{len(list(folder.iterdir()))}"
     binary.write_text(f"#!/bin/sh\necho '{knows}' >&2\nexit 1\n")
     binary.chmod(0o755)
-    return triton.closing_options(installation.Triton(binary, "test", folder))
+    return triton.closing_options(triton_installation.Triton(binary, "test", folder))
 
 
 def test_what_no_client_needs_is_closed_by_a_header_that_none_can_send(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_options_that_a_triton_lacks_are_left_out_and_named(tmp_path: Path) -> N
 
 
 def test_a_triton_that_says_nothing_of_its_options_is_taken_to_have_them(tmp_path: Path) -> None:
-    assert triton.closing_options(installation.Triton(tmp_path / "none", "test", tmp_path))[1] == []
+    assert triton.closing_options(triton_installation.Triton(tmp_path / "none", "test", tmp_path))[1] == []
 
 
 def test_ports_are_free_different_and_found_busy_once_taken() -> None:
@@ -299,19 +302,19 @@ def test_a_server_on_path_is_named_without_its_path(
         monkeypatch.setenv(name, value)
     (tmp_path / "tritonserver").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert installation.find().source == source
+    assert triton_installation.find().source == source
     assert embedded._triton() == source
 
 
 def test_the_toolchain_asks_for_any_server_not_for_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> installation.Triton:
+    def nothing() -> triton_installation.Triton:
         raise ServerError("no Triton Inference Server found")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytriton" else object())
     monkeypatch.setattr(sys, "version_info", (3, 11, 4))
-    monkeypatch.setattr(installation, "find", lambda: WHEEL)
+    monkeypatch.setattr(triton_installation, "find", lambda: WHEEL)
     assert embedded._missing(Machine(cpus=1, cpu="test")) is None
-    monkeypatch.setattr(installation, "find", nothing)
+    monkeypatch.setattr(triton_installation, "find", nothing)
     assert embedded._missing(Machine(cpus=1, cpu="test")) == "the package nvidia-pytriton is not installed"
 
 

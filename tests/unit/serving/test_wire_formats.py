@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from trtllm_pipeline.serving import http, http2, openai
-from trtllm_pipeline.serving.client import Answer, ServerSentEvents
-from trtllm_pipeline.serving.http2 import Headers, Http2, Http2Error, Kind, Messages
+from trtllm_pipeline.client import openai
+from trtllm_pipeline.client.service import Answer, ServerSentEvents
+from trtllm_pipeline.client.transport import http, http2
+from trtllm_pipeline.client.transport.http2 import Headers, Http2, Http2Error, Kind, Messages
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,11 +9,12 @@ from collections.abc import Callable
 import pytest
 from tritonclient.grpc import service_pb2
 
-from trtllm_pipeline.serving import client as serving
-from trtllm_pipeline.serving import http, http2, openai
-from trtllm_pipeline.serving.client import Answer, Event, ServerSentEvents, Service, deltas
-from trtllm_pipeline.serving.http2 import Http2, Messages
-from trtllm_pipeline.serving.wire import MAX_MESSAGE_BYTES, ProtocolError
+from trtllm_pipeline.client import openai
+from trtllm_pipeline.client import service as serving
+from trtllm_pipeline.client.service import Answer, Event, ServerSentEvents, Service, deltas
+from trtllm_pipeline.client.transport import http, http2
+from trtllm_pipeline.client.transport.http2 import Http2, Messages
+from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, ProtocolError
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -10,9 +10,9 @@ import pytest
 
 from tests.unit.lanes import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.plan import StageRun, make_plan
+from trtllm_pipeline.planning.plan import StageRun, make_plan
+from trtllm_pipeline.stages.calibration_rows import MOST, Selection, choose, default_set, with_true_samples
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.calibration_rows import MOST, Selection, choose, default_set, with_true_samples
 
 BUILT_IN = 64
 

@@ -11,12 +11,12 @@ import pytest
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
-from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import FAILURE_FILE, Stage, Work
-from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, read_rows
+from trtllm_pipeline.stages.calibration_rows import Row, Selection, choose, read_rows
 from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, job, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
-from trtllm_pipeline.toolchains.tensorrt_llm import engines, pytorch
+from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, pytorch_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
 
 QWEN2_7B = {
@@ -160,7 +160,7 @@ def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
     assert told["hint"]
 
 
-@pytest.mark.parametrize("stage", [engines.QUANTIZE, engines.CONVERT, pytorch.QUANTIZE])
+@pytest.mark.parametrize("stage", [engine_backend.QUANTIZE, engine_backend.CONVERT, pytorch_backend.QUANTIZE])
 def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_path: Path, stage: Stage) -> None:
     machine = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM("1.1.0", python="/opt/trt/bin/python3"))
     params: dict[str, Json] = {"precision": "fp16", "family": "llama", "kv_cache_precision": "none"}

@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.lanes import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
-from trtllm_pipeline import probe
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.calibration_rows import default_set
-from trtllm_pipeline.toolchains.tensorrt_llm import engines
+from trtllm_pipeline.stages.calibration_rows import default_set
+from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend
 
 BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
 
@@ -105,11 +105,11 @@ def test_what_would_make_something_else_is_refused(
 def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
     here: Path, given: Json, expected: list[str]
 ) -> None:
-    params = {option.name: option.default for option in engines.QUANTIZE.options}
+    params = {option.name: option.default for option in engine_backend.QUANTIZE.options}
     params |= {"precision": "fp8", "family": "llama", "calibration": given}
     work = Work(params, {"model": here / "model"}, {}, here / "out", here / "a")
-    assert engines.QUANTIZE.commands is not None
-    rows, quantize = map(list, engines.QUANTIZE.commands(work, machine()))
+    assert engine_backend.QUANTIZE.commands is not None
+    rows, quantize = map(list, engine_backend.QUANTIZE.commands(work, machine()))
     assert rows[rows.index("--data") + 1] == str(default_set())
     assert [quantize[quantize.index(f"--{name}") + 1] for name in ("calib_size", "calib_max_seq_length", "seed")] == (
         expected
@@ -118,10 +118,10 @@ def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
 
 
 def test_a_checkpoint_that_fits_is_built(here: Path) -> None:
-    params = {option.name: option.default for option in engines.BUILD.options}
+    params = {option.name: option.default for option in engine_backend.BUILD.options}
     params |= {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": 64}
     params |= {"max_input_len": 96, "max_seq_len": 128}
     inputs = {"checkpoint": here / "checkpoint", "model": here / "model"}
-    assert engines.BUILD.commands is not None
-    (build,) = engines.BUILD.commands(Work(params, inputs, {}, here / "out", here / "a"), machine())
+    assert engine_backend.BUILD.commands is not None
+    (build,) = engine_backend.BUILD.commands(Work(params, inputs, {}, here / "out", here / "a"), machine())
     assert list(build)[:3] == ["trtllm-build", "--checkpoint_dir", str(here / "checkpoint")]

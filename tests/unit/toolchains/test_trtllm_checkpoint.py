@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.standins.programs import quantize
-from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, StageError
-from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.serving import contract
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.calibration_rows import Selection
 from trtllm_pipeline.toolchains import files
-from trtllm_pipeline.toolchains.calibration_rows import Selection
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
 
@@ -214,7 +214,7 @@ def test_an_engine_gets_its_tokenizer_and_its_contract(built: Path, capsys: pyte
     engine.run(work_in(built.parent, built, **ASKED))
     assert (built / "tokenizer.json").samefile(built.parent / "model" / "tokenizer.json")
     assert not (built / "model.safetensors").exists()
-    assert contract.read(built).gpu == H100.name
+    assert engine_requirements.read(built).gpu == H100.name
     assert capsys.readouterr().out == f"engine for {H100.name}: 1 ranks, 0.00 GB\n"
 
 
@@ -223,7 +223,7 @@ def test_an_option_that_the_builder_passed_over_is_found(built: Path, name: str)
     change(built, **{name: ASKED[name] - 1})
     with pytest.raises(StageError, match=f"the engine's {name} is {ASKED[name] - 1}, asked for was {ASKED[name]}"):
         engine.run(work_in(built.parent, built, **ASKED))
-    assert not (built / contract.FILE).exists()
+    assert not (built / engine_requirements.FILE).exists()
 
 
 def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_builder_that_left_no_engine_ends_in_words(built: Path, text: str | No
 def test_a_check_says_how_it_was_made(
     built: Path, monkeypatch: pytest.MonkeyPatch, examples: str | None, how: str
 ) -> None:
-    contract.write(built, H100)
+    engine_requirements.write(built, H100)
     found = Machine(2, "test", (H100,), tensorrt_llm=TensorRTLLM("1.0.0", examples=examples))
     monkeypatch.setattr(probe, "machine", lambda: found)
     out = built.parent / "check"
@@ -268,7 +268,7 @@ def test_a_check_says_how_it_was_made(
 
 
 def test_an_engine_for_another_machine_fails_its_check(built: Path) -> None:
-    contract.write(built, Gpu(0, "GPU-1", "NVIDIA A100", 80 << 30, 80))
+    engine_requirements.write(built, Gpu(0, "GPU-1", "NVIDIA A100", 80 << 30, 80))
     with pytest.raises(ServerError, match="compute capability 80"):
         engine.run_check(work_in(built.parent, built))
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.unit import lanes
 from tests.unit.lanes import settings_of
-from trtllm_pipeline.assume import parse
 from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.machine import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
 from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import infeasible
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape

@@ -12,10 +12,10 @@ import yaml
 from tests.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine import Machine, TensorRTLLM
-from trtllm_pipeline.serving import model_config
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.tensorrt_llm import engines, llmapi, repository, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, llmapi, repository, templates
+from trtllm_pipeline.triton_repository import model_config
 
 RELEASE = "0.16.0"
 
@@ -230,7 +230,7 @@ def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> Non
 
 
 def test_every_setting_is_an_option_of_the_stage() -> None:
-    options = {option.name: option for option in engines.REPOSITORY.options}
+    options = {option.name: option for option in engine_backend.REPOSITORY.options}
     assert options.keys() == {"frontend", "options", "max_batch_size", "parameters", *templates.BY_NAME}
     for setting in templates.SETTINGS:
         assert options[setting.name].default == setting.default

@@ -12,12 +12,13 @@ import yaml
 
 from tests.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline import probe
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
-from trtllm_pipeline.machine import Machine, TensorRTLLM
-from trtllm_pipeline.serving import launch, model_config
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
+from trtllm_pipeline.triton_repository import model_config
 
 LIMITS = {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512}
 LAYOUT = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.lanes import machine
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.toolchains.tensorrt_llm import lanes
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.toolchains.tensorrt_llm import backends
 
 
 def found(**changes: object) -> Machine:
@@ -24,13 +24,13 @@ def test_edited_templates_are_other_templates(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text("one")
     here = found(templates=str(tmp_path / "all_models"))
-    before = lanes.identity(here)["templates"]
-    assert lanes.identity(here)["templates"] == before
-    lanes._folder_digest.cache_clear()  # another run
+    before = backends.identity(here)["templates"]
+    assert backends.identity(here)["templates"] == before
+    backends._folder_digest.cache_clear()  # another run
     file.write_text("two")
-    assert lanes.identity(here)["templates"] != before
-    assert lanes.identity(found(templates=None))["templates"] is None
-    assert lanes.identity(machine("0.20.0"))["templates"] == "assumed"
+    assert backends.identity(here)["templates"] != before
+    assert backends.identity(found(templates=None))["templates"] is None
+    assert backends.identity(machine("0.20.0"))["templates"] == "assumed"
 
 
 @pytest.mark.parametrize("place", ["llama", "models/core/llama"])
@@ -39,15 +39,15 @@ def test_a_script_is_where_its_file_is(tmp_path: Path, place: str, asked: str) -
     file = tmp_path / place / "convert_checkpoint.py"
     file.parent.mkdir(parents=True)
     file.touch()
-    assert lanes.script(found(examples=str(tmp_path)), f"{asked}/convert_checkpoint.py") == str(file)
-    assert lanes.script(found(examples=None), f"{asked}/convert_checkpoint.py") is None
+    assert backends.script(found(examples=str(tmp_path)), f"{asked}/convert_checkpoint.py") == str(file)
+    assert backends.script(found(examples=None), f"{asked}/convert_checkpoint.py") is None
 
 
 def test_what_the_quantization_worker_lacks_is_named() -> None:
     here = found()
-    assert lanes.quantizing_lacks(replace(here, model_optimizer="0.47.0")) is None
-    assert lanes.quantizing_lacks(machine("1.1.0")) is None, "an assumed one is new enough"
-    assert "0.37.0 is older than 0.47" in str(lanes.quantizing_lacks(replace(here, model_optimizer="0.37.0")))
-    assert "is not installed" in str(lanes.quantizing_lacks(replace(here, model_optimizer=None)))
-    assert lanes.quantizing_python(here) == "python3"
-    assert lanes.quantizing_python(replace(here, model_optimizer_python="/q/bin/python")) == "/q/bin/python"
+    assert backends.quantizing_lacks(replace(here, model_optimizer="0.47.0")) is None
+    assert backends.quantizing_lacks(machine("1.1.0")) is None, "an assumed one is new enough"
+    assert "0.37.0 is older than 0.47" in str(backends.quantizing_lacks(replace(here, model_optimizer="0.37.0")))
+    assert "is not installed" in str(backends.quantizing_lacks(replace(here, model_optimizer=None)))
+    assert backends.quantizing_python(here) == "python3"
+    assert backends.quantizing_python(replace(here, model_optimizer_python="/q/bin/python")) == "/q/bin/python"

@@ -23,14 +23,14 @@ from tests.unit.lanes import (
     stages,
     values,
 )
-from trtllm_pipeline.assume import parse
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine import Machine
-from trtllm_pipeline.plan import Plan
-from trtllm_pipeline.stages.common import PERF
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import installed, lanes
+from trtllm_pipeline.toolchains.common_stages import PERF
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, installed
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
 FP8_CACHE = {"quantize.kv_cache_precision": "fp8"}
@@ -549,7 +549,7 @@ def test_trtllm_serve_needs_neither_triton_nor_templates(toolchain: str) -> None
 
 def test_a_stage_by_hand_where_nothing_is_installed_ends_in_words() -> None:
     with pytest.raises(StageError, match="TensorRT-LLM is not installed here") as caught:
-        lanes.installed(Machine(cpus=1, cpu="test"))
+        backends.installed(Machine(cpus=1, cpu="test"))
     assert caught.value.failure is FailureClass.USER
     assert caught.value.hint
 

@@ -13,11 +13,11 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Option, Stage
-from trtllm_pipeline.stages.common import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
+from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.calibration_rows import with_true_samples
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -52,10 +52,10 @@ def _missing(_machine: Machine) -> str | None:
 
 def _triton() -> str | None:
     """The server that would be started and its version, without its path; None where there is none."""
-    from trtllm_pipeline.serving import installation
+    from trtllm_pipeline.machine import triton_installation
 
     try:
-        return installation.find().source
+        return triton_installation.find().source
     except ServerError:
         return None
 

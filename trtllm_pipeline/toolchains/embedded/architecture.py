@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields
+from trtllm_pipeline.files.model_files import Fields
 
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "LlamaForCausalLM": "llama",

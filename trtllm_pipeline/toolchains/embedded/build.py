@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields, ModelFileError, find
-from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
 

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from trtllm_pipeline import chat
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields, find
-from trtllm_pipeline.model_files import read_tokenizer as load_tokenizer
-from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.calibration_rows import Selection, default_set
+from trtllm_pipeline.files.model_files import Fields, find
+from trtllm_pipeline.files.model_files import read_tokenizer as load_tokenizer
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.calibration_rows import Selection, default_set
 from trtllm_pipeline.toolchains.embedded import calibration
 from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, ModelConfig, read_config, refused
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode

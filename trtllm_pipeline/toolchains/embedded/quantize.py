@@ -19,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine import cpu_count
+from trtllm_pipeline.machine.model import cpu_count
 from trtllm_pipeline.toolchains.embedded.safetensors import to_bfloat16
 
 Array = NDArray[np.float32]

@@ -27,8 +27,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine import limited_by_quota
-from trtllm_pipeline.model_files import Fields, ModelFileError
+from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.machine.model import limited_by_quota
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
 from trtllm_pipeline.hub.verify import Tensor, tensors
 

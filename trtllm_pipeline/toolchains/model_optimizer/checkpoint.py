@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields
-from trtllm_pipeline.stages.base import write_json
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 

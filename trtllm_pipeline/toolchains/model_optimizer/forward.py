@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.toolchains.calibration_rows import Tokens
+from trtllm_pipeline.stages.calibration_rows import Tokens
 from trtllm_pipeline.toolchains.model_optimizer import memory
 from trtllm_pipeline.toolchains.model_optimizer.calibration import batches
 

@@ -13,13 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline import model_files
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.model_files import Fields
-from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.calibration_rows import Selection, Tokens, choose, default_set, read_rows
+from trtllm_pipeline.files import model_files
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.calibration_rows import Selection, Tokens, choose, default_set, read_rows
 from trtllm_pipeline.toolchains.files import TOKENIZER_FILES
-from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, memory, warm
+from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, kernel_warmup, memory
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _quantized(
 ) -> tuple[Any, int | None]:
     """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
     batch_size = request.batch_size
-    rehearse = None if quantizer is None else warm.rehearsal(quantizer, rows, request.precision, batch_size)
+    rehearse = None if quantizer is None else kernel_warmup.rehearsal(quantizer, rows, request.precision, batch_size)
     while True:
         with clock.phase("load"):
             model = load(work.inputs["model"], request, rehearse)
@@ -222,7 +223,7 @@ def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=request.trust_remote_code)
         dtype = _dtype(config, request.dtype)
-        with nullcontext() if rehearse is None else warm.beside(folder, config, dtype, rehearse):
+        with nullcontext() if rehearse is None else kernel_warmup.beside(folder, config, dtype, rehearse):
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -353,6 +354,6 @@ def _synchronize() -> None:
 def _device_name() -> str:
     import torch
 
-    from trtllm_pipeline.machine import cpu_name
+    from trtllm_pipeline.machine.model import cpu_name
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.machine import Machine, TensorRTLLM
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 

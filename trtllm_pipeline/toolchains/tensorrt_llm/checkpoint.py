@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub.verify import check_folder, tensors
-from trtllm_pipeline.model_files import Fields
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
 

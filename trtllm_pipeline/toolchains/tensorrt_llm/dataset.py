@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline.bench.prompts import Render, chat_renderer
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.perf.prompts import Render, chat_renderer
 from trtllm_pipeline.stages.base import Work, write_failure
-from trtllm_pipeline.toolchains.calibration_rows import Row, Selection, choose, default_set, read_rows
+from trtllm_pipeline.stages.calibration_rows import Row, Selection, choose, default_set, read_rows
 
 BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""

@@ -10,22 +10,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.model_files import Fields
-from trtllm_pipeline.serving import contract
-from trtllm_pipeline.serving.limits import EngineLimits
-from trtllm_pipeline.stages.base import Work, write_json
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.serving import engine_requirements
+from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.files import link_tokenizer
-from trtllm_pipeline.toolchains.tensorrt_llm.lanes import script
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
+from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
 
 
 def run(work: Work) -> None:
     """Check what `trtllm-build` left in `work.out` and complete it. Raises StageError, ServerError."""
     check_limits(work.out, work.params)
-    built = contract.write(work.out, probe.machine().gpus[0])
+    built = engine_requirements.write(work.out, probe.machine().gpus[0])
     link_tokenizer(work.inputs["model"], work.out)
     size = sum(file.stat().st_size for file in work.out.glob("rank*"))
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
@@ -59,6 +60,6 @@ def _bounds_of_num_tokens(build: Mapping[str, Any], limits: EngineLimits) -> set
 def run_check(work: Work) -> None:
     """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
     machine = probe.machine()
-    found = contract.check(work.inputs["engine"], machine)
+    found = engine_requirements.check(work.inputs["engine"], machine)
     how = "run.py" if script(machine, RUN_SCRIPT) is not None else "files"
     write_json(work.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

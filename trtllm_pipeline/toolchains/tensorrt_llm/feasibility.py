@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, Rule
 

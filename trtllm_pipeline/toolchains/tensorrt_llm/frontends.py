@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving import launch
-from trtllm_pipeline.stages.base import Work, write_json
-from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, commands, lanes, llmapi, repository
-from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed, mapping, number
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.stages import launch
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, checkpoint, commands, llmapi, repository
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed, mapping, number
 
 SERVE_FILE: Final = "serve.json"
 SETTINGS_FILE: Final = "llm_api.yaml"
@@ -77,7 +78,7 @@ def serve_settings(params: Mapping[str, Json]) -> dict[str, Any]:
 
 def cache_settings(params: Mapping[str, Json]) -> dict[str, Any]:
     """What of the settings trtllm-serve reads from a file for an engine, which says everything else itself."""
-    return llmapi.arguments({name: params.get(name) for name in lanes.SERVE_SETTINGS})
+    return llmapi.arguments({name: params.get(name) for name in backends.SERVE_SETTINGS})
 
 
 def _write_settings(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -123,7 +124,7 @@ def serve_command(folder: Path) -> list[str]:
 
 
 def _triton(params: Mapping[str, Json]) -> bool:
-    return params["frontend"] == lanes.TRITON
+    return params["frontend"] == backends.TRITON
 
 
 def _program() -> str:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine import Machine
+from trtllm_pipeline.machine.model import Machine
 
 _TIMEOUT_S: Final = 180.0
 """The programs import all of TensorRT-LLM before they print anything."""

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving import model_config
+from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm import templates
-from trtllm_pipeline.userfile import decode_yaml
+from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtllm_pipeline import probe
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.machine import TensorRTLLM
-from trtllm_pipeline.serving import lint
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.lanes import installed
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
+from trtllm_pipeline.triton_repository import lint
 
 
 def run(work: Work) -> None:

@@ -14,10 +14,11 @@ from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from trtllm_pipeline.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, lanes, memory, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends as lanes
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, memory, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (

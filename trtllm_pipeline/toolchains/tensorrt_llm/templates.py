@@ -21,11 +21,11 @@ from typing import Final, Literal
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.serving import model_config
-from trtllm_pipeline.serving.lint.engine import Engine
-from trtllm_pipeline.serving.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
+from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository.lint.engine import Engine
+from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from trtllm_pipeline.bench import counters
+
+BEFORE = """\
+# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="ensemble",version="1"} 10
+nv_inference_request_success{model="tensorrt_llm",version="1"} 10
+nv_inference_request_success{model="idle",version="1"} 3
+nv_inference_queue_duration_us{model="tensorrt_llm",version="1"} 5000
+nv_inference_compute_infer_duration_us{model="tensorrt_llm",version="1"} 1e5
+nv_gpu_power_usage{gpu_uuid="GPU-1"} 70.5
+"""
+AFTER = (
+    BEFORE.replace('"} 10', '"} 14')
+    .replace(" 5000", " 9000")
+    .replace(" 1e5", " 1.8e5")
+    .replace('model="tensorrt_llm",version="1"} 14', 'model="tensorrt_llm",version="1"} 12', 1)
+    + 'nv_inference_request_success{model="tensorrt_llm",version="2"} 2\n'
+)
+
+
+def test_growth_of_tritons_counters_is_time_per_request() -> None:
+    grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
+    assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
+    told = counters.triton_summary({"models": grown})
+    assert isinstance(told["tensorrt_llm"]["requests"], int), "told without a point"
+    assert told["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
+
+
+def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and never answers
+        for address in (f"127.0.0.1:{deaf.getsockname()[1]}", "http://:x"):
+            assert asyncio.run(asyncio.wait_for(counters.triton(address), 5)) is None
+
+
+def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:
+    second = 1_000_000_000
+    samples = [[0, 100.0, 5.0, 1500.0, None], [second, 300.0, 9.0, 1300.0, None]]
+    (told,) = counters.gpu_summary({"devices": [{"name": "G", "uuid": "u", "samples": samples}]})
+    assert (told["power_w"], told["energy_j"], told["memory_bytes"]) == (200.0, 200.0, 9)
+    assert (told["sm_clock_mhz"], told["sm_clock_mhz_min"], told["busy_percent"]) == (1400, 1300, None)
+    assert told["temperature_c"] is None, "files of earlier versions have no such column"
+
+
+def test_without_a_gpu_there_are_no_samples() -> None:
+    with counters.gpus() as devices:
+        pass
+    assert all(device["name"] for device in devices)
+
+
+class _Nvml:
+    """One GPU that does not tell its load, with the names of nvidia-ml-py."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.shut_down = False
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shut_down = True
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
+        return "NVIDIA Something"
+
+    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
+        return "GPU-1"
+
+    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
+        return 70_500
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=1 << 30)
+
+    def nvmlDeviceGetClockInfo(self, _handle: int, kind: int) -> int:  # noqa: N802
+        assert kind == self.NVML_CLOCK_SM
+        return 1410
+
+    def nvmlDeviceGetTemperature(self, _handle: int, sensor: int) -> int:  # noqa: N802
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 61
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        raise self.NVMLError("not supported")
+
+
+def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = _Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(counters, "SAMPLE_S", 0.005)
+    with counters.gpus() as devices:
+        time.sleep(0.06)
+        assert devices == []
+    assert nvml.shut_down
+    (told,) = counters.gpu_summary({"devices": devices})
+    assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
+    assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
+    assert len(devices[0]["samples"]) > 2
+
+
+def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(_Nvml):
+        def nvmlDeviceGetHandleByIndex(self, _index: int) -> int:  # noqa: N802
+            raise self.NVMLError("GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Lost())  # type: ignore[arg-type]
+    with counters.gpus() as devices:
+        pass
+    assert devices == []
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    for name in vars(_Nvml):
+        assert name.startswith("__") or hasattr(real, name)

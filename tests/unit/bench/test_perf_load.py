@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from trtllm_pipeline.bench.load import Share, levels, rate_levels, warmup_prompt
+from trtllm_pipeline.bench.prompts import Prompt
+
+
+def some(count: int) -> list[Prompt]:
+    return [Prompt(str(number), f"prompt number {number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("warmup_requests", [0, 2, None, 9])
+@pytest.mark.parametrize(
+    ("count", "requests"), [(1, 5), (2, 3), (4, 8), (5, 64), (28, 64), (28, 28), (28, 10), (28, 7)]
+)
+def test_every_prompt_is_measured_evenly(count: int, requests: int, warmup_requests: int | None) -> None:
+    prompts = some(count)
+    closed = levels(prompts, [1, 4], requests=requests, warmup_requests=warmup_requests, repeats=5)
+    opened = rate_levels(prompts, [5, 9], requests=requests, warmup_requests=warmup_requests or 0, repeats=5)
+    of_load: dict[object, Counter[str]] = {}
+    for level in (*closed, *opened):
+        for worker in range(3):  # an open loop's numbers by process; a closed loop's processes take them in turn
+            numbers = Share(worker, 3).slots(len(level.planned))
+            mine = [level.planned[number].id for number in numbers if number >= len(level.warmup)]
+            of_load.setdefault((level.concurrency, level.request_rate), Counter()).update(mine)
+    assert len(of_load) == 4
+    for measured in of_load.values():
+        assert measured.keys() == {prompt.id for prompt in prompts}
+        assert max(measured.values()) - min(measured.values()) <= 1
+        assert measured.total() == 5 * max(requests, 8) or measured.total() == 5 * requests
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 28])
+def test_warm_up_and_measured_prompts_share_nothing(count: int) -> None:
+    for level in levels(some(count), [1, 4], requests=40, warmup_requests=None, repeats=2):
+        assert len(level.warmup) == 2 * (level.concurrency or 0)
+        measured = {prompt.text for prompt in level.measured}
+        assert not [prompt for prompt in level.warmup if any(text.startswith(prompt.text) for text in measured)]
+        assert not {prompt.id for prompt in level.warmup} & {prompt.id for prompt in level.measured}
+
+
+def test_a_warm_up_prompt_is_a_word_shorter() -> None:
+    made = warmup_prompt(Prompt("7", " The capital of France", 5, ("Paris",), ("x",)))
+    assert made == Prompt("7 (warm-up)", " capital of France", 5, ("Paris",), ("x",))
+    chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"})
+    told = warmup_prompt(Prompt("8", "<s>Be brief. Who are you?", messages=chat))
+    assert told.messages == (chat[0], {"role": "user", "content": " are you?"})
+    assert told.text == " brief. Who are you?"
+    for alone in (Prompt("9", "Hello"), Prompt("9", "<s> Hi", messages=({"role": "user", "content": "Hi"},))):
+        assert warmup_prompt(alone) is alone
+
+
+def test_repeats_are_interleaved_and_prompts_recycled() -> None:
+    plan = levels(some(4), [1, 4], requests=5, warmup_requests=2, repeats=2)
+    assert [(level.concurrency, level.repeat) for level in plan] == [(1, 0), (4, 0), (1, 1), (4, 1)]
+    assert [prompt.id for prompt in plan[0].warmup] == ["0 (warm-up)", "1 (warm-up)"]
+    assert [prompt.id for prompt in plan[0].measured] == ["0", "1", "2", "3", "0"]
+    assert [prompt.id for prompt in plan[2].measured] == ["1", "2", "3", "0", "1"]
+    # Never fewer than two requests for each one in flight.
+    assert len(plan[1].measured) == 8

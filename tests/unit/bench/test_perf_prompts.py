@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.errors import MatrixError
+
+BUILTIN = Path(__file__).parents[3] / "trtllm_pipeline" / "data" / "builtin"
+
+
+def test_every_form_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '\ufeff{"input": "a", "mine": 1}\n\n{"text_input": "b", "id": 7, "max_tokens": 3}\n'
+        '{"messages": [{"role": "user", "content": "c"}], "output": ["x", "y"], "stop_words": "."}\n',
+        encoding="utf-8",
+    )
+    assert read(path, lambda messages: f"<{messages[0]['content']}>") == (
+        Prompt("1", "a"),
+        Prompt("7", "b", 3),
+        Prompt("4", "<c>", None, ("x", "y"), (".",), ({"role": "user", "content": "c"},)),
+    )
+
+
+def test_all_faults_at_once_with_their_lines(tmp_path: Path) -> None:
+    lines = [
+        "{",
+        "[]",
+        "{}",
+        '{"input": "a", "messages": []}',
+        '{"input": " "}',
+        '{"input": 3}',
+        '{"messages": [{"role": "user", "content": "c"}]}',
+        '{"input": "a", "max_tokens": true}',
+        '{"input": "a", "output": [1]}',
+        '{"input": "a", "stop_words": [""]}',
+        '{"input": "a", "id": "same"}',
+        '{"input": "b", "id": "same"}',
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(MatrixError) as caught:
+        read(path)
+    assert [fault.line for fault in caught.value.faults] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12]
+
+
+def test_a_file_without_prompts_or_without_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n \n", encoding="utf-8")
+    with pytest.raises(MatrixError, match="no prompt"):
+        read(path)
+    with pytest.raises(MatrixError, match="missing: there is no such file"):
+        read(tmp_path / "missing")
+
+
+def test_chat_template(tmp_path: Path) -> None:
+
+    with chat_renderer(tmp_path) as none:
+        assert none is None
+    template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('role') }}{% endif %}"
+        "[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    settings = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"messages": [{"role": "bad", "content": ""}]}', encoding="utf-8")
+    with chat_renderer(tmp_path) as render:
+        assert render is not None
+        assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
+        with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* does not take this conversation: role"):
+            read(path, render)
+
+
+def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
+
+    (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": ""}]}', encoding="utf-8")
+    with chat_renderer(tmp_path) as render, pytest.raises(MatrixError, match="unsafe"):
+        read(path, render)
+
+
+def test_the_built_in_prompts() -> None:
+    assert len(read(BUILTIN / "prompts.jsonl")) == 28
+    accuracy = read(BUILTIN / "accuracy.jsonl")
+    assert len(accuracy) == 28
+    assert all(prompt.references for prompt in accuracy)
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"input": "one\u2028two\x85three"}\r\n{"input": "four"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read(path)] == ["one\u2028two\x85three", "four"]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.bench import roofline
+from trtllm_pipeline.bench.roofline import bytes_per_token, cpu_bandwidth, limit
+
+TIED = {"tie_word_embeddings": True, "vocab_size": 1000, "hidden_size": 100}
+
+
+def engine(folder: Path, config: dict[str, Any], *ranks: int) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    for rank, size in enumerate(ranks):
+        (folder / f"rank{rank}.engine").write_bytes(b"x" * size)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"weights_bytes": 10**6, "geometry": TIED}, 10**6),
+        ({"weights_bytes": 10**6, "geometry": {**TIED, "tie_word_embeddings": False}}, 600_000),
+        ({"weights_bytes": 300_000, "geometry": {**TIED, "tie_word_embeddings": False}}, None),
+        ({"weights_bytes": 10**6, "pretrained_config": {"moe": {"num_experts": 8}}}, None),
+        ({"weights_bytes": 10**6, "build_config": {"speculative_decoding_mode": 2}}, None),
+        ({"weights_bytes": 10**6, "build_config": {"speculative_decoding_mode": 1}}, 10**6),
+        ({}, None),
+    ],
+)
+def test_weights_a_token_reads(tmp_path: Path, config: dict[str, Any], expected: int | None) -> None:
+    found, reason = bytes_per_token(engine(tmp_path, config))
+    assert found == expected
+    assert (reason == "") == (expected is not None)
+
+
+def test_an_engine_of_files_runs_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = engine(tmp_path, {"pretrained_config": TIED}, 500, 500)
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: 1e6)
+    assert limit(folder, tp=2).pass_s == pytest.approx(1000 / 2e6)
+    monkeypatch.setattr(roofline, "gpu_bandwidth", lambda: None)
+    assert limit(folder, tp=2).pass_s is None
+
+
+def test_a_cpu_may_beat_our_own_reading_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading may have shared the machine, or found the caches taken; a GPU's data sheet did not."""
+    folder = engine(tmp_path, {"weights_bytes": 10**6, "geometry": TIED})
+    monkeypatch.setattr(roofline, "cpu_bandwidth", lambda _size: 1e9)
+    assert limit(folder).pass_s == pytest.approx(1e-3 / roofline.CPU_MARGIN)
+    assert roofline.CPU_MARGIN >= 4
+
+
+def test_no_engine_is_no_limit(tmp_path: Path) -> None:
+    assert limit(tmp_path).to_json() == {
+        "pass_s": None,
+        "weight_bytes": None,
+        "reason": "the engine's config.json: it is missing",
+    }
+
+
+def test_reading_memory_takes_time() -> None:
+    """Between a slow memory and the fastest caches; a clock or a loop that does nothing would be far out."""
+    assert 1e9 < cpu_bandwidth(8 << 20) < 1e13
+
+
+class Nvml:
+    """A library with one GPU: 5120 bits at 2619 MHz, an H100 SXM's HBM3."""
+
+    def __init__(self, devices: int = 1, wrong: int = 0) -> None:
+        self.devices, self.wrong = devices, wrong
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return self.wrong
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = self.devices
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, _index: int, _device: Any) -> int:  # noqa: N802
+        return 0
+
+    def nvmlDeviceGetMemoryBusWidth(self, _device: Any, width: Any) -> int:  # noqa: N802
+        width._obj.value = 5120
+        return 0
+
+    def nvmlDeviceGetMaxClockInfo(self, _device: Any, kind: int, clock: Any) -> int:  # noqa: N802
+        assert kind == 2, "the memory's clock"
+        clock._obj.value = 2619
+        return 0
+
+
+def test_bandwidth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml())
+    assert roofline.gpu_bandwidth() == pytest.approx(3.352e12, rel=1e-3)  # 3.35 TB/s in its data sheet
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml(devices=0))
+    assert roofline.gpu_bandwidth() is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml(wrong=9))
+    assert roofline.gpu_bandwidth() is None

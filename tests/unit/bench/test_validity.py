@@ -1,0 +1,216 @@
+"""Gates whose evidence is in records of their own; those about requests are in test_perf_metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bench.test_perf_metrics import Words, counted, found, moved, request, write
+from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.validity import GATES
+
+
+def judged(path: Path, *records: dict[str, Any]) -> dict[str, str]:
+    return found(analyze(write(path / "e", *records), Words()))
+
+
+def answer(at: int, tokens: int = 3, **changes: Any) -> dict[str, Any]:
+    """Tokens 10 ms apart, the first after 20 ms."""
+    events = [(at + 20 + 10 * index, " a", index + 1) for index in range(tokens)]
+    return counted(at, events, max_tokens=3, **changes)
+
+
+def probes(*pairs: tuple[float | None, float | None], cached: int | None = None) -> list[dict[str, Any]]:
+    return [
+        {"type": "probe", "pair": pair, "send": send, "ttft_ms": ms, "cached_tokens": cached and send, "error": None}
+        for pair, times in enumerate(pairs)
+        for send, ms in enumerate(times)
+    ]
+
+
+def test_every_gate_says_what_it_does() -> None:
+    assert len({gate.id for gate in GATES}) == len(GATES)
+    for gate in GATES:
+        assert gate.what
+        assert gate.limit
+        assert gate.why
+        assert gate.look.__name__ == gate.id, "one function for each gate, called like it"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(40, 5), (41, 6), (39, 5), (40, 30)], {"kv_cache_reuse": "invalid"}),
+        ([(40, 39), (41, 44), (39, 38), (40, 12)], {}),  # one lucky prompt
+        ([(40, 5), (41, 6), (39, 5), (40, 35)], {}),  # one prompt was computed
+        ([(1.5, 0.4), (1.4, 0.5), (1.5, 0.4)], {}),  # too quick to tell
+        ([(None, None), (40, None)], {"kv_cache_reuse": "warning"}),
+    ],
+)
+def test_a_cache_that_was_declared_off(
+    tmp_path: Path, pairs: list[tuple[float | None, float | None]], expected: dict[str, str]
+) -> None:
+    assert judged(tmp_path, answer(0), *probes(*pairs)) == expected
+
+
+def test_a_server_that_tells_of_its_cache(tmp_path: Path) -> None:
+    assert judged(tmp_path, answer(0), *probes((40, 40), cached=16)) == {"kv_cache_reuse": "invalid"}
+
+    def blocks(start: float | None, end: float | None) -> list[dict[str, Any]]:
+        return [{"type": "reused_blocks", "at": at, "blocks": n} for at, n in (("start", start), ("end", end))]
+
+    assert judged(tmp_path, answer(0), *blocks(4, 9)) == {"kv_cache_reuse": "invalid"}
+    assert judged(tmp_path, answer(0), *blocks(4, 4)) == {}
+    assert judged(tmp_path, answer(0), *blocks(None, None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "queue_ms", "expected"),
+    [
+        ("postprocessing", 4.5, {"server_queue": "warning"}),  # of a request's 40 ms
+        ("preprocessing", 3.5, {}),
+        ("tensorrt_llm", 50.0, {}),  # there requests wait for a place in the batch
+    ],
+)
+def test_the_models_around_the_engine_are_no_bottleneck(
+    tmp_path: Path, model: str, queue_ms: float, expected: dict[str, str]
+) -> None:
+    counted_by_triton = {model: {"requests": 6, "queue_us": queue_ms * 1e3}}
+    triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": counted_by_triton}
+    assert judged(tmp_path, answer(0), triton) == expected
+
+
+def roofline(pass_ms: float | None) -> dict[str, Any]:
+    return {"type": "roofline", "pass_s": pass_ms and pass_ms / 1e3, "weight_bytes": 10**9, "reason": "told"}
+
+
+@pytest.mark.parametrize(
+    ("pass_ms", "tokens", "expected"),
+    [
+        ([9.9], 9, {}),
+        ([10.1], 9, {"roofline": "invalid"}),  # TPOT is 10 ms
+        ([10.1], 8, {}),  # by the whole time 11.25 ms; of 7 gaps nothing is made
+        ([11.3], 8, {"roofline": "invalid"}),
+        ([30.0, 9.9], 9, {}),  # the faster of two measurements of memory counts
+        ([None], 9, {"roofline": "info"}),
+    ],
+)
+def test_no_token_is_faster_than_memory(
+    tmp_path: Path, pass_ms: list[float | None], tokens: int, expected: dict[str, str]
+) -> None:
+    limits = [roofline(ms) for ms in pass_ms]
+    assert judged(tmp_path, answer(0, tokens) | {"max_tokens": tokens}, *limits) == expected
+
+
+def test_a_burst_is_not_a_speed(tmp_path: Path) -> None:
+    """A machine that stood still delivers in one instant what it made in many."""
+    burst = counted(0, [(100 + 0.01 * index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, burst, roofline(5)) == {}
+    assert judged(tmp_path, burst, roofline(12)) == {"roofline": "invalid"}, "100 ms of nine tokens are 11 each"
+    quick = counted(0, [(100 + index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, quick, roofline(5)) == {"roofline": "invalid"}
+
+
+def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:
+    whole = counted(0, [(30, " a b c", 3)], max_tokens=3)
+    assert judged(tmp_path, whole, roofline(11)) == {"roofline": "invalid"}
+    assert judged(tmp_path, whole, roofline(9.9)) == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (answer(0, finish_reason="length"), {}),
+        (answer(0, 2, finish_reason="stop"), {}),
+        (answer(0, 2, finish_reason="length"), {"stop_reasons": "invalid"}),
+        (answer(0, 2, finish_reason="content_filter"), {"stop_reasons": "invalid"}),
+        (answer(0, 2, finish_reason=None), {}),
+    ],
+)
+def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
+    assert judged(tmp_path, record) == expected
+
+
+@pytest.mark.parametrize("asked", [{"finish_reason": "length"}, {}])
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([16] * 4, {}),
+        ([15] * 4, {}),  # one token where the server made two
+        ([15, 15, 15, 13], {"stop_reasons": "warning"}),
+        ([12] * 4, {"stop_reasons": "invalid"}),
+        ([8, 16, 16, 16], {"stop_reasons": "invalid"}),
+    ],
+)
+def test_encoding_again_may_find_a_token_less(
+    tmp_path: Path, lengths: list[int], expected: dict[str, str], asked: dict[str, str]
+) -> None:
+    records = [
+        moved(request(0, [(10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked), at * 500)
+        for at, tokens in enumerate(lengths)
+    ]
+    path = write(tmp_path / "e", *records)
+    if not asked:  # the length was fixed instead
+        path.write_text(path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": ["ignore_eos:true"]}'))
+    assert found(analyze(path, Words())) == expected
+
+
+def silent(**changes: Any) -> dict[str, Any]:
+    """An answer without any text."""
+    return counted(0, [], **{"max_tokens": 3, "output_tokens": None, **changes})
+
+
+@pytest.mark.parametrize(
+    ("empty", "others", "expected"),
+    [
+        ([silent(finish_reason="stop")], 9, {"empty_answers": "warning"}),
+        ([silent(output_tokens=1)], 9, {"empty_answers": "warning"}),  # its end, and nothing else
+        ([silent(finish_reason="stop")], 2, {"empty_answers": "warning"}),  # one of a few says nothing
+        ([silent(finish_reason="stop")], 0, {"empty_answers": "invalid"}),
+        ([silent(finish_reason="stop")] * 2, 18, {"empty_answers": "warning"}),
+        ([silent(finish_reason="stop")] * 2, 17, {"empty_answers": "invalid"}),  # more than every tenth
+        ([silent(finish_reason="length")], 9, {"empty_answers": "invalid"}),
+        ([silent(output_tokens=3)], 9, {"empty_answers": "invalid"}),
+        ([silent()], 99, {"empty_answers": "invalid"}),  # nobody says why
+    ],
+)
+def test_an_empty_answer_has_to_be_the_models_own(
+    tmp_path: Path, empty: list[dict[str, Any]], others: int, expected: dict[str, str]
+) -> None:
+    records = [moved(record, 100 * at) for at, record in enumerate([*empty, *[answer(0)] * others])]
+    result = found(analyze(write(tmp_path / "e", *records), Words()))
+    assert result.get("empty_answers") == expected["empty_answers"]
+
+
+def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
+    for asked, tokens, expected in (
+        (["ignore_eos:true"], 3, {}),
+        (["ignore_eos:true"], 2, {"stop_reasons": "invalid"}),
+        (["ignore_eos:false"], 2, {}),
+    ):
+        path = write(tmp_path / "e", answer(0, tokens))
+        lines = path.read_text().splitlines()
+        lines[0] = json.dumps({**json.loads(lines[0]), "settings": {"extra_inputs": asked}})
+        path.write_text("\n".join(lines) + "\n")
+        assert found(analyze(path, Words())) == expected
+
+
+def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
+    check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
+    assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}
+    untold = {"type": "settings", "at": "end", "checks": [check], "unchecked": ["decoupled"]}
+    assert judged(tmp_path, answer(0), untold) == {"settings": "info"}
+    path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
+    (finding,) = analyze(path, Words())["findings"]
+    assert (finding["check"], finding["severity"]) == ("settings", "invalid")
+    assert finding["message"].endswith("asked for: max_batch_size is 4 by the server, 8 by the matrix")
+
+
+def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
+    result = analyze(write(tmp_path / "e", answer(0, finish_reason="abort")), Words())
+    (level,) = result["levels"]
+    assert level["headline"] == {"window": None, "reason": "not valid: stop_reasons"}
+    assert (level["output_tokens_per_s"], level["requests_per_s"]) == (None, None)

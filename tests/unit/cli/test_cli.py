@@ -1,0 +1,199 @@
+"""What people mistype, and what is missing or broken around them: words and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.cli import app, execute, run, stage
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError
+from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.store.store import Store
+
+GENERATED = '{"generated":"llama"}'
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    store = Store(tmp_path / ".pipeline")
+    store.index.begin_run("20260101-000000-aa", "m.yaml", ("pipeline",))
+    (store.runs_dir / "20260101-000000-aa").mkdir()
+    (store.runs_dir / "20260101-000000-aa/plan.json").write_text('{"schema": 1, "cells": [], "stage_runs": []}')
+    store.close()
+    return store.workspace
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job that says two words, one on each stream."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", "import sys; print('said'); print('complained', file=sys.stderr)"]
+    path = tmp_path / "job.json"
+    Job(
+        id=StageRunId("build-1"),
+        stage="build",
+        toolchain="toy",
+        fingerprint="f",
+        scope=Scope.ARTIFACT,
+        commands=(tuple(command),),
+        environment={},
+        inputs={},
+        attempt="/nowhere",
+        timeout_s=1.0,
+        section="build",
+    ).write(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["status", "--workspace", ""], "--workspace: is empty"),
+        (["download", "--source", GENERATED, "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be made"),
+        (["download", "--source", GENERATED, "--output-dir", "file"], "is not an empty folder"),
+        (["download", "--source", "null", "--output-dir", "o"], "a model's source is a mapping"),
+        (["download", "--source", '{"hugging_face":"a/b"}', "--output-dir", "o"], "needs a revision, a commit"),
+        (["download", "--source", '{"hugging_face":5}', "--output-dir", "o"], "hugging_face: expected a text"),
+        (["download", "--source", '{"local":"a"}', "--output-dir", "o"], "needs the folder it is in"),
+        (
+            ["download", "--source", '{"generated":"llama","seed":"x"}', "--output-dir", "o"],
+            "seed: expected a whole number",
+        ),
+        (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
+        (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
+        (["exec", "job.json", "--output-dir", "file"], "is not an empty folder"),
+    ],
+)
+def test_mistakes_are_answered_in_words(
+    workspace: Path, job: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    Path("file").write_text("mine")
+    assert app.main(argv) == 2
+    assert words in capsys.readouterr().err
+    assert Path("file").read_text() == "mine"
+
+
+def test_a_damaged_index_is_mended_by_any_command(
+    workspace: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (workspace / "state.db").open("r+b") as file:
+        file.write(b"\xff" * 200)
+    assert app.main(["status"]) == 0
+    assert "nothing is lost; the old one is kept as state.db.damaged" in caplog.text
+    assert (workspace / "state.db.damaged").exists()
+    assert app.main(["store", "repair"]) == 0
+    assert "nothing is lost" in capsys.readouterr().err
+
+
+def test_exec_leaves_stdout_to_the_result(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["exec", str(job), "--output-dir", "text"]) == 0
+    out, err = capfd.readouterr()
+    assert out == f"{Path('text/out').absolute()}\n"
+    assert "said" in err
+    assert "complained" in err
+    assert app.main(["exec", str(job), "--output-dir", "json", "--format", "json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"schema": 1, "output_dir": str(Path("json/out").absolute())}
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_what_is_started_from_here_sends_no_telemetry_unless_told(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv(app.NO_TELEMETRY, "")  # so that it is put back as it was
+    monkeypatch.delenv(app.NO_TELEMETRY) if before is None else monkeypatch.setenv(app.NO_TELEMETRY, before)
+    app.main(["recipes", "list"])
+    assert os.environ[app.NO_TELEMETRY] == after
+
+
+def test_matrix_init_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["matrix", "init", "m.yaml", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "file": "m.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StageError("x", failure=FailureClass.USER), 2),
+        (StageError("x", failure=FailureClass.TRANSIENT), 1),
+        (StateError("x"), 2),
+    ],
+)
+def test_what_the_user_has_to_do_first_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def fail(_stage: object, _work: Work) -> None:
+        raise error
+
+    monkeypatch.setattr(stage, "_program", fail)
+    argv = ["download", "--source", GENERATED, "--output-dir", str(tmp_path / "o")]
+    assert app.main(argv) == code
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A launch by hand whose scratch folder lies in `tmp_path/temp`."""
+    (tmp_path / "temp").mkdir()
+    (tmp_path / "repository").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    return ["launch", "--repository", str(tmp_path / "repository")]
+
+
+def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(
+    tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_stage: object, work: Work) -> None:
+        log = work.attempt / "server.log"
+        log.write_text("why")
+        raise ServerError("it died", log=log)
+
+    monkeypatch.setattr(stage, "_program", fail)
+    before = signal.getsignal(signal.SIGALRM)
+    assert app.main(launch) == 1
+    (log,) = (tmp_path / "temp").glob("*/server.log")
+    assert str(log) in capsys.readouterr().err
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+@pytest.mark.parametrize("error", [None, ServerError("no Triton", failure=FailureClass.USER)])
+def test_a_scratch_folder_that_nothing_names_goes_away(
+    tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    def end(_stage: object, _work: Work) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(stage, "_program", end)
+    app.main(launch)
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
+def test_sigterm_interrupts_in_words(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait(_args: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr(execute, "run", wait)
+    assert app.main(["exec", str(job)]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_hint_to_resume_can_be_typed() -> None:
+    assert run._workspace(argparse.Namespace(workspace="my results")) == " --workspace 'my results'"

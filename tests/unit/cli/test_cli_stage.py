@@ -1,0 +1,180 @@
+"""Single stages: whose they are, what other programs do of them, and serving a cell of a matrix by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit import lanes
+from tests.unit.conftest import MACHINE, make_toolchain
+from trtllm_pipeline import flow
+from trtllm_pipeline.cli import app, stage
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.hub import sources as hub
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.base import Stage, Work
+from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains import base as toolchains
+
+
+def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Let this machine be another."""
+    monkeypatch.setattr(probe, "machine", lambda: machine)
+
+
+# ------------------------------------------------------------------------------------------------------ whose stage
+
+
+@pytest.mark.parametrize(
+    ("release", "name", "program"),
+    [
+        ("1.0.0", "repository", "frontends:run_engine"),
+        ("1.3.0", "repository", "frontends:run_pytorch"),
+        ("1.3.0", "build", "embedded.build:run"),  # of those that have it the one that can be used
+    ],
+)
+def test_a_stage_is_that_of_the_toolchain_this_machine_has(
+    monkeypatch: pytest.MonkeyPatch, release: str, name: str, program: str
+) -> None:
+    here(monkeypatch, lanes.machine(release))
+    embedded = replace(toolchains.load("embedded"), missing=lambda _machine: None)
+    load = toolchains.load
+    monkeypatch.setattr(toolchains, "load", lambda asked: embedded if asked == "embedded" else load(asked))
+    assert str(stage._stage(name, None).program).endswith(program)
+
+
+def test_a_stage_of_a_toolchain_that_is_not_here_can_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch, MACHINE)
+    assert "tensorrt_llm" in str(stage._stage("check", None).program), "no other has one"
+    assert stage._stage("repository", "tensorrt_llm").program != stage._stage("repository", "embedded").program
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
+        ["check", "--model", "d", "--engine", "d"],
+        ["repository", "--model", "d", "--engine", "d", "--max-batch-size", "4"],
+    ],
+)
+def test_work_by_hand_where_nothing_is_installed_ends_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    here(monkeypatch, MACHINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    assert app.main([*words, "--toolchain", "tensorrt_llm", "--output-dir", "o"]) == 2
+    said = capsys.readouterr().err
+    assert "TensorRT-LLM is not installed here" in said
+    assert "pipeline doctor" in said
+
+
+# -------------------------------------------------------------------------------------------------- other programs
+
+
+def with_commands(*commands: list[str]) -> Stage:
+    return replace(make_toolchain().stages[1], commands=lambda _work, _machine: commands)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    return Work({}, {}, {}, tmp_path, tmp_path)
+
+
+def writing(path: Path, text: str) -> list[str]:
+    return [sys.executable, "-c", f"print('said {text}'); open({str(path)!r}, 'a').write({text!r})"]
+
+
+def test_other_programs_run_in_order_and_are_shown(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here(monkeypatch, MACHINE)
+    commands = writing(work.out / "file", "1"), writing(work.out / "file", "2")
+    stage._commands(with_commands(*commands), work)
+    assert (work.out / "file").read_text() == "12"
+    out, err = capfd.readouterr()
+    assert out == "", "that is for the result"
+    assert "said 1" in err
+    assert all(shlex.join(command) in err for command in commands)
+
+
+def test_the_first_that_fails_ends_it(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch, MACHINE)
+    fails = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(StageError, match=f"make: {sys.executable} ended with exit code 3"):
+        stage._commands(with_commands(fails, writing(work.out / "file", "x")), work)
+    assert not (work.out / "file").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- services
+
+
+def test_the_example_asks_the_server_that_is_there() -> None:
+    triton = shlex.split(stage._example({"kind": "triton", "http": "localhost:1", "model": "tensorrt_llm"}))
+    assert triton[:3] == ["curl", "-s", "http://localhost:1/v2/models/tensorrt_llm/generate"]
+    assert json.loads(triton[-1])["text_input"]
+    openai = shlex.split(stage._example({"kind": "openai", "url": "http://localhost:2", "model": "it's"}))
+    assert openai[2] == "http://localhost:2/v1/completions"
+    asked = json.loads(openai[-1])
+    assert asked["model"] == "it's"
+    assert asked["prompt"]
+
+
+@pytest.fixture
+def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "resolve", lambda sources, **_options: {**sources[0], "revision": "1"})
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        "name: m\naxes:\n  model: [qwen2-7b-instruct]\n  precision: [fp16]\n  max_batch_size: [4]\n"
+        '  lengths: ["128,64"]\nsettings:\n  serve: { frontend: trtllm_serve, http_port: 8123 }\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("axis", "inputs"),
+    [
+        (None, {"repository": "repository", "engine": "build"}),
+        ("tensorrt_llm", {"repository": "repository", "engine": "build"}),
+        ("tensorrt_llm_pytorch", {"repository": "repository", "model": "download"}),
+    ],
+)
+def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
+    matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axis: str | None, inputs: dict[str, str]
+) -> None:
+    here(monkeypatch, replace(lanes.machine(), assumed=False))
+    if axis is not None:
+        matrix.write_text(matrix.read_text().replace("axes:\n", f"axes:\n  toolchain: [{axis}]\n"))
+    served: list[tuple[argparse.Namespace, Stage]] = []
+
+    def made(request: Any, store: Store, _observer: object) -> tuple[object, object]:
+        assert request.until == "repository"
+        plan = flow.plan_of(request, store)
+        for run in plan.stage_runs.values():
+            (store.folder(run.stage.name, run.fingerprint) / "out").mkdir(parents=True)
+        return plan, SimpleNamespace(exit_code=0)
+
+    def by_hand(args: argparse.Namespace, launch: Stage) -> int:
+        served.append((args, launch))
+        return 0
+
+    monkeypatch.setattr(flow, "bring_up_to_date", made)
+    monkeypatch.setattr(stage, "_by_hand", by_hand)
+    words = ["launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
+    assert app.main(words) == 0
+    ((args, launch),) = served
+    assert str(launch.program).endswith("launch_pytorch" if axis == "tensorrt_llm_pytorch" else "launch_engine")
+    given = {name: Path(getattr(args, f"in_{name}")) for name in launch.inputs}
+    assert {name: path.parent.parent.name for name, path in given.items()} == inputs
+    assert all(path.is_dir() for path in given.values())
+    assert (args.opt_frontend, args.opt_http_port, args.opt_stop_timeout_s) == ("trtllm_serve", "8123", "9")

@@ -1,0 +1,46 @@
+"""What a matrix may say of the levels that perf measures, and what the stage is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.unit import fabricated
+from trtllm_pipeline.config.models import Perf
+from trtllm_pipeline.toolchains.common_stages import PERF
+
+
+def params(**settings: Any) -> dict[str, Any]:
+    cell = fabricated.cell("fp16")
+    changed = dataclasses.replace(cell, settings={**cell.settings, "perf": {**cell.settings["perf"], **settings}})
+    return dict(PERF.params(changed))
+
+
+def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_asked_for() -> None:
+    assert not {"request_rate", "request_distribution", "slo"} & params().keys()
+    asked = params(concurrency=[], request_rate=[2.5], slo={"ttft_ms": 300.0})
+    assert (asked["concurrency"], asked["request_rate"], asked["request_distribution"]) == ([], [2.5], "poisson")
+    assert asked["slo"] == {"ttft_ms": 300.0}
+    assert "request_rate" not in params(slo={"tpot_ms": 40.0})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"concurrency": ()}, "needs a concurrency or a request_rate"),
+        ({"request_rate": (0.0,)}, "greater than 0"),
+        ({"request_rate": (2.0, 2.0)}, "there twice"),
+        ({"slo": {"ttft": 300.0}}, "slo"),
+        ({"slo": {"ttft_ms": 0.0}}, "greater than 0"),
+    ],
+)
+def test_what_means_nothing_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Perf(**settings)
+
+
+def test_an_open_loop_alone() -> None:
+    assert Perf(concurrency=(), request_rate=(2.5,)).warmup_requests is None

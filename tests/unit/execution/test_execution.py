@@ -1,0 +1,363 @@
+"""The loop between scheduler, store and executor, with an executor that only pretends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import MACHINE, make_cell, make_toolchain
+from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.execution.loop import Outcome, execute, expectations, simulate
+from trtllm_pipeline.execution.scheduler import Machine
+from trtllm_pipeline.machine import model as machines
+from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.store import Store
+
+USAGE = Usage(0.1, 0.1, 1000)
+
+
+class PretendExecutor:
+    """Does every job at once; `failures` gives the errors a stage has, one an attempt."""
+
+    def __init__(self, failures: Mapping[str, Sequence[StageError | None]] | None = None) -> None:
+        self.failures = {stage: list(errors) for stage, errors in (failures or {}).items()}
+        self.jobs: list[Job] = []
+        self.events: list[ExecutorEvent] = []
+        self.open: set[StageRunId] = set()
+        self.on_submit: Callable[[Job], None] = lambda _job: None
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        assert all(os.fstat(fd) for fd in claims)
+        self.jobs.append(job)
+        assert json.loads((Path(job.attempt) / "job.json").read_text())["id"] == job.id
+        errors = self.failures.get(job.stage, [])
+        error = errors.pop(0) if errors else None
+        if job.scope is Scope.SERVICE:
+            assert not self.open, "a measured service is alone"
+            if error is not None:
+                self.events.append(Ended(job.id, error, USAGE))
+                return
+            self.open.add(job.id)
+            (Path(job.attempt) / "service.json").write_text("{}")
+            self.events.append(Ready(job.id))
+        else:
+            if job.scope is Scope.INSIDE:
+                assert Path(job.inputs["service"]).exists()
+            (Path(job.attempt) / "out" / "result").write_text(job.id)
+            self.events.append(Ended(job.id, error, USAGE))
+        self.on_submit(job)
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        error = None if job in self.open else StageError("died of SIGINT")
+        self.open.discard(job)
+        self.events.append(Ended(job, error, USAGE))
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def close(self) -> None:
+        assert not self.open, "services are stopped before the end"
+
+    def stages(self) -> list[str]:
+        return [job.stage for job in self.jobs]
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.errors: list[StageError] = []
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None: ...
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        if error is not None:
+            self.errors.append(error)
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        self.waits.append(why)
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def own_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("trtllm_pipeline.execution.scheduler.BACKOFF_S", 0.01)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "w")
+
+
+def plan_of(*precisions: str, until: str | None = None) -> Plan:
+    cells = [make_cell(precision) for precision in precisions or ("fp16",)]
+    return make_plan(
+        cells, {"toy": make_toolchain()}, MACHINE, digest=lambda name, _cell: (f"/{name}", "d"), until=until
+    )
+
+
+def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
+    present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
+    on = Machine(cpus=4, downloads=2)
+    return execute(plan, store, executor, observer or Silent(), run_id="r", machine=on, present=present)
+
+
+def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
+    executor = PretendExecutor()
+    outcome = run(plan_of("fp16", "fp8"), store, executor)
+    assert outcome.exit_code == 0
+    assert sorted(executor.stages()) == ["get", "look", "look", "make", "make", "serve", "serve"]
+    again = PretendExecutor()
+    outcome = run(plan_of("fp16", "fp8"), store, again)
+    assert again.jobs == []
+    assert outcome.exit_code == 0
+    assert set(outcome.statuses.values()) == {StageStatus.UP_TO_DATE, StageStatus.SKIPPED}
+
+
+def test_a_failure_blocks_what_needs_it_and_nothing_else(store: Store) -> None:
+    executor = PretendExecutor({"make": [StageError("boom"), None]})
+    outcome = run(plan_of("fp16", "fp8"), store, executor)
+    assert outcome.exit_code == 1
+    assert sorted(executor.stages()) == ["get", "look", "make", "make", "serve"]
+    (failed,) = [run for run, status in outcome.statuses.items() if status is StageStatus.FAILED]
+    assert outcome.errors[failed].message == "boom"
+    blocked = [run for run, status in outcome.statuses.items() if status is StageStatus.BLOCKED]
+    assert {outcome.blocked_by[run] for run in blocked} == {failed}
+    mended = PretendExecutor()
+    assert run(plan_of("fp16", "fp8"), store, mended).exit_code == 0
+    assert mended.stages() == ["make", "serve", "look"]
+
+
+def test_transient_failures_are_tried_again(store: Store) -> None:
+    executor = PretendExecutor({"get": [StageError("cut", failure=FailureClass.TRANSIENT)] * 2})
+    observer = Silent()
+    assert run(plan_of(), store, executor, observer).exit_code == 0
+    assert executor.stages().count("get") == 3
+    assert "attempt 2" in observer.waits[0]
+
+
+def test_infeasible_is_remembered(store: Store) -> None:
+    executor = PretendExecutor({"make": [StageError("never", failure=FailureClass.INFEASIBLE)]})
+    assert run(plan_of(), store, executor).exit_code == 1
+    again = PretendExecutor()
+    outcome = run(plan_of(), store, again)
+    assert again.stages() == [], "not even what it reads is fetched again"
+    [error] = outcome.errors.values()
+    assert error.message == "never (remembered from an earlier try)"
+    assert "--retry-infeasible" in str(error.hint)
+    run(plan_of(), store, again)
+    assert list(store.index.infeasible().values()) == ["never"], "what is remembered does not grow"
+    store.index.forget_infeasible()
+    assert run(plan_of(), store, PretendExecutor()).exit_code == 0
+
+
+def test_a_service_that_does_not_start_fails_the_cell(store: Store) -> None:
+    executor = PretendExecutor({"serve": [StageError("port in use")]})
+    outcome = run(plan_of(), store, executor)
+    assert outcome.exit_code == 1
+    assert "look" not in executor.stages()
+
+
+def test_a_service_that_dies_is_the_cause_of_what_failed_in_it(store: Store) -> None:
+    executor = PretendExecutor({"look": [StageError("connection refused")]})
+
+    def die(job: Job) -> None:
+        if job.stage == "look":
+            service = next(iter(executor.open))
+            executor.open.clear()
+            executor.events.append(Ended(service, StageError("server died: out of shared memory"), USAGE))
+
+    executor.on_submit = die
+    observer = Silent()
+    assert run(plan_of(), store, executor, observer).exit_code == 1
+    assert any("out of shared memory" in error.message for error in observer.errors)
+    assert not any("connection refused" in error.message for error in observer.errors)
+
+
+def test_work_of_another_invocation_is_waited_for_not_repeated(store: Store) -> None:
+    plan = plan_of(until="make")
+    get = next(run for run in plan.stage_runs.values() if run.stage.name == "get")
+    claim = store.claim(get.fingerprint)
+    assert claim is not None
+    other = Store(store.workspace)
+    executor = PretendExecutor()
+    observer = Silent()
+    polls = 0
+
+    def other_finishes(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
+        nonlocal polls
+        polls += 1
+        if polls == 3:
+            attempt = other.begin("other", "get", get.fingerprint)
+            (attempt.out / "result").write_text("theirs")
+            other.publish(attempt, other.seal(attempt, get.key, get.label, {}))
+            claim.release()
+        return wait(_timeout)
+
+    executor.wait = other_finishes  # type: ignore[method-assign]
+    outcome = run(plan, store, executor, observer)
+    assert outcome.exit_code == 0
+    assert executor.stages() == ["make"]
+    assert "another invocation" in observer.waits[0]
+
+
+def test_the_machine_is_waited_for_while_another_invocation_measures(store: Store) -> None:
+    lease = claims.lease_machine((), exclusive=True)
+    assert lease is not None
+    executor = PretendExecutor()
+    polls = 0
+
+    def let_go(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
+        nonlocal polls
+        polls += 1
+        if polls == 3:
+            lease[0][0].release()
+        assert polls > 2 or not executor.jobs
+        return wait(_timeout)
+
+    executor.wait = let_go  # type: ignore[method-assign]
+    assert run(plan_of(until="make"), store, executor).exit_code == 0
+
+
+def test_an_interrupt_ends_the_run_and_keeps_what_is_done(store: Store) -> None:
+    executor = PretendExecutor()
+
+    def interrupt(job: Job) -> None:
+        if job.stage == "make":
+            executor.events.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    executor.on_submit = interrupt
+    outcome = run(plan_of(), store, executor)
+    assert outcome.exit_code == 130
+    assert StageStatus.CANCELLED in outcome.statuses.values()
+    executor = PretendExecutor()
+    assert run(plan_of(), store, executor).exit_code == 0
+    assert executor.stages() == ["make", "serve", "look"]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(store: Store) -> None:
+    executor = PretendExecutor()
+    executor.on_submit = lambda _job: os.kill(os.getpid(), signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert run(plan_of(), store, executor).exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_empty_result_is_a_failure(store: Store) -> None:
+    executor = PretendExecutor()
+    executor.on_submit = lambda job: (Path(job.attempt) / "out" / "result").unlink()
+    outcome = run(plan_of(until="get"), store, executor)
+    assert outcome.exit_code == 1
+    assert "left no files" in next(iter(outcome.errors.values())).message
+
+
+def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
+    plan = plan_of("fp16", "fp8", until="make")
+    takes = expectations(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
+    by_label = {plan.stage_runs[run].label: seconds for run, seconds in takes.items()}
+    assert by_label == {"get/toy/m/fp16": 30.0, "make/toy/m/fp16": 9.0, "make/toy/m/fp8": 4.0}
+
+
+def test_the_forecast_uses_the_same_scheduler() -> None:
+    plan = plan_of("fp16", "fp8")
+    takes = expectations(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
+    # One download, both builds side by side, then two services one after the other.
+    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
+
+
+def test_other_programs_get_their_own_command_lines(store: Store) -> None:
+    toolchain = make_toolchain()
+
+    def commands(work: Work, machine: machines.Machine) -> list[list[str]]:
+        assert machine is MACHINE
+        return [["build", "--checkpoint", str(work.inputs["model"]), "--out", str(work.out)], ["check", str(work.out)]]
+
+    stages = tuple(replace(stage, commands=commands) if stage.name == "make" else stage for stage in toolchain.stages)
+    plan = make_plan(
+        [make_cell()],
+        {"toy": replace(toolchain, stages=stages)},
+        MACHINE,
+        digest=lambda name, _cell: (name, "d"),
+        until="make",
+    )
+    executor = PretendExecutor()
+    assert run(plan, store, executor).exit_code == 0
+    get, make = executor.jobs
+    out = f"{make.attempt}/out"
+    checkpoint = str(store.folder("get", Fingerprint(get.fingerprint)) / "out")
+    assert make.commands[:2] == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
+    assert make.commands[2][1:4] == ("-m", "trtllm_pipeline", "make"), "ours looks at what they left"
+    assert len(make.commands) == 3
+
+
+def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> None:
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=8)) if stage.name == "make" else stage
+        for stage in toolchain.stages
+    )
+    plan = make_plan(
+        [make_cell()], {"toy": replace(toolchain, stages=stages)}, MACHINE, digest=lambda name, _cell: (name, "d")
+    )
+    outcome = run(plan, store, PretendExecutor())
+    assert outcome.exit_code == 1
+    assert "needs 8 GPUs" in next(iter(outcome.errors.values())).message
+
+
+def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
+    lease = claims.lease_machine((), exclusive=True)
+    assert lease is not None
+    executor, observer = PretendExecutor(), Silent()
+    polls = 0
+
+    def let_go(_timeout: float, wait: Callable[[float], list[ExecutorEvent]] = executor.wait) -> list:
+        nonlocal polls
+        polls += 1
+        if polls == 20:
+            lease[0][0].release()
+        return wait(_timeout)
+
+    executor.wait = let_go  # type: ignore[method-assign]
+    assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
+    assert len(observer.waits) == 1
+
+
+def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Store) -> None:
+    gpus = tuple(machines.Gpu(index, name, "GPU", 1 << 30, 90) for index, name in enumerate(("GPU-a", "GPU-b")))
+    toolchain = make_toolchain()
+    stages = tuple(
+        replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "serve" else stage
+        for stage in toolchain.stages
+    )
+    plan = make_plan(
+        [make_cell()],
+        {"toy": replace(toolchain, stages=stages)},
+        replace(MACHINE, gpus=gpus),
+        digest=lambda name, _cell: (name, "d"),
+    )
+    taken = claims.lease_machine(("GPU-a",), exclusive=False)
+    executor = PretendExecutor()
+    machine = Machine(cpus=2, gpus=("GPU-a", "GPU-b"))
+    outcome = execute(plan, store, executor, Silent(), run_id="r", machine=machine, present={})
+    assert taken is not None
+    assert outcome.exit_code == 0
+    seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
+    assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"

@@ -1,0 +1,834 @@
+"""The scheduler alone: events in, instructions out; then random plans on a simulated machine."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.execution.scheduler import (
+    ENDED,
+    TRANSITIONS,
+    Busy,
+    Cancel,
+    Event,
+    Failure,
+    Finished,
+    Freed,
+    Instruction,
+    Interrupt,
+    Machine,
+    RetryAt,
+    Scheduler,
+    ServiceEnded,
+    ServiceReady,
+    Start,
+    Stop,
+    Task,
+    backoff_s,
+)
+
+S = StageStatus
+BUG = Failure(FailureClass.BUG, "it broke")
+TRANSIENT = Failure(FailureClass.TRANSIENT, "connection reset")
+OOM = Failure(FailureClass.OUT_OF_MEMORY, "no memory left")
+SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
+"""Random schedules per property."""
+
+
+def sid(name: str) -> StageRunId:
+    return StageRunId(name)
+
+
+def task(name: str, *needs: str, gpus: int = 0, cpus: int = 1, s: float = 1.0, exclusive: bool = False, **more) -> Task:
+    resources = Resources(cpus=cpus, gpus=gpus, downloads=more.pop("downloads", 0), exclusive=exclusive)
+    return Task(sid(name), tuple(map(sid, needs)), resources=resources, expected_s=s, **more)
+
+
+def service(name: str, *needs: str, **more) -> Task:
+    return task(name, *needs, scope=Scope.SERVICE, **more)
+
+
+def inside(name: str, in_: str, *needs: str, **more) -> Task:
+    return task(name, *needs, scope=Scope.INSIDE, service=sid(in_), **more)
+
+
+def names(instructions: Iterable[Instruction], kind: type = Start) -> list[str]:
+    return [one.id for one in instructions if isinstance(one, kind)]
+
+
+def statuses(scheduler: Scheduler, *ids: str) -> list[StageStatus]:
+    return [scheduler.status(sid(one)) for one in ids]
+
+
+SERVED = (
+    task("repo"),
+    service("serve", "repo", gpus=1, retries=1),
+    inside("smoke", "serve"),
+    inside("perf", "serve", "smoke"),
+    inside("accuracy", "serve", "smoke"),
+)
+
+
+def served(*more: Task, **options) -> Scheduler:
+    """A service that has just become ready, its smoke task running."""
+    scheduler = Scheduler((*SERVED, *more), Machine(8, ("A", "B")), **options)
+    assert "repo" in names(scheduler.advance(0))
+    assert scheduler.advance(1, Finished(sid("repo"))) == [Start(sid("serve"), ("A",), 1)]
+    assert scheduler.advance(2, ServiceReady(sid("serve"))) == [Start(sid("smoke"), ("A",), 1)]
+    return scheduler
+
+
+# Order and resources.
+
+
+def test_a_chain_runs_in_order_and_ends() -> None:
+    scheduler = Scheduler([task("c", "b"), task("b", "a"), task("a")], Machine(4))
+    assert scheduler.advance(0) == [Start(sid("a"), (), 1)]
+    assert scheduler.running == ("a",)
+    assert names(scheduler.advance(1, Finished(sid("a")))) == ["b"]
+    assert names(scheduler.advance(2, Finished(sid("b")))) == ["c"]
+    assert not scheduler.finished
+    assert scheduler.advance(3, Finished(sid("c"))) == []
+    assert scheduler.finished
+    assert scheduler.counts[S.SUCCEEDED] == 3
+    assert scheduler.running == ()
+
+
+def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
+    tasks = [
+        task("short", s=3),
+        task("second", order=2, s=5),
+        task("first", order=1, s=5),
+        task("head", s=1),
+        task("tail", "head", s=9),
+    ]
+    scheduler = Scheduler(tasks, Machine(1))
+    order = names(scheduler.advance(0))
+    while not scheduler.finished:
+        order += names(scheduler.advance(0, Finished(sid(order[-1]))))
+    assert order == ["head", "tail", "first", "second", "short"]
+
+
+def test_what_runs_inside_a_service_counts_for_the_path_to_it() -> None:
+    tasks = [task("quick"), service("serve", "quick", s=1), inside("perf", "serve", s=50), task("slow", s=20)]
+    assert names(Scheduler(tasks, Machine(1)).advance(0)) == ["quick"]
+
+
+def test_gpus_go_out_by_name_and_come_back() -> None:
+    tasks = [task("a", gpus=2, s=9), task("b", gpus=1, s=8), task("c", gpus=2, s=7)]
+    scheduler = Scheduler(tasks, Machine(8, ("GPU-0", "GPU-1", "GPU-2")))
+    assert scheduler.advance(0) == [Start(sid("a"), ("GPU-0", "GPU-1"), 1), Start(sid("b"), ("GPU-2",), 1)]
+    assert scheduler.advance(1, Finished(sid("b"))) == []  # one GPU is free; a gang takes all of its own or none
+    assert scheduler.advance(2, Finished(sid("a"))) == [Start(sid("c"), ("GPU-0", "GPU-1"), 1)]
+
+
+def test_downloads_have_slots_of_their_own() -> None:
+    scheduler = Scheduler([task(name, cpus=0, downloads=1) for name in "abc"], Machine(1, downloads=2))
+    assert names(scheduler.advance(0)) == ["a", "b"]
+    assert names(scheduler.advance(1, Finished(sid("a")))) == ["c"]
+
+
+def test_more_than_the_machine_has_fails_at_once_with_the_reason() -> None:
+    scheduler = Scheduler([task("build", gpus=8, cpus=9), task("repo", "build"), task("other")], Machine(4, ("A", "B")))
+    assert statuses(scheduler, "build", "repo", "other") == [S.FAILED, S.BLOCKED, S.PENDING]
+    failure = scheduler.failure(sid("build"))
+    assert failure == Failure(
+        FailureClass.INFEASIBLE, "needs 9 CPUs, this machine offers 4; needs 8 GPUs, this machine offers 2"
+    )
+    assert scheduler.blocked_by(sid("repo")) == "build"
+    assert scheduler.blocked_by(sid("build")) is None
+
+
+def test_small_work_fills_the_gap_before_a_reserved_gang_but_does_not_delay_it() -> None:
+    tasks = [
+        task("running", gpus=2, s=100),
+        task("gang", gpus=4, s=90),
+        task("too_long", gpus=1, s=80.5),
+        task("fits", gpus=1, s=60),
+        task("fits_too", gpus=1, s=50),
+        task("cpu_only", s=40),
+    ]
+    scheduler = Scheduler(tasks, Machine(64, ("A", "B", "C", "D")))
+    assert names(scheduler.advance(0)) == ["running", "too_long", "fits", "cpu_only"]
+    assert names(scheduler.advance(45)) == []
+    # 40 s are left before the gang's turn: nothing of 50 s may start any more.
+    assert names(scheduler.advance(60, Finished(sid("fits")), Finished(sid("cpu_only")))) == []
+    assert names(scheduler.advance(80, Finished(sid("too_long")))) == []
+    assert names(scheduler.advance(100, Finished(sid("running")))) == ["gang"]
+
+
+def test_work_that_outlasts_the_reservation_starts_if_it_fits_beside_it() -> None:
+    tasks = [
+        task("running", gpus=2, s=100),
+        task("after_running", "running", s=500),
+        task("gang", gpus=3, s=10),
+        task("after_gang", "gang", s=200),
+        task("beside", gpus=1, s=150),
+        task("no_room", gpus=1, s=140),
+    ]
+    scheduler = Scheduler(tasks, Machine(64, ("A", "B", "C", "D")))
+    assert names(scheduler.advance(0)) == ["running", "beside"]
+    assert names(scheduler.advance(100, Finished(sid("running")))) == ["after_running", "gang"]
+
+
+def test_an_exclusive_task_runs_alone_and_does_not_starve() -> None:
+    tasks = [task("long", s=50), task("alone", exclusive=True, s=40)]
+    tasks += [task(f"small{i}", cpus=0, s=20) for i in range(20)]
+    scheduler = Scheduler(tasks, Machine(2))
+    first = names(scheduler.advance(0))
+    assert first[0] == "long"
+    assert "alone" not in first
+    assert len(first) == 21  # they end before "long" does
+    assert scheduler.advance(20, *(Finished(sid(name)) for name in first[1:])) == []
+    assert names(scheduler.advance(60, Finished(sid("long")))) == ["alone"]
+
+
+def test_nothing_new_starts_before_an_exclusive_head_that_overdue_work_keeps_waiting() -> None:
+    tasks = [task("late", s=50), task("alone", exclusive=True, s=40), task("small", "gate", s=10), task("gate", s=5)]
+    scheduler = Scheduler(tasks, Machine(4))
+    assert names(scheduler.advance(0)) == ["late", "gate"]
+    assert names(scheduler.advance(70, Finished(sid("gate")))) == []
+    assert names(scheduler.advance(90, Finished(sid("late")))) == ["alone"]
+    assert names(scheduler.advance(95, Finished(sid("alone")))) == ["small"]
+
+
+# What has to run at all.
+
+
+def test_what_is_up_to_date_needs_nothing() -> None:
+    done = {sid("a"), sid("c")}
+    scheduler = Scheduler([task("a"), task("b", "a"), task("c", "b")], Machine(1), up_to_date=done)
+    assert names(scheduler.advance(0)) == ["b"]
+    scheduler.advance(1, Finished(sid("b")))
+    assert scheduler.finished
+    assert statuses(scheduler, "a", "b", "c") == [S.UP_TO_DATE, S.SUCCEEDED, S.UP_TO_DATE]
+
+
+def test_only_what_is_wanted_and_needed_runs() -> None:
+    tasks = [task("a"), task("b", "a"), task("c", "b"), task("d", "a")]
+    scheduler = Scheduler(tasks, Machine(4), up_to_date={sid("b")}, wanted=[sid("c")])
+    assert names(scheduler.advance(0)) == ["c"]
+    assert statuses(scheduler, "a", "b", "d") == [S.SKIPPED, S.UP_TO_DATE, S.SKIPPED]
+
+
+def test_a_service_without_anything_to_do_is_skipped_with_what_only_it_needs() -> None:
+    done = {sid(name) for name in ("smoke", "perf", "accuracy")}
+    scheduler = Scheduler(SERVED, Machine(4, ("A",)), up_to_date=done, wanted=list(done))
+    assert scheduler.finished
+    assert statuses(scheduler, "repo", "serve") == [S.SKIPPED, S.SKIPPED]
+    scheduler = Scheduler(SERVED, Machine(4, ("A",)), up_to_date=done | {sid("repo")})
+    assert scheduler.finished
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([task("a"), task("a")], "a is in the plan twice"),
+        ([task("a", "b")], "a needs b, which is not in the plan"),
+        ([task("a", "b"), task("b", "a"), task("c", "a")], "in a circle among a, b"),
+        ([service("s"), inside("i", "s"), task("a", "s")], "a needs the service s but does not run inside it"),
+        ([inside("i", "s"), task("s")], "i: s is not a service of this plan"),
+        ([task("i", service=sid("s")), service("s")], "i: an inside task, and no other, names its service"),
+        # The service waits for x, x for a task inside the service.
+        ([service("s"), inside("i", "s"), task("x", "i"), inside("j", "s", "x")], "in a circle among i, j, s, x"),
+    ],
+)
+def test_a_list_that_is_no_plan_is_refused(tasks: list[Task], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Scheduler(tasks, Machine(1))
+
+
+# Services.
+
+
+def test_a_service_runs_its_tasks_one_after_another_and_is_stopped() -> None:
+    scheduler = served(task("later", "repo", gpus=2, s=0.1))
+    assert scheduler.advance(3, Finished(sid("smoke"))) == [Start(sid("perf"), ("A",), 1)]
+    assert scheduler.running == ("serve", "perf")
+    assert scheduler.advance(4, Finished(sid("perf"))) == [Start(sid("accuracy"), ("A",), 1)]
+    assert scheduler.advance(5, Finished(sid("accuracy"))) == [Stop(sid("serve"))]
+    assert not scheduler.finished
+    assert scheduler.advance(6, ServiceEnded(sid("serve"))) == [Start(sid("later"), ("A", "B"), 1)]
+    assert statuses(scheduler, "serve", "accuracy") == [S.SUCCEEDED, S.SUCCEEDED]
+
+
+def test_a_service_waits_for_what_the_tasks_inside_it_need() -> None:
+    tasks = [task("repo"), task("rows", s=9), service("serve", "repo"), inside("perf", "serve", "rows")]
+    scheduler = Scheduler(tasks, Machine(8))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Finished(sid("repo"))) == []
+    assert names(scheduler.advance(2, Finished(sid("rows")))) == ["serve"]
+
+
+def test_a_failure_inside_blocks_what_needs_it_and_the_service_still_stops() -> None:
+    scheduler = served()
+    assert scheduler.advance(3, Finished(sid("smoke"), BUG)) == [Stop(sid("serve"))]
+    assert statuses(scheduler, "smoke", "perf", "accuracy") == [S.FAILED, S.BLOCKED, S.BLOCKED]
+    assert scheduler.blocked_by(sid("perf")) == "smoke"
+    scheduler.advance(4, ServiceEnded(sid("serve")))
+    assert scheduler.finished
+
+
+def test_a_service_whose_tasks_are_all_blocked_does_not_start() -> None:
+    tasks = [task("rows"), service("serve"), inside("perf", "serve", "rows")]
+    scheduler = Scheduler(tasks, Machine(8))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Finished(sid("rows"), BUG)) == []
+    assert statuses(scheduler, "serve", "perf") == [S.SKIPPED, S.BLOCKED]
+    assert scheduler.finished
+
+
+def test_a_service_that_does_not_start_blocks_all_inside_it() -> None:
+    scheduler = Scheduler(SERVED, Machine(8, ("A",)))
+    scheduler.advance(0)
+    scheduler.advance(0, Finished(sid("repo")))
+    assert scheduler.advance(1, ServiceEnded(sid("serve"), BUG)) == []
+    assert statuses(scheduler, "serve", "smoke", "perf") == [S.FAILED, S.BLOCKED, S.BLOCKED]
+    assert {scheduler.blocked_by(sid(name)) for name in ("smoke", "perf", "accuracy")} == {"serve"}
+    assert scheduler.finished
+
+
+@pytest.mark.parametrize(("ready", "message"), [(False, "ended before it was ready"), (True, "before it was asked to")])
+def test_a_service_that_ends_well_but_too_early_has_failed(ready: bool, message: str) -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(8))
+    scheduler.advance(0)
+    if ready:
+        scheduler.advance(1, ServiceReady(sid("serve")))
+        scheduler.advance(1, Busy(sid("perf")))
+    scheduler.advance(2, ServiceEnded(sid("serve")))
+    failure = scheduler.failure(sid("serve"))
+    assert failure
+    assert failure.kind is FailureClass.BUG
+    assert message in failure.message
+
+
+def test_a_dead_service_takes_the_task_inside_it_along_and_holds_its_gpus_until_that_is_gone() -> None:
+    scheduler = served(task("other", "repo", gpus=2, s=0.1))
+    assert scheduler.advance(3, ServiceEnded(sid("serve"), BUG)) == [Cancel(sid("smoke"))]
+    assert names(scheduler.advance(4, Finished(sid("smoke"), TRANSIENT))) == ["other"]
+    failure = scheduler.failure(sid("smoke"))
+    assert failure == Failure(FailureClass.BUG, "serve ended while this ran: it broke")
+    assert statuses(scheduler, "serve", "smoke", "perf") == [S.FAILED, S.FAILED, S.BLOCKED]
+
+
+def test_a_service_that_died_of_something_passing_is_started_again() -> None:
+    scheduler = served()
+    scheduler.advance(3, Finished(sid("smoke")))
+    assert scheduler.advance(4, ServiceEnded(sid("serve"), TRANSIENT)) == [Cancel(sid("perf"))]
+    (retry,) = scheduler.advance(5, Finished(sid("perf"), BUG))
+    assert isinstance(retry, RetryAt)
+    assert retry.id == "serve"
+    assert statuses(scheduler, "serve", "perf", "accuracy") == [S.PENDING, S.FAILED, S.PENDING]
+    assert scheduler.wake_at == retry.when
+    assert scheduler.advance(retry.when) == [Start(sid("serve"), ("A",), 2)]
+    assert names(scheduler.advance(20, ServiceReady(sid("serve")))) == ["accuracy"]
+    scheduler.advance(21, ServiceEnded(sid("serve"), TRANSIENT))
+    scheduler.advance(22, Finished(sid("accuracy")))  # it had just finished: that counts
+    assert statuses(scheduler, "serve", "accuracy") == [S.FAILED, S.SUCCEEDED]
+    assert scheduler.finished
+
+
+def test_a_task_with_retries_goes_on_in_the_restarted_service() -> None:
+    tasks = [service("serve", retries=1), inside("perf", "serve", retries=1)]
+    scheduler = Scheduler(tasks, Machine(1))
+    scheduler.advance(0)
+    scheduler.advance(1, ServiceReady(sid("serve")))
+    scheduler.advance(2, ServiceEnded(sid("serve"), TRANSIENT))
+    assert sorted(names(scheduler.advance(3, Finished(sid("perf"), BUG)), RetryAt)) == ["perf", "serve"]
+    assert names(scheduler.advance(10)) == ["serve"]
+    assert scheduler.advance(11, ServiceReady(sid("serve"))) == [Start(sid("perf"), (), 2)]
+
+
+def test_a_service_ready_after_it_was_asked_to_stop_starts_nothing() -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Freed(sid("perf"), done=True)) == [Stop(sid("serve"))]
+    assert scheduler.advance(2, ServiceReady(sid("serve"))) == []
+    scheduler.advance(3, ServiceEnded(sid("serve")))
+    assert scheduler.finished
+
+
+def test_in_one_step_a_service_known_to_be_dead_gets_nothing_more_to_do() -> None:
+    scheduler = served()
+    assert scheduler.advance(3, Finished(sid("smoke")), ServiceEnded(sid("serve"), BUG)) == []
+    assert statuses(scheduler, "smoke", "perf") == [S.SUCCEEDED, S.BLOCKED]
+    scheduler = served()
+    assert scheduler.advance(3, ServiceEnded(sid("serve"), BUG), Finished(sid("smoke"), BUG)) == []
+    assert scheduler.finished
+
+
+# Failures and retries.
+
+
+def test_a_failure_blocks_all_downstream_and_nothing_else() -> None:
+    tasks = [task("a"), task("b", "a"), task("c", "b"), task("d")]
+    scheduler = Scheduler(tasks, Machine(4))
+    scheduler.advance(0)
+    scheduler.advance(1, Finished(sid("a"), BUG))
+    assert statuses(scheduler, "a", "b", "c", "d") == [S.FAILED, S.BLOCKED, S.BLOCKED, S.RUNNING]
+    assert scheduler.blocked_by(sid("c")) == "a"
+
+
+def test_a_long_chain_is_blocked_without_recursion() -> None:
+    tasks = [task("0")] + [task(str(i), str(i - 1)) for i in range(1, 5000)]
+    scheduler = Scheduler(tasks, Machine(1))
+    scheduler.advance(0)
+    scheduler.advance(1, Finished(sid("0"), BUG))
+    assert scheduler.counts[S.BLOCKED] == 4999
+
+
+def test_transient_failures_are_tried_again_after_growing_waits() -> None:
+    scheduler = Scheduler([task("a", retries=2)], Machine(1))
+    now = 100.0
+    scheduler.advance(now)
+    for failures in (1, 2):
+        wait = backoff_s("a", failures)
+        assert scheduler.advance(now, Finished(sid("a"), TRANSIENT)) == [
+            RetryAt(sid("a"), now + wait, failures + 1, TRANSIENT)
+        ]
+        assert scheduler.advance(now + 0.99 * wait) == []
+        now += wait
+        assert scheduler.advance(now) == [Start(sid("a"), (), failures + 1)]
+    scheduler.advance(now, Finished(sid("a"), TRANSIENT))
+    assert statuses(scheduler, "a") == [S.FAILED]
+    assert scheduler.wake_at is None
+
+
+def test_backoff_grows_to_a_limit_and_differs_between_tasks() -> None:
+    assert backoff_s("a", 1) != backoff_s("b", 1)
+    for failures in range(1, 200):
+        mean = min(2.0 * 2.0 ** (failures - 1), 120.0)
+        assert 0.5 * mean <= backoff_s("a", failures) <= 1.5 * mean
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FailureClass.INFEASIBLE, FailureClass.TIMEOUT, FailureClass.USER, FailureClass.BUG, FailureClass.OUT_OF_MEMORY],
+)
+def test_what_would_fail_again_is_not_tried_again(kind: FailureClass) -> None:
+    scheduler = Scheduler([task("a", retries=5)], Machine(1))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Finished(sid("a"), Failure(kind, "no"))) == []
+    assert statuses(scheduler, "a") == [S.FAILED]
+
+
+def test_out_of_memory_beside_others_is_tried_once_more_alone() -> None:
+    scheduler = Scheduler([task("big", retries=5), task("beside")], Machine(4))
+    scheduler.advance(0)
+    (retry,) = scheduler.advance(1, Finished(sid("big"), OOM))
+    assert isinstance(retry, RetryAt)
+    assert scheduler.advance(retry.when) == []
+    assert names(scheduler.advance(9, Finished(sid("beside")))) == ["big"]
+    assert scheduler.advance(10, Finished(sid("big"), OOM)) == []
+    assert statuses(scheduler, "big") == [S.FAILED]
+
+
+def test_without_keep_going_the_first_failure_cancels_what_has_not_begun() -> None:
+    scheduler = served(task("other"), task("after", "other"), task("next", "smoke"), keep_going=False)
+    assert scheduler.advance(3, Finished(sid("smoke"), BUG)) == [Stop(sid("serve"))]
+    assert statuses(scheduler, "smoke", "perf", "next", "other") == [S.FAILED, S.BLOCKED, S.BLOCKED, S.RUNNING]
+    assert statuses(scheduler, "after") == [S.CANCELLED]
+    assert scheduler.advance(4, Finished(sid("other"), TRANSIENT), ServiceEnded(sid("serve"))) == []
+    assert statuses(scheduler, "other", "serve") == [S.FAILED, S.SUCCEEDED]
+    assert scheduler.finished
+
+
+def test_an_interrupt_cancels_what_runs_and_ends_services_after_it() -> None:
+    scheduler = served(task("other"), task("after", "other"))
+    assert set(scheduler.advance(3, Interrupt())) == {Cancel(sid("smoke")), Cancel(sid("other"))}
+    assert statuses(scheduler, "perf", "after", "smoke") == [S.CANCELLED, S.CANCELLED, S.RUNNING]
+    assert scheduler.advance(4, Interrupt()) == []
+    assert scheduler.advance(5, Finished(sid("other"))) == []  # it was quicker: done is done
+    assert scheduler.advance(5, Finished(sid("smoke"), BUG)) == [Stop(sid("serve"))]
+    scheduler.advance(6, ServiceEnded(sid("serve"), BUG))
+    assert statuses(scheduler, "other", "smoke", "serve") == [S.SUCCEEDED, S.CANCELLED, S.CANCELLED]
+    assert scheduler.finished
+
+
+def test_an_interrupt_stops_a_service_that_is_not_ready_yet() -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler.advance(0)
+    assert scheduler.advance(1, Interrupt()) == [Stop(sid("serve"))]
+    scheduler.advance(2, ServiceEnded(sid("serve")))
+    assert scheduler.finished
+
+
+# Other invocations.
+
+
+def test_what_another_invocation_does_occupies_nothing_here() -> None:
+    scheduler = Scheduler([task("a", s=9), task("b"), task("c", "a")], Machine(1))
+    scheduler.advance(0)
+    assert names(scheduler.advance(1, Busy(sid("a")))) == ["b"]
+    assert statuses(scheduler, "a") == [S.ELSEWHERE]
+    scheduler.advance(2, Finished(sid("b")))
+    assert not scheduler.finished
+    assert names(scheduler.advance(3, Freed(sid("a"), done=True))) == ["c"]
+    assert statuses(scheduler, "a") == [S.UP_TO_DATE]
+
+
+def test_what_another_invocation_gave_up_is_done_here_as_the_same_attempt() -> None:
+    scheduler = Scheduler([task("a")], Machine(1))
+    scheduler.advance(0)
+    scheduler.advance(1, Busy(sid("a")))
+    assert scheduler.advance(2, Freed(sid("a"), done=False)) == [Start(sid("a"), (), 1)]
+
+
+def test_what_was_published_just_before_the_claim_is_up_to_date() -> None:
+    scheduler = Scheduler([task("a"), task("b", "a")], Machine(1))
+    scheduler.advance(0)
+    assert names(scheduler.advance(1, Freed(sid("a"), done=True))) == ["b"]
+
+
+def test_a_service_whose_tasks_were_done_elsewhere_is_skipped() -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler.advance(0)
+    scheduler.advance(1, Busy(sid("serve")))
+    assert scheduler.advance(2, Freed(sid("perf"), done=True), Freed(sid("serve"), done=False)) == []
+    assert statuses(scheduler, "serve", "perf") == [S.SKIPPED, S.UP_TO_DATE]
+    assert scheduler.finished
+
+
+def test_a_task_freed_after_its_service_failed_is_blocked() -> None:
+    scheduler = Scheduler([service("serve"), inside("perf", "serve"), inside("more", "serve")], Machine(1))
+    scheduler.advance(0)
+    scheduler.advance(1, ServiceReady(sid("serve")))
+    assert names(scheduler.advance(2, Busy(sid("perf")))) == ["more"]
+    scheduler.advance(3, ServiceEnded(sid("serve"), BUG))
+    scheduler.advance(4, Finished(sid("more"), BUG))
+    assert not scheduler.finished
+    scheduler.advance(5, Freed(sid("perf"), done=False))
+    assert scheduler.blocked_by(sid("perf")) == "serve"
+    assert scheduler.finished
+
+
+# Misuse, and the table of transitions.
+
+
+def test_events_that_cannot_be_are_refused() -> None:
+    scheduler = Scheduler([task("a"), task("b", "a"), service("s"), inside("i", "s")], Machine(4))
+    scheduler.advance(0)
+    with pytest.raises(ValueError, match="for a task that is pending"):
+        scheduler.advance(0, Finished(sid("b")))
+    with pytest.raises(TypeError, match="ends with ServiceEnded"):
+        scheduler.advance(0, Finished(sid("s")))
+    with pytest.raises(TypeError, match="is no service"):
+        scheduler.advance(0, ServiceReady(sid("a")))
+
+
+def test_every_status_is_in_the_table_and_only_ended_ones_lead_nowhere() -> None:
+    assert set(TRANSITIONS) == set(S)
+    assert {S.SUCCEEDED, S.UP_TO_DATE, S.SKIPPED, S.FAILED, S.BLOCKED, S.CANCELLED} == ENDED
+    reached = {S.PENDING}
+    while more := {after for one in reached for after in TRANSITIONS[one]} - reached:
+        reached |= more
+    assert reached == set(S)
+
+
+def test_observers_see_every_change_once() -> None:
+    seen: list[tuple[str, StageStatus, StageStatus]] = []
+    scheduler = Scheduler(
+        [task("a"), task("b", "a"), task("c")],
+        Machine(1),
+        up_to_date={sid("c")},
+        observe=lambda *change: seen.append(change),
+    )
+    scheduler.advance(0)
+    scheduler.advance(1, Finished(sid("a"), BUG))
+    assert seen == [
+        ("c", S.PENDING, S.UP_TO_DATE),
+        ("a", S.PENDING, S.RUNNING),
+        ("a", S.RUNNING, S.FAILED),
+        ("b", S.PENDING, S.BLOCKED),
+    ]
+
+
+# Random plans on a simulated machine.
+
+
+class Simulation:
+    """Plays the runner: takes instructions, checks them, makes up what happens next."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        gpus = tuple(f"GPU-{i}" for i in range(rng.choice([0, 1, 2, 4])))
+        self.machine = Machine(rng.choice([1, 2, 4]), gpus, rng.choice([1, 2]))
+        self.tasks = {one.id: one for one in self.random_tasks()}
+        ids = list(self.tasks)
+        up_to_date = {one for one in ids if rng.random() < 0.2}
+        wanted = rng.sample(ids, rng.randint(0, len(ids))) if rng.random() < 0.3 else None
+        self.scheduler = Scheduler(
+            rng.sample(list(self.tasks.values()), len(ids)),
+            self.machine,
+            up_to_date=up_to_date,
+            wanted=wanted,
+            keep_going=rng.random() < 0.8,
+            observe=self.observe,
+        )
+        self.held: dict[StageRunId, tuple[str, ...]] = {}  # tasks that run, and their GPUs
+        self.phase: dict[StageRunId, str] = {}  # of services that run
+        self.asked: set[StageRunId] = set()  # to stop or be cancelled
+        self.elsewhere: set[StageRunId] = set()
+        self.starts: dict[StageRunId, int] = {}
+        self.attempt: dict[StageRunId, int] = {}
+        self.busy_left = 2 * len(ids)
+        self.interrupted = False
+        self.now = 0.0
+
+    def observe(self, task_id: StageRunId, old: StageStatus, new: StageStatus) -> None:
+        assert new in TRANSITIONS[old]
+
+    def random_tasks(self) -> list[Task]:
+        rng = self.rng
+        tasks: list[Task] = []
+        artifacts: list[str] = []
+
+        def some(names: list[str], most: int) -> list[str]:
+            return rng.sample(names, min(len(names), rng.randint(0, most)))
+
+        def resources() -> dict[str, int | bool]:
+            gpus = rng.choice([0, 0, 1, 1, 2, 4])
+            gpus = gpus if rng.random() < 0.1 else min(gpus, len(self.machine.gpus))
+            cpus = rng.randint(0, self.machine.cpus)
+            return {"gpus": gpus, "cpus": cpus, "downloads": rng.choice([0, 0, 0, 1]), "exclusive": rng.random() < 0.15}
+
+        for number in range(rng.randint(1, 9)):
+            more = {
+                "s": rng.choice([0.0, 1.0, 5.0, 60.0]),
+                "retries": rng.choice([0, 0, 1, 2]),
+                "order": rng.randint(0, 3),
+            }
+            if rng.random() < 0.65:
+                tasks.append(task(f"a{number}", *some(artifacts, 3), **resources(), **more))
+                artifacts.append(f"a{number}")
+                continue
+            name = f"s{number}"
+            tasks.append(service(name, *some(artifacts, 2), **resources(), **more))
+            outside, members = list(artifacts), []
+            for member in range(rng.randint(1, 4)):
+                needs = some(outside, 1) + some(members, 2) + ([name] if rng.random() < 0.2 else [])
+                tasks.append(inside(f"{name}.{member}", name, *needs, **more))
+                members.append(f"{name}.{member}")
+            artifacts += members
+        return tasks
+
+    def there(self, task_id: StageRunId) -> bool:
+        return self.scheduler.status(task_id) in (S.SUCCEEDED, S.UP_TO_DATE)
+
+    def obey(self, instructions: list[Instruction]) -> None:
+        for one in instructions:
+            about = self.tasks[one.id]
+            if isinstance(one, RetryAt):
+                assert one.when > self.now
+                assert one.attempt <= about.retries + 1
+                continue
+            if isinstance(one, Start):
+                self.check_start(one, about)
+            else:
+                assert one.id in self.held
+                assert one.id not in self.asked
+                assert isinstance(one, Stop) == (about.scope is Scope.SERVICE)
+                if isinstance(one, Stop):
+                    assert not self.inside(one.id)
+                self.asked.add(one.id)
+        self.check_machine()
+
+    def inside(self, service_id: StageRunId) -> list[StageRunId]:
+        return [one for one in self.held if self.tasks[one].service == service_id]
+
+    def check_start(self, start: Start, about: Task) -> None:
+        assert not self.interrupted
+        assert start.id not in self.held
+        assert start.id not in self.elsewhere
+        assert start.attempt == self.attempt.get(start.id, 1) <= about.retries + 1
+        assert all(self.there(need) for need in about.needs if need != about.service)
+        if about.service is not None:
+            assert self.phase[about.service] == "ready"
+            assert about.service not in self.asked
+            assert not self.inside(about.service)
+            assert start.gpus == self.held[about.service]
+        if about.scope is Scope.SERVICE:
+            self.phase[start.id] = "starting"
+            members = [one for one in self.tasks.values() if one.service == start.id]
+            waiting = [one for one in members if self.scheduler.status(one.id) in (S.PENDING, S.ELSEWHERE)]
+            assert waiting
+            for member in waiting:
+                outside = (need for need in member.needs if self.tasks[need].service != start.id and need != start.id)
+                assert all(self.there(need) for need in outside)
+        if about.service is None:
+            assert len(start.gpus) == about.resources.gpus
+        self.held[start.id] = start.gpus
+
+    def check_machine(self) -> None:
+        units = [self.tasks[one] for one in self.held if self.tasks[one].service is None]
+        gpus = [gpu for one in units for gpu in self.held[one.id]]
+        assert len(gpus) == len(set(gpus))
+        assert set(gpus) <= set(self.machine.gpus)
+        assert sum(one.resources.cpus for one in units) <= self.machine.cpus
+        assert sum(one.resources.downloads for one in units) <= self.machine.downloads
+        if any(one.resources.exclusive for one in units):
+            assert len(units) == 1
+        assert set(self.scheduler.running) == set(self.held)
+
+    def failure(self) -> Failure:
+        kind = self.rng.choice([FailureClass.TRANSIENT, FailureClass.TRANSIENT, *FailureClass])
+        return Failure(kind, "it failed")
+
+    def end(self, task_id: StageRunId) -> None:
+        del self.held[task_id]
+        self.phase.pop(task_id, None)
+        self.asked.discard(task_id)
+
+    def happen(self) -> Event | None:
+        """Something that could happen now, or None if nothing can."""
+        rng = self.rng
+        if not self.interrupted and rng.random() < 0.01:
+            self.interrupted = True
+            return Interrupt()
+        # A service that is gone stays in `held` until the task inside it is gone too.
+        dead = {one for one, phase in self.phase.items() if phase == "dead"}
+        choices = [one for one in self.held if one not in dead] + sorted(self.elsewhere)
+        if not choices:
+            return None
+        task_id = rng.choice(choices)
+        if task_id in self.elsewhere:
+            self.elsewhere.remove(task_id)
+            return Freed(task_id, done=rng.random() < 0.5)
+        about = self.tasks[task_id]
+        fresh = self.phase.get(task_id, "starting") == "starting" and task_id not in self.asked
+        if fresh and self.busy_left and rng.random() < 0.15:
+            self.busy_left -= 1
+            self.leave(task_id)
+            if about.scope is not Scope.SERVICE and rng.random() < 0.3:
+                return Freed(task_id, done=True)
+            self.elsewhere.add(task_id)
+            return Busy(task_id)
+        if about.scope is not Scope.SERVICE:
+            self.leave(task_id)
+            return Finished(task_id, self.failure() if rng.random() < 0.25 else None)
+        if self.phase[task_id] == "starting" and rng.random() < 0.8:
+            self.phase[task_id] = "ready"
+            return ServiceReady(task_id)
+        if task_id not in self.asked and rng.random() < 0.7:
+            return None  # it goes on serving
+        failure = self.failure() if rng.random() < 0.5 else None
+        if self.inside(task_id):
+            self.phase[task_id] = "dead"
+        else:
+            self.end(task_id)
+        return ServiceEnded(task_id, failure)
+
+    def leave(self, task_id: StageRunId) -> None:
+        self.end(task_id)
+        of = self.tasks[task_id].service
+        if of is not None and self.phase[of] == "dead":
+            self.end(of)
+
+    def run(self) -> None:
+        self.obey(self.scheduler.advance(self.now))
+        for _ in range(5000):
+            if self.scheduler.finished:
+                break
+            events = [event for event in (self.happen() for _ in range(self.rng.choice([1, 1, 2]))) if event]
+            self.now += self.rng.choice([0.0, 0.5, 3.0])
+            if not (events or self.held or self.elsewhere):
+                assert self.scheduler.wake_at is not None, "nothing runs and nothing is due: stuck"
+                self.now = max(self.now, self.scheduler.wake_at)
+            instructions = self.scheduler.advance(self.now, *events)
+            for one in instructions:
+                if isinstance(one, RetryAt):
+                    self.attempt[one.id] = one.attempt
+            self.obey(instructions)
+        self.check_end()
+
+    def check_end(self) -> None:
+        scheduler = self.scheduler
+        assert scheduler.finished
+        assert not self.held
+        assert sum(scheduler.counts.values()) == len(self.tasks)
+        for about in self.tasks.values():
+            status = scheduler.status(about.id)
+            assert status in ENDED
+            assert (scheduler.blocked_by(about.id) is not None) == (status is S.BLOCKED)
+            if status is S.BLOCKED:
+                assert scheduler.status(self.cause(about)) is S.FAILED
+            if status is S.FAILED:
+                assert scheduler.failure(about.id)
+
+    def cause(self, about: Task) -> StageRunId:
+        """The cause told for a blocked task; it must be reachable through blocked needs."""
+        cause = scheduler_cause = self.scheduler.blocked_by(about.id)
+        assert scheduler_cause
+        seen, stack = set(), [about.id]
+        while stack:
+            one = self.tasks[stack.pop()]
+            if one.id not in seen:
+                seen.add(one.id)
+                stack += [*one.needs, *([one.service] if one.service else [])]
+        assert cause in seen
+        return cause
+
+
+@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**63))
+def test_any_plan_in_any_order_of_events_ends_and_breaks_no_rule(seed: int) -> None:
+    Simulation(random.Random(seed)).run()
+
+
+def list_schedule(tasks: list[Task], machine: Machine) -> float:
+    """Makespan of plain list scheduling: at every end of a task, whatever is ready and fits starts, longest path first."""
+    children: dict[str, list[Task]] = {one.id: [] for one in tasks}
+    for one in tasks:
+        for need in one.needs:
+            children[need].append(one)
+    path: dict[str, float] = {}
+    for one in reversed(tasks):  # they are in topological order
+        path[one.id] = one.expected_s + max((path[child.id] for child in children[one.id]), default=0.0)
+    left = {one.id: len(one.needs) for one in tasks}
+    ready = [one for one in tasks if not one.needs]
+    cpus, gpus, now, running = machine.cpus, len(machine.gpus), 0.0, []
+    while ready or running:
+        for one in sorted(ready, key=lambda one: -path[one.id]):
+            if one.resources.cpus <= cpus and one.resources.gpus <= gpus:
+                ready.remove(one)
+                cpus, gpus = cpus - one.resources.cpus, gpus - one.resources.gpus
+                heappush(running, (now + one.expected_s, one.id, one))
+        now, _, one = heappop(running)
+        cpus, gpus = cpus + one.resources.cpus, gpus + one.resources.gpus
+        for child in children[one.id]:
+            left[child.id] -= 1
+            if not left[child.id]:
+                ready.append(child)
+    return now
+
+
+def makespan(tasks: list[Task], machine: Machine) -> float:
+    scheduler = Scheduler(tasks, machine)
+    by_id = {one.id: one for one in tasks}
+    now, running, instructions = 0.0, [], scheduler.advance(0)
+    while not scheduler.finished:
+        for one in instructions:
+            heappush(running, (now + by_id[one.id].expected_s, one.id))
+        now, task_id = heappop(running)
+        instructions = scheduler.advance(now, Finished(task_id))
+    return now
+
+
+@settings(max_examples=SCHEDULES // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**63))
+def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed: int) -> None:
+    rng = random.Random(seed)
+    machine = Machine(rng.randint(4, 12), tuple("ABCD"))
+    tasks: list[Task] = []
+    for number in range(rng.randint(20, 120)):
+        needs = [one.id for one in rng.sample(tasks[-20:], min(len(tasks), rng.choice([0, 0, 1, 1, 2])))]
+        tasks.append(task(str(number), *needs, gpus=rng.choice([0, 1]), s=rng.lognormvariate(3, 1)))
+    assert list_schedule(tasks, machine) / makespan(tasks, machine) >= 0.95

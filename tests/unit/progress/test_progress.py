@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit import fabricated
+from trtllm_pipeline.domain import StageStatus
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.progress import observer
+from trtllm_pipeline.progress.lines import JsonObserver, PlainObserver, QuietObserver
+from trtllm_pipeline.progress.live import LiveObserver, Picture
+from trtllm_pipeline.progress.tracker import Tracker
+
+S = StageStatus
+FP16, FP16_8 = fabricated.cell("fp16"), fabricated.cell("fp16", 8)
+NEVER = fabricated.cell("fp8", reason="precision fp8: not here")
+PLAN = fabricated.plan(FP16, FP16_8, NEVER)
+PENDING = dict.fromkeys(PLAN.stage_runs, S.PENDING)
+LEARNT = {
+    "download": 10.0,
+    "convert": 4.0,
+    "build": 2.0,
+    "repository": 1.0,
+    "smoke": 1.0,
+    "perf": 20.0,
+    "accuracy": 5.0,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(stage: str, plan: Plan = PLAN) -> StageRun:
+    return fabricated.stage_run(plan, plan.cells[0], stage)
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    text = stream.getvalue()
+    stream.seek(0)
+    stream.truncate()
+    return text.splitlines()
+
+
+def test_auto_is_live_only_where_it_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(observer(Terminal()), LiveObserver)
+    assert isinstance(observer(io.StringIO()), PlainObserver)
+    monkeypatch.setenv("CI", "true")
+    assert isinstance(observer(Terminal()), PlainObserver)
+    monkeypatch.delenv("CI")
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(observer(Terminal()), PlainObserver)
+    assert isinstance(observer(Terminal(), mode="json"), JsonObserver)
+    assert type(observer(Terminal(), mode="quiet")) is QuietObserver
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    stream, clock = io.StringIO(), Clock()
+    plain = PlainObserver(stream, clock)
+    plain.begin(PLAN, {**PENDING, run("download").id: S.UP_TO_DATE}, {})
+    assert lines(stream) == [
+        "3 cells, 14 stage runs: 1 up to date, 13 to do",
+        "1 cell can never work:",
+        f"  {NEVER.id}: precision fp8: not here",
+    ]
+    convert, build = run("convert"), run("build")
+    plain.changed(convert, S.RUNNING, None, None)
+    plain.tick({})
+    assert lines(stream) == []
+    clock.now += 5
+    plain.tick({convert.id: {"done": 1_000_000, "total": 4_000_000, "unit": "bytes"}})
+    plain.tick({})
+    place = f"{convert.id}  {FP16.id} (for 2 cells)"
+    assert lines(stream) == [f"[0/13] {place}  running for 5.0 s, 1.0/4.0 MB (25%)"]
+    clock.now += 61
+    plain.tick({convert.id: {"done": "much", "total": None}})
+    assert lines(stream) == [f"[0/13] {place}  running for 1:06"]
+    plain.changed(convert, S.SUCCEEDED, None, 66.2)
+    assert lines(stream) == [f"[1/13] {place}  done in 1:06"]
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(30)))
+    error = StageError("build: no memory", failure=FailureClass.OUT_OF_MEMORY, hint="buy some", log=log)
+    plain.changed(build, S.RUNNING, None, None)
+    plain.changed(build, S.FAILED, error, 12.3)
+    for stage in ("repository", "launch", "smoke"):
+        plain.changed(run(stage), S.BLOCKED, None, None)
+    assert lines(stream) == [
+        f"[2/13] {build.id}  {FP16.id}  failed after 12 s (out of memory): build: no memory",
+        f"  log: {log}",
+        *(f"  | line {number}" for number in range(20, 30)),
+        "  try: buy some",
+    ]
+    plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
+    plain.end()
+    assert lines(stream) == [
+        f"[5/13] {run('perf').id}  {FP16.id}  waits: a dropped connection; attempt 2 in 4 s",
+        "[5/13] 3 stage runs blocked by what failed",
+        "1 of 13 stage runs done, 1 failed, 3 blocked, in 1:06",
+    ]
+
+
+def test_a_server_is_not_up_before_something_ran_in_it() -> None:
+    stream, clock = io.StringIO(), Clock()
+    plain = PlainObserver(stream, clock)
+    plain.begin(PLAN, PENDING, {})
+    lines(stream)
+    launch, smoke = run("launch"), run("smoke")
+    for _ in range(2):  # the second is another try
+        plain.changed(launch, S.RUNNING, None, None)
+        clock.now += 303
+        plain.tick({})
+        assert [line.rpartition("  ")[2] for line in lines(stream)] == ["starting for 5:03"]
+        plain.changed(smoke, S.RUNNING, None, None)
+        plain.changed(smoke, S.SUCCEEDED, None, 1.0)
+        clock.now += 61
+        plain.tick({})
+        assert [line.rpartition("  ")[2] for line in lines(stream)][-1] == "up for 6:04"
+        plain.changed(launch, S.PENDING, None, None)
+
+
+def test_quiet_says_only_what_failed() -> None:
+    stream = io.StringIO()
+    quiet = QuietObserver(stream)
+    quiet.begin(PLAN, PENDING, {})
+    quiet.changed(run("download"), S.SUCCEEDED, None, 1.0)
+    quiet.changed(run("convert"), S.FAILED, StageError("convert: bad"), 1.0)
+    quiet.end()
+    assert lines(stream) == [f"{run('convert').id}  {FP16.id} (for 2 cells)  failed after 1.0 s: convert: bad"]
+
+
+def test_json_events() -> None:
+    stream, clock = io.StringIO(), Clock()
+    told = JsonObserver(stream, clock)
+    told.begin(PLAN, PENDING, {})
+    build = run("build")
+    told.changed(build, S.RUNNING, None, None)
+    for _ in range(5):
+        clock.now += 0.5
+        told.tick({build.id: {"done": 1, "total": 2, "unit": "layers"}})
+    told.waiting(build, "why")
+    told.changed(build, S.FAILED, StageError("bad", hint="do"), 2.5)
+    told.end()
+    events = [json.loads(line) for line in lines(stream)]
+    names = ["begin", "changed", "progress", "progress", "progress", "waiting", "changed", "end"]
+    assert [event["event"] for event in events] == names
+    assert all(abs(event["time_s"] - time.time()) < 60 for event in events)
+    assert events[0]["infeasible"] == {NEVER.id: "precision fp8: not here"}
+    assert events[0]["to_do"] == 14
+    assert {"done": 1, "total": 2, "unit": "layers", "stage": "build", "cells": [FP16.id]}.items() <= events[2].items()
+    failure = {"status": "failed", "failure": "bug", "message": "bad", "hint": "do", "log": None, "seconds": 2.5}
+    assert failure.items() <= events[6].items()
+    assert events[-1]["counts"] == {"pending": 13, "failed": 1}
+
+
+# The tracker
+
+
+def test_what_is_left_is_the_longest_chain_or_all_work_at_the_parallelism_seen() -> None:
+    clock = Clock()
+    tracker = Tracker(clock)
+    tracker.begin(PLAN, PENDING, LEARNT)
+    # download 10, convert 4, then per cell build 2, repository 1, smoke 1, perf 20, accuracy 5; launch is not known.
+    assert tracker.left_s() == (10 + 4 + 2 * 29, True)
+    tracker.changed(run("download"), S.RUNNING, None)
+    clock.now += 4
+    assert tracker.left_s() == (6 + 4 + 2 * 29, True)
+    clock.now += 100
+    assert tracker.left_s()[0] == 4 + 2 * 29, "overdue is not negative"
+
+
+def test_left_is_marked_incomplete_until_the_like_has_run() -> None:
+    clock = Clock()
+    tracker = Tracker(clock)
+    tracker.begin(PLAN, PENDING, {})
+    assert tracker.left_s() == (0.0, False)
+    tracker.changed(run("build"), S.RUNNING, None)
+    clock.now += 3
+    tracker.changed(run("build"), S.SUCCEEDED, 3.0)
+    assert tracker.left_s() == (3.0, False), "the other build will take as long; of the rest nothing is known"
+    tracker.begin(PLAN, PENDING, {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"})
+    assert tracker.left_s() == (10 + 4 + 2 * 9, False)
+    tracker.begin(PLAN, PENDING, {**LEARNT, "perf/embedded": 2.0})
+    assert tracker.left_s() == (10 + 4 + 2 * 11, True), "the finer label counts"
+
+
+def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
+    clock = Clock()
+    tracker = Tracker(clock)
+    tracker.begin(PLAN, PENDING, LEARNT)
+    before = tracker.left_s()[0]
+    tracker.changed(run("launch"), S.RUNNING, None)
+    assert [each.stage.name for each, _ in tracker.running()] == ["launch"]
+    clock.now += 7
+    tracker.changed(run("smoke"), S.RUNNING, None)
+    assert [each.stage.name for each, _ in tracker.running()] == ["smoke"]
+    assert tracker.left_s()[0] == before + 7, "the second server will take as long"
+
+
+def test_counts() -> None:
+    tracker = Tracker(Clock())
+    tracker.begin(PLAN, {**PENDING, run("download").id: S.UP_TO_DATE, run("convert").id: S.SKIPPED}, {})
+    assert (tracker.to_do, tracker.done, tracker.ended) == (12, 0, 0)
+    tracker.changed(run("build"), S.SUCCEEDED, 1.0)
+    tracker.changed(run("perf"), S.FAILED, None)
+    assert (tracker.done, tracker.ended) == (1, 2)
+    assert tracker.by_stage["build", S.SUCCEEDED] == 1
+    assert tracker.summary() == ["1 of 12 stage runs done", "1 failed"]
+
+
+# The live view
+
+
+def picture(plan: Plan, clock: Clock, **statuses: S) -> Picture:
+    drawn = Picture(clock, ascii_only=False)
+    drawn.begin(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT)
+    for stage, status in statuses.items():
+        drawn.tracker.changed(run(stage, plan), status, 1.0)
+    return drawn
+
+
+def test_the_picture_of_two_cells() -> None:
+    clock = Clock()
+    drawn = picture(PLAN, clock, download=S.SUCCEEDED, convert=S.SUCCEEDED, build=S.FAILED, repository=S.BLOCKED)
+    other = fabricated.stage_run(PLAN, FP16_8, "build")
+    drawn.tracker.changed(other, S.RUNNING, None)
+    drawn.progress = {other.id: {"done": 3, "total": 4, "unit": "layers"}}
+    clock.now += 12
+    assert [line.plain for line in drawn.draw(79, 24)] == [
+        "all cells: smollm2 fp16 tp1pp1 isl128-osl64",
+        "    download convert build repository launch smoke perf accuracy",
+        "bs4    ✓        ✓      ✗       #        ·      ·    ·      ·",
+        "bs8    ✓        ✓      ▶       ·        ·      ·    ·      ·",
+        "▶ build       bs8  ━━━━━━━─── 3/4 layers (75%), 12 s",
+        "2 of 14 stage runs done  1 running  1 failed  1 blocked  12 s  about 53 s left",
+        "· to do   ▶ running   ✓ done   ✗ failed   # blocked",
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(79, 23), (159, 49), (40, 12), (20, 6), (300, 10)])
+@pytest.mark.parametrize("cells", [1, 2, 40, 1000])
+def test_every_picture_fits_its_screen(cells: int, width: int, height: int) -> None:
+    plan = fabricated.plan(*(fabricated.cell("fp16", batch, model="smollm2-135m-instruct") for batch in range(cells)))
+    clock = Clock()
+    drawn = picture(plan, clock, download=S.SUCCEEDED, convert=S.RUNNING, build=S.FAILED)
+    for final in (False, True):
+        frame = drawn.draw(width, height, final=final)
+        assert len(frame) <= height
+        assert max(line.cell_len for line in frame) <= width
+        assert not any("\n" in line.plain for line in frame)
+
+
+def test_of_many_cells_stages_are_counted_and_the_eventful_ones_shown() -> None:
+    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(100)))
+    drawn = picture(plan, Clock(), download=S.SUCCEEDED, convert=S.SUCCEEDED, build=S.FAILED)
+    busy = fabricated.stage_run(plan, plan.cells[42], "build")
+    drawn.tracker.changed(busy, S.RUNNING, None)
+    text = [line.plain for line in drawn.draw(79, 23)]
+    assert any(line.startswith("build") and "0/100" in line and "▶1" in line and "✗1" in line for line in text)
+    cells = [line.split()[0] for line in text if line.startswith("bs")]
+    assert cells == ["bs42", "bs0"]
+
+
+def test_ten_thousand_stage_runs_do_not_slow_the_picture() -> None:
+    plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(1000)))
+    drawn = picture(plan, Clock(), convert=S.RUNNING)
+    drawn.draw(159, 49)
+    start = time.perf_counter()
+    for _ in range(10):
+        drawn.draw(159, 49)
+    assert (time.perf_counter() - start) / 10 < 0.1
+
+
+def test_the_live_view_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    terminal, clock = Terminal(), Clock()
+    live = LiveObserver(terminal, clock)
+    live.begin(PLAN, PENDING, {})
+    live.changed(run("download"), S.RUNNING, None, None)
+    live.waiting(run("download"), "slow")
+    clock.now += 1
+    live.tick({})
+    written = len(terminal.getvalue())
+    live.tick({})
+    assert len(terminal.getvalue()) == written, "nothing new, nothing drawn"
+    live.changed(run("download"), S.FAILED, StageError("download: gone", hint="look", log=Path("/x/log")), 1.0)
+    live.end()
+    live.end()
+    text = terminal.getvalue()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor is hidden once and shown again"
+    assert "download: gone" in text
+    assert "log: /x/log" in text
+    assert text.endswith("\n\x1b[?25h")
+
+
+def test_a_terminal_that_has_gone_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal, clock = Terminal(), Clock()
+    live = LiveObserver(terminal, clock)
+    live.begin(PLAN, PENDING, {})
+
+    def gone(_text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(terminal, "write", gone)
+    live.changed(run("download"), S.FAILED, StageError("download: gone"), 1.0)
+    clock.now += 1
+    live.tick({})
+    live.end()
+
+
+def test_nothing_to_do_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    plan = fabricated.plan(FP16)
+    terminal = Terminal()
+    live = LiveObserver(terminal, Clock())
+    live.begin(plan, dict.fromkeys(plan.stage_runs, S.UP_TO_DATE), {})
+    live.tick({})
+    live.end()
+    assert terminal.getvalue() == ""

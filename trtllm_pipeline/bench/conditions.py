@@ -1,0 +1,501 @@
+"""Under which conditions numbers were measured: what has to be known of them, and whether two may be set side by side.
+
+`FIELDS` is the one list of what makes up a system and a workload. The load client records it while it measures
+(`system`, `workload`); comparisons, reports and the HTML page name and judge it by this list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.bench.load import Level
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.model_files import Fields
+
+GROUPS: Final = ("system", "workload")
+UNKNOWN: Final = "not recorded"
+ELSEWHERE: Final = "another machine"
+_YEAR_9999_S: Final = 253_370_764_800
+"""Beyond it a time is none, and no calendar has a date for it."""
+_DIGITS: Final = 12
+"""Of a digest, where people read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One thing to know of a measurement."""
+
+    name: str
+    """As in perf.json."""
+    label: str
+    about: Literal["system", "workload"]
+    decides: bool = True
+    """Two measurements that differ in it are not compared unless somebody says so; else the difference is only told."""
+    axes: tuple[str, ...] = ()
+    """Further axes of a matrix that vary it, beside one of its own name: who compares by one of them wants it so."""
+
+    def shown(self, value: object) -> str:
+        """A value for people."""
+        if value == UNKNOWN:
+            return UNKNOWN
+        if value is None or value == []:
+            return "none" if self.about == "system" and value == [] else "-"
+        if self.name.endswith("digest"):
+            return str(value).rpartition(":")[2][:_DIGITS]
+        if self.name == "max_tokens" and isinstance(value, list):
+            return str(value[0]) if value[0] == value[-1] else f"{value[0]} to {value[-1]}"
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
+        return f"{value} GiB" if self.name.endswith("_gib") else str(value)
+
+    def explained_by(self, axes: Collection[str]) -> bool:
+        """Whether one of these axes is what varies it."""
+        return any(axis.rpartition(".")[2] in {self.name, *self.axes} for axis in axes)
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+SERVED_BY: Final = ("toolchain", "frontend")
+"""Axes that say which server answers."""
+RUNTIMES: Final = ("triton", "tensorrt_llm", "xllamacpp")
+"""Fields that hold a version only where that software serves; that it serves on one side alone is about `server` too."""
+FIELDS: Final = (
+    Field("server_on", "server on", "system"),
+    Field("cpu", "CPU", "system"),
+    Field("cores", "cores", "system"),
+    Field("memory_gib", "memory", "system"),
+    Field("gpus", "GPUs", "system"),
+    Field("driver", "driver", "system"),
+    Field("server", "server", "system", axes=SERVED_BY),
+    Field("triton", "installed Triton", "system", axes=SERVED_BY),
+    Field("tensorrt_llm", "TensorRT-LLM", "system", axes=SERVED_BY),
+    Field("xllamacpp", "xllamacpp", "system", axes=SERVED_BY),
+    Field("cuda", "CUDA", "system", decides=False),
+    Field("torch", "torch", "system", decides=False),
+    Field("model_optimizer", "Model Optimizer", "system", decides=False),
+    Field("os", "OS", "system", decides=False),
+    Field("kernel", "kernel", "system", decides=False),
+    Field("python", "Python", "system", decides=False),
+    Field("pipeline", "trtllm-pipeline", "system", decides=False),
+    Field("commit", "commit", "system", decides=False),
+    Field("prompts", "prompts", "workload", axes=("input_data",)),
+    Field("prompts_digest", "prompts' digest", "workload", axes=("input_data",)),
+    Field("synthetic", "made up", "workload", decides=False),
+    Field("max_tokens", "max_tokens", "workload", axes=("osl",)),
+    Field("sampling", "sampling", "workload", axes=("temperature",)),
+    Field("protocol", "protocol", "workload", axes=SERVED_BY),
+)
+"""Of the whole measurement. What decides nothing changes speed seldom, and often from one night to the next."""
+LEVEL_FIELDS: Final = (
+    Field("requests", "requests", "workload"),
+    Field("warmup_requests", "warm-up requests", "workload"),
+    Field("repeats", "repeats", "workload"),
+    Field("arrivals_digest", "arrival times' digest", "workload", axes=("request_distribution",)),
+)
+"""Of one concurrency or request rate."""
+QUESTION_FIELDS: Final = (
+    # Its digest is of prompts as the model's own template renders them.
+    Field("digest", "questions' digest", "workload", axes=("model", "data", "input_data", "metrics")),
+    Field("max_tokens", "max_tokens of the questions", "workload"),
+)
+"""Of the questions that accuracy is measured with."""
+BY_NAME: Final = {field.name: field for field in FIELDS}
+NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVEL_FIELDS, *QUESTION_FIELDS))})
+"""What `--allow` takes beside GROUPS."""
+
+
+# Recording
+
+
+def here() -> dict[str, Json]:
+    """This machine and its software, by the names of FIELDS; None for what is not there. Names no host and no user.
+
+    GPUs are all that are there: which of them a stage uses is the cell's layout.
+    """
+    from trtllm_pipeline.machine import probe
+
+    seen = probe.survey()
+    machine = seen.machine
+    gpus = [f"{each.gpu.name}, {each.gpu.memory_bytes / 2**30:.0f} GiB" for each in seen.graphics.everything]
+    return {
+        "cpu": machine.cpu,
+        "cores": machine.cpus,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "gpus": list(gpus),
+        "driver": machine.driver,
+        "cuda": machine.cuda,
+        "triton": machine.triton.version if machine.triton else None,
+        "tensorrt_llm": machine.tensorrt_llm.release if machine.tensorrt_llm else None,
+        "xllamacpp": probe.version_of("xllamacpp"),
+        "torch": machine.torch,
+        "model_optimizer": machine.model_optimizer,
+        "os": _os_name(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "pipeline": __version__,
+        "commit": commit(),
+    }
+
+
+def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
+    """What a load on `target` is measured on: `here`, and whether the server is.
+
+    Of `RUNTIMES` only those are recorded that may serve: what serves `engine`, and Triton unless it is asked as OpenAI
+    servers are. Without an engine, whatever is installed may. Of a server elsewhere nothing is known but what it says
+    of itself, which `analyze` puts in.
+    """
+    runtime = None if engine is None else _runtime(engine)
+    by_triton = not target.protocol.startswith("openai")
+    idle = {
+        "triton": not by_triton,
+        "tensorrt_llm": runtime == "xllamacpp",
+        "xllamacpp": not by_triton or runtime == "tensorrt_llm",
+    }
+    return {
+        "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
+        **{name: None if idle.get(name) else value for name, value in here().items()},
+    }
+
+
+def _runtime(engine: Path) -> str:
+    """Which of RUNTIMES computes what this folder holds: engines of llama.cpp say so, all others are TensorRT-LLM's."""
+    version = Fields.read_optional(engine, "config.json").values.get("version")
+    return "xllamacpp" if str(version).startswith("xllamacpp ") else "tensorrt_llm"
+
+
+def workload(
+    target: Target, prompts: Sequence[Prompt], plan: Sequence[Level], synthetic: Mapping[str, Json] | None = None
+) -> dict[str, Json]:
+    """What is going to be asked, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
+
+    `synthetic` says what lengths made-up prompts were asked for.
+    """
+    limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
+    levels: dict[tuple[int | None, float | None], dict[str, Json]] = {}
+    for level in plan:
+        found = levels.setdefault(
+            (level.concurrency, level.request_rate),
+            {
+                "concurrency": level.concurrency,
+                "request_rate": level.request_rate,
+                "requests": len(level.measured),
+                "warmup_requests": len(level.warmup),
+                "repeats": 0,
+                "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
+            },
+        )
+        found["repeats"] = int(str(found["repeats"])) + 1
+    options: dict[str, Json] = {
+        name: value if isinstance(value, (str, int, float)) else list(value) for name, value in target.options.items()
+    }
+    return {
+        "prompts": len(prompts),
+        "prompts_digest": prompts_digest(prompts),
+        "synthetic": None if synthetic is None else dict(synthetic),
+        "max_tokens": [limits[0], limits[-1]],
+        "sampling": {"temperature": target.temperature, **options},
+        "protocol": target.protocol,
+        "levels": list(levels.values()),
+    }
+
+
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """Of what the user wrote: of messages themselves, since each model's own template makes another text of them."""
+    return _digest(
+        [
+            [prompt.id, list(prompt.messages) or prompt.text, prompt.max_tokens, list(prompt.stop_words)]
+            for prompt in prompts
+        ]
+    )
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_here(service: Service) -> bool:
+    """Whether the server's address is one of this machine: then a socket can be bound to it."""
+    url = service.http or service.grpc
+    host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as one:
+                one.bind(address)
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME") or platform.system()
+    except OSError:
+        return platform.system()
+
+
+@lru_cache(maxsize=1)
+def commit() -> str | None:
+    """Commit of the checkout this code is in, with `-dirty` for changes that are in none; None where it is in none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # an installed package may lie in somebody else's checkout
+        return None
+    command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What is known of how a cell's figures came about. None for what nobody recorded."""
+
+    measured_s: float | None = None
+    """Unix time at which the load run began."""
+    system: Mapping[str, Json] | None = None
+    workload: Mapping[str, Json] | None = None
+    questions: Mapping[str, Json] | None = None
+    """Of accuracy: `digest` and `max_tokens`."""
+    made_on: Mapping[str, Mapping[str, Json]] = dataclass_field(default_factory=dict)
+    """`preparation` and `accuracy` -> the system that engine and answers were made on, of a cell without a load run."""
+
+    @staticmethod
+    def read(data: object) -> Conditions:
+        """Those in a perf.json, or in a report's cell. What is not one counts as not recorded."""
+        if not isinstance(data, dict):
+            return Conditions()
+        moment = data.get("measured_s")
+        known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
+        parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
+        made_on = data.get("made_on")
+        systems = {
+            str(stage): each
+            for stage, each in (made_on.items() if isinstance(made_on, dict) else ())
+            if isinstance(each, dict)
+        }
+        return Conditions(float(str(moment)) if known else None, **parts, made_on=systems)
+
+    def to_json(self) -> dict[str, Json]:
+        """As in report.json."""
+        parts = {name: getattr(self, name) for name in (*GROUPS, "questions")}
+        return {
+            "measured_s": self.measured_s,
+            **{name: part and dict(part) for name, part in parts.items()},
+            "made_on": {stage: dict(each) for stage, each in self.made_on.items()},
+        }
+
+    def value(self, field: Field) -> Json:
+        """The value of one of FIELDS; UNKNOWN where its whole group is."""
+        group = self.system if field.about == "system" else self.workload
+        return UNKNOWN if group is None else group.get(field.name)
+
+    def shown(self, field: Field) -> str:
+        """The same for people."""
+        return field.shown(self.value(field))
+
+    def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:
+        """What was asked at one level; empty where that is not known."""
+        levels = (self.workload or {}).get("levels")
+        wanted = (concurrency, request_rate)
+        for entry in levels if isinstance(levels, list) else ():
+            if isinstance(entry, dict) and (entry.get("concurrency"), entry.get("request_rate")) == wanted:
+                return entry
+        return {}
+
+
+# Judging
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field in which two measurements differ, in words."""
+
+    field: Field
+    base: str
+    new: str
+    place: str = ""
+    """The level, for what belongs to one: "concurrency 4"."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What `--allow` may call it."""
+        one_sided = self.field.name in RUNTIMES and "-" in {self.base, self.new}
+        return frozenset({self.field.about, self.field.name} | ({"server"} if one_sided else set()))
+
+    def __str__(self) -> str:
+        """`CPU: X in the baseline, Y here`."""
+        at = f" at {self.place}" if self.place else ""
+        both = f"{self.base} on either side" if self.base == self.new else ""
+        return f"{self.field.label}{at}: {both or f'{self.base} in the baseline, {self.new} here'}"
+
+    def to_json(self) -> dict[str, Json]:
+        """As in a comparison's JSON."""
+        return {
+            "about": self.field.about,
+            "field": self.field.name,
+            "label": self.field.label,
+            "level": self.place or None,
+            "base": self.base,
+            "new": self.new,
+        }
+
+
+def differences(
+    new: Conditions, base: Conditions, levels: Iterable[tuple[int | None, float | None, str]] = ()
+) -> tuple[Difference, ...]:
+    """Everything in which two load runs differ. `levels` (concurrency, rate, what people call it) are those of both."""
+    found = []
+    for about in GROUPS:
+        sides = [each.system if about == "system" else each.workload for each in (base, new)]
+        if None in sides:
+            before, after = (UNKNOWN if side is None else "recorded" for side in sides)
+            found.append(Difference(Field(about, f"the {about}", about), before, after))
+    for field in FIELDS:
+        if not any(each.field.name == field.about for each in found):
+            found += _differ(field, base.value(field), new.value(field))
+    if base.workload is not None and new.workload is not None:
+        for concurrency, rate, place in levels:
+            before_, after_ = base.level(concurrency, rate), new.level(concurrency, rate)
+            for field in LEVEL_FIELDS:
+                found += _differ(field, before_.get(field.name), after_.get(field.name), place)
+    return tuple(found)
+
+
+def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple[Difference, ...]:
+    """In what the systems differ on which the artifacts of `stages` were made; that nobody knows is a difference too.
+
+    A cell with a load run has only that one's system: what serves it alone is not held against what is installed.
+    """
+    found: dict[Difference, None] = {}
+    for stage in stages:
+        systems = [each.made_on.get(stage, each.system) for each in (new, base)]
+        after, before = (Conditions(system=each, workload={}) for each in systems)
+        one_sided = {
+            name for name in (*RUNTIMES, "server_on", "server") if None in [(each or {}).get(name) for each in systems]
+        }
+        found.update(dict.fromkeys(each for each in differences(after, before) if each.field.name not in one_sided))
+    return tuple(found)
+
+
+def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
+    """In which the questions of two scores differ."""
+    if base.questions is None or new.questions is None:
+        before, after = (UNKNOWN if each.questions is None else "recorded" for each in (base, new))
+        return (Difference(Field("questions", "the questions", "workload"), before, after),)
+    found = []
+    for field in QUESTION_FIELDS:
+        found += _differ(field, base.questions.get(field.name), new.questions.get(field.name))
+    return tuple(found)
+
+
+def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Difference]:
+    if field.name == "server_on" and ELSEWHERE in (base, new):
+        nothing = f"{ELSEWHERE}, of which nothing is known"
+        before, after = (nothing if side == ELSEWHERE else str(side) for side in (base, new))
+        return [Difference(field, before, after, place)]
+    if base == new:
+        return []
+    return [Difference(field, field.shown(base), field.shown(new), place)]
+
+
+def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()) -> tuple[Difference, ...]:
+    """Those for which two measurements must not be compared.
+
+    `allow` names groups or fields that may differ; `axes` are those of the matrix that the comparison is about.
+    """
+    return tuple(
+        each
+        for each in found
+        if each.field.decides and not each.names & set(allow) and not each.field.explained_by(axes)
+    )
+
+
+# In words
+
+
+def common(every: Sequence[Conditions]) -> dict[str, Json]:
+    """Fields on which all agree, by name, and their values."""
+    return {
+        field.name: every[0].value(field)
+        for field in FIELDS
+        if every and all(each.value(field) == every[0].value(field) for each in every)
+    }
+
+
+def system_words(each: Conditions) -> str:
+    """A system in a line: "AMD EPYC, 2 cores, 24 GiB; server triton 2.51.0; ..."."""
+    if each.system is None:
+        return UNKNOWN
+    known = {field.name: field.shown(value) for field in FIELDS if (value := each.system.get(field.name)) is not None}
+    gpus = each.system.get("gpus")
+    parts = [f"{known.get('cpu', '-')}, {known.get('cores', '-')} cores, {known.get('memory_gib', '-')}"]
+    parts += [_counted(gpus)] if isinstance(gpus, list) and gpus else []
+    if each.system.get("server_on") == ELSEWHERE:
+        parts[0] = f"the server on another machine, of which nothing is known; the client on {parts[0]}"
+    named = [field for field in FIELDS if field.about == "system" and field.name in known]
+    said = {"server_on", "cpu", "cores", "memory_gib", "gpus"}
+    plain = {"os", "kernel"}
+    parts += [
+        known[field.name] if field.name in plain else f"{field.label} {known[field.name]}"
+        for field in named
+        if field.name not in said
+    ]
+    return "; ".join(parts)
+
+
+def _counted(names: Sequence[object]) -> str:
+    unique = list(dict.fromkeys(map(str, names)))
+    return ", ".join(f"{names.count(name)} x {name}" for name in unique)
+
+
+def workload_words(each: Conditions) -> str:
+    """A load in a line: "24 prompts (digest 0f3a...), max_tokens 16, ...; concurrency 4: 64 requests, ..."."""
+    if each.workload is None:
+        return UNKNOWN
+    load = {field.name: field.shown(each.workload.get(field.name)) for field in FIELDS if field.about == "workload"}
+    made_up = f" made up ({load['synthetic']})" if each.workload.get("synthetic") else ""
+    parts = [
+        f"{load['prompts']} prompts{made_up}, digest {load['prompts_digest']}",
+        f"max_tokens {load['max_tokens']}",
+        load["sampling"],
+        load["protocol"],
+    ]
+    levels = each.workload.get("levels")
+    alike: dict[tuple[bool, str, str], list[Mapping[str, Json]]] = {}
+    for entry in levels if isinstance(levels, list) else ():
+        if isinstance(entry, dict):
+            key = (entry.get("request_rate") is None, str(entry.get("requests")), str(entry.get("repeats")))
+            alike.setdefault(key, []).append(entry)
+    for (closed, requests, repeats), entries in alike.items():
+        places = ", ".join(_plain(entry.get("concurrency" if closed else "request_rate")) for entry in entries)
+        warm = list(dict.fromkeys(str(entry.get("warmup_requests")) for entry in entries))
+        asked = f"{requests} requests after {warm[0] if len(warm) == 1 else f'{warm[0]} to {warm[-1]}'} of warm-up"
+        place = f"concurrency {places}" if closed else f"{places} requests/s"
+        parts.append(f"{place}: {asked}" + (f", {repeats} times" if repeats != "1" else ""))
+    return "; ".join(parts)

@@ -1,0 +1,181 @@
+"""What the server and the GPU say of themselves while a level runs: Triton's own times, power, memory, clocks."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from trtllm_pipeline.client.transport.http import HttpError, fetch
+
+TRITON: Final = {
+    "nv_inference_request_success": "requests",
+    "nv_inference_count": "inferences",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_request_duration_us": "request_us",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_compute_input_duration_us": "compute_input_us",
+    "nv_inference_compute_infer_duration_us": "compute_infer_us",
+    "nv_inference_compute_output_duration_us": "compute_output_us",
+}
+"""Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
+SAMPLE_S: Final = 0.1
+TIMEOUT_S: Final = 10.0
+"""Of a look at the counters: an endpoint that hangs must not hold the run."""
+_LINE: Final = re.compile(r"(\w+)\{([^}]*)\} +(\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?)", re.ASCII)
+_MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
+
+Counters = dict[str, dict[str, float]]
+"""Model -> counter -> value."""
+
+
+def parse(text: str) -> Counters:
+    """Triton's counters in a metrics page (Prometheus text), versions of a model together."""
+    counters: Counters = {}
+    for name, labels, value in samples(text):
+        if name in TRITON and (model := _MODEL.search(labels)):
+            values = counters.setdefault(model[1], {})
+            values[TRITON[name]] = values.get(TRITON[name], 0.0) + value
+    return counters
+
+
+def samples(text: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of each sample with labels in a page of Prometheus text, as far as it is a count."""
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield match[1], match[2], float(match[3])
+
+
+def growth(before: Counters, after: Counters) -> Counters:
+    """What was added between two looks, for models that did anything."""
+    grown = {
+        model: {name: value - before.get(model, {}).get(name, 0.0) for name, value in values.items()}
+        for model, values in after.items()
+    }
+    return {model: values for model, values in grown.items() if values.get("requests", 0) > 0}
+
+
+async def triton(address: str | None) -> Counters | None:
+    """The counters at a metrics endpoint (host:port); None when there is none, or it is not Triton's."""
+    if address is None:
+        return None
+    page = await metrics_page(address, timeout_s=TIMEOUT_S)
+    return None if page is None else parse(page) or None
+
+
+async def metrics_page(address: str, *, timeout_s: float) -> str | None:
+    """What a metrics endpoint says; None when nothing does."""
+    try:
+        return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
+    except (OSError, HttpError, ValueError):
+        return None
+
+
+@contextmanager
+def gpus() -> Iterator[list[dict[str, Any]]]:
+    """Sample every GPU that NVML shows while the block runs; the list fills when it ends, and stays empty without GPUs.
+
+    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        import pynvml  # type: ignore[import-untyped, unused-ignore]
+    except ModuleNotFoundError:
+        yield found
+        return
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        devices = [(handle, _device(pynvml, handle)) for handle in handles]
+    except pynvml.NVMLError:  # no driver, or a GPU that is lost or not ours to ask
+        yield found
+        return
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(SAMPLE_S):
+            for handle, device in devices:
+                device["samples"].append(_sample(pynvml, handle))
+
+    thread = threading.Thread(target=sample, name="NVML", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join(5)
+        found.extend(device for _, device in devices)
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _device(pynvml: Any, handle: Any) -> dict[str, Any]:
+    return {
+        "name": str(pynvml.nvmlDeviceGetName(handle)),
+        "uuid": str(pynvml.nvmlDeviceGetUUID(handle)),
+        "samples": [],
+    }
+
+
+def _sample(pynvml: Any, handle: Any) -> list[float | None]:
+    def ask(read: Any) -> float | None:
+        try:
+            return float(read())
+        except pynvml.NVMLError:
+            return None
+
+    milliwatts = ask(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    return [
+        time.monotonic_ns(),
+        None if milliwatts is None else milliwatts / 1e3,
+        ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+        ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        ask(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+    ]
+
+
+def gpu_summary(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
+    from statistics import fmean
+
+    def column(samples: list[list[float | None]], index: int) -> list[float]:
+        return [value for row in samples if len(row) > index and (value := row[index]) is not None]
+
+    summaries = []
+    for device in record["devices"]:
+        samples = device["samples"]
+        watts, memory, clock, load, heat = (column(samples, index) for index in (1, 2, 3, 4, 5))
+        seconds = (samples[-1][0] - samples[0][0]) / 1e9 if len(samples) > 1 else 0.0
+        summaries.append(
+            {
+                "name": device["name"],
+                "uuid": device["uuid"],
+                "power_w": round(fmean(watts), 1) if watts else None,
+                "energy_j": round(fmean(watts) * seconds, 1) if watts else None,
+                "memory_bytes": int(max(memory)) if memory else None,
+                "sm_clock_mhz": round(fmean(clock)) if clock else None,
+                "sm_clock_mhz_min": round(min(clock)) if clock else None,
+                "busy_percent": round(fmean(load), 1) if load else None,
+                "temperature_c": round(max(heat)) if heat else None,
+            }
+        )
+    return summaries
+
+
+def triton_summary(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
+    return {
+        model: {
+            "requests": round(values["requests"]),
+            **{
+                name.replace("_us", "_ms"): round(value / values["requests"] / 1e3, 3)
+                for name, value in values.items()
+                if name.endswith("_us")
+            },
+        }
+        for model, values in record["models"].items()
+    }

@@ -1,0 +1,405 @@
+"""The event file of a load run, read back: every record by its type, and refused where it says what cannot have happened.
+
+`bench/load.py` describes and writes it. Keys it may have beyond those here are left alone, as are records of other types.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+from typing_extensions import NotRequired, TypedDict
+
+from trtllm_pipeline.bench.load import SCHEMA
+from trtllm_pipeline.client.service import most_tokens
+from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.files.user_files import JsonError, decode_mapping
+
+STRICT: Final = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+_SHOWN: Final = 80
+
+Ns = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Number = Annotated[float, Field(ge=-1e18, le=1e18)]
+Growth = Annotated[float, Field(ge=0, le=1e18)]
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class Event(NamedTuple):
+    """Text that came."""
+
+    time_ns: Ns
+    text: Annotated[str, Field(min_length=1)]
+    tokens: Count | None = None
+    reasoning: bool = False
+
+
+class Sample(NamedTuple):
+    """A look at a GPU."""
+
+    time_ns: Ns
+    watts: Number | None = None
+    bytes_used: Number | None = None
+    sm_mhz: Number | None = None
+    busy_percent: Number | None = None
+    celsius: Number | None = None
+
+
+class _Record(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+
+class _OfLevel(_Record):
+    concurrency: Positive | None
+    request_rate: NotRequired[Rate | None]
+    repeat: Count
+
+
+class _Spread(TypedDict):
+    p50: Number | None
+    p99: Number | None
+
+
+class SelfTest(_Record):
+    """What the client's test of itself found."""
+
+    protocol: str
+    streams: Count
+    events_per_s: Number
+    ttft_error_ms: _Spread
+    cpu_us_per_event: Number
+    checks: dict[str, bool]
+
+
+class Anchor(_Record):
+    """One moment in both clocks."""
+
+    monotonic_ns: Ns
+    unix_ns: Ns
+
+
+class Header(_Record):
+    """The first record."""
+
+    type: Literal["header"]
+    schema: int
+    protocol: str
+    model: str
+    settings: dict[str, Any]
+    anchor: NotRequired[Anchor | None]
+    tls: NotRequired[bool | None]
+    self_test: NotRequired[SelfTest | None]
+
+
+class ConditionsRecord(_Record):
+    """What the system and the load were, as `bench/conditions.py` tells them."""
+
+    type: Literal["conditions"]
+    system: dict[str, Any]
+    workload: dict[str, Any]
+
+
+class PromptRecord(_Record):
+    """What was asked."""
+
+    type: Literal["prompt"]
+    id: str
+    text: str
+
+
+class ServerRecord(_Record):
+    """The server's process, before and after."""
+
+    type: Literal["server"]
+    at: Literal["start", "end"]
+    pid: Count | None
+    since: Ns | None
+    ready: bool
+
+
+class RequestRecord(_OfLevel):
+    """One request."""
+
+    type: Literal["request"]
+    phase: Literal["warmup", "measured"]
+    worker: NotRequired[Count]
+    slot: Count
+    prompt: str
+    max_tokens: Annotated[int, Field(gt=0, le=10**7)]
+    scheduled_ns: Ns
+    connected_ns: NotRequired[Ns | None]
+    sent_ns: Ns
+    headers_ns: NotRequired[Ns | None]
+    first_byte_ns: NotRequired[Ns | None]
+    first_event_ns: NotRequired[Ns | None]
+    role_ns: NotRequired[Ns | None]
+    events: list[Event]
+    usage_ns: NotRequired[Ns | None]
+    output_tokens: NotRequired[Count | None]
+    input_tokens: NotRequired[Count | None]
+    cached_tokens: NotRequired[Count | None]
+    finish_reason: NotRequired[str | None]
+    late_ns: NotRequired[Ns]
+    end_ns: Ns
+    error: str | None
+
+
+class ClientRecord(_OfLevel):
+    """A load process."""
+
+    type: Literal["client"]
+    worker: NotRequired[Count]
+    wall_ns: Ns
+    cpu_ns: Ns
+    lag_ns: list[Ns]
+
+
+class TritonRecord(_OfLevel):
+    """What Triton's counters grew by."""
+
+    type: Literal["triton"]
+    models: dict[str, dict[str, Number]]
+
+
+class _Device(_Record):
+    name: str
+    uuid: str
+    samples: list[Sample]
+
+
+class GpuRecord(_OfLevel):
+    """The GPUs during a level."""
+
+    type: Literal["gpu"]
+    devices: list[_Device]
+
+
+class _Check(_Record):
+    setting: str
+    asked: Any
+    asked_by: str
+    got: Any
+    got_from: str
+
+
+class SettingsRecord(_Record):
+    """Settings read back."""
+
+    type: Literal["settings"]
+    checks: list[_Check]
+    unchecked: NotRequired[list[str]]
+
+
+class RooflineRecord(_Record):
+    """How long one reading of the weights takes."""
+
+    type: Literal["roofline"]
+    pass_s: Rate | None
+    weight_bytes: Ns | None
+    reason: str | None
+
+
+class ReusedRecord(_Record):
+    """KV cache blocks reused so far."""
+
+    type: Literal["reused_blocks"]
+    blocks: Growth | None
+
+
+class ProbeRecord(_Record):
+    """A new prompt, sent twice."""
+
+    type: Literal["probe"]
+    pair: Count
+    send: Literal[0, 1]
+    ttft_ms: Growth | None
+    cached_tokens: Count | None
+    error: str | None
+
+
+_Known = (
+    Header
+    | ConditionsRecord
+    | PromptRecord
+    | ServerRecord
+    | RequestRecord
+    | ClientRecord
+    | TritonRecord
+    | GpuRecord
+    | SettingsRecord
+    | RooflineRecord
+    | ReusedRecord
+    | ProbeRecord
+)
+_RECORD: Final[TypeAdapter[Mapping[str, Any]]] = TypeAdapter(Annotated[_Known, Field(discriminator="type")])
+_IN_ORDER: Final = ("scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns")
+_ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
+    "header": (),
+    "conditions": (),
+    "prompt": ("id",),
+    "server": ("at",),
+    "client": ("concurrency", "request_rate", "repeat", "worker"),
+    "triton": ("concurrency", "request_rate", "repeat"),
+    "gpu": ("concurrency", "request_rate", "repeat"),
+    "probe": ("pair", "send"),
+}
+"""Type of record -> the keys of which no two have the same values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Everything in one event file."""
+
+    header: Header
+    prompts: Mapping[str, str]
+    """Text by id."""
+    requests: Sequence[RequestRecord]
+    by_type: Mapping[str, Sequence[Mapping[str, Any]]]
+    """All records, those of types that are not known here too."""
+
+
+def read(path: Path) -> Records:
+    """The records in `path`. A last line cut off by a crash is left out.
+
+    Raises StageError with the line that is no record, or that says what cannot have happened.
+    """
+    by_type: dict[str, list[Mapping[str, Any]]] = {}
+    lines: dict[str, list[int]] = {}
+    for number, record in _records(path):
+        kind = record["type"]
+        if not by_type and kind != "header":
+            _fail(path, number, "not the header, with which an event file of a load run begins")
+        by_type.setdefault(kind, []).append(record)
+        lines.setdefault(kind, []).append(number)
+    if not by_type:
+        raise StageError(f"{path} is not an event file of a load run: it is empty")
+    if "request" not in by_type:
+        raise StageError(f"{path}: there is no request in this event file")
+    for kind, keys in _ONE_EACH.items():
+        seen: dict[tuple[Any, ...], int] = {}
+        for number, record in zip(lines.get(kind, ()), by_type.get(kind, ()), strict=True):
+            first = seen.setdefault(tuple(record.get(key) for key in keys), number)
+            if first != number:
+                _fail(path, number, f"there is a {kind} record of the same in line {first}")
+    header: Any = by_type["header"][0]
+    requests: Any = by_type["request"]
+    prompts = {record["id"]: record["text"] for record in by_type.get("prompt", ())}
+    started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
+    for number, request in zip(lines["request"], requests, strict=True):
+        wrong = _impossible(request)
+        if request["prompt"] not in prompts:
+            wrong = f"there is no prompt {request['prompt'][:_SHOWN]!r} in this file"
+        elif request["scheduled_ns"] < started_ns:
+            wrong = "scheduled_ns is before the header's anchor"
+        if wrong:
+            _fail(path, number, wrong)
+    _check_together(path, list(zip(lines["request"], requests, strict=True)))
+    return Records(header, prompts, requests, by_type)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Number and record of each line that is not blank."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StageError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record: Mapping[str, Any] | None
+        try:
+            record = _RECORD.validate_json(line)
+        except ValidationError as error:
+            (wrong, *_) = error.errors(include_url=False)
+            if wrong["type"] == "json_invalid" and number == len(lines):
+                return
+            record = _of_another_type(line) if wrong["type"] == "union_tag_invalid" else None
+            if record is None:
+                _fail(path, number, f"not a record of a load run: {told(wrong, 1)}")
+        if record["type"] == "header" and record["schema"] != SCHEMA:
+            raise StageError(f"{path} is not an event file of schema {SCHEMA}, but of {record['schema']}")
+        if record["type"] == "triton" and any(
+            not values.get("requests", 0) > 0 for values in record["models"].values()
+        ):
+            _fail(path, number, "a model that grew by no requests")
+        if record["type"] == "roofline" and record["pass_s"] is not None and record["weight_bytes"] is None:
+            _fail(path, number, "pass_s without weight_bytes")
+        yield number, record
+
+
+def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
+    """A record of a type that a later version may write."""
+    try:
+        record = decode_mapping(line)
+    except JsonError:
+        return None
+    return record if isinstance(record.get("type"), str) else None
+
+
+def told(error: ErrorDetails, skipped: int = 0) -> str:
+    """What pydantic found, in a line; without the first `skipped` parts of where, such as a record's type."""
+    if error["type"] == "union_tag_not_found":
+        return "it has no type"
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    where = ".".join(str(part)[:_SHOWN] for part in error["loc"][skipped:])
+    got = "" if error["type"] in {"missing", "json_invalid"} else f", got {repr(error['input'])[:_SHOWN]}"
+    return f"{where}: {message}{got}" if where else message
+
+
+def _fail(path: Path, line: int, message: str) -> NoReturn:
+    raise StageError(f"{os.fspath(path)}:{line}: {message}")
+
+
+def _impossible(request: RequestRecord) -> str | None:
+    """What of one request cannot have happened."""
+    concurrency, rate = request["concurrency"], request.get("request_rate")
+    if (concurrency is None) == (rate is None):
+        return "a level has a concurrency or a request_rate, one of the two"
+    if concurrency is not None and request["slot"] >= concurrency:
+        return f"slot {request['slot']} of {concurrency}, counted from 0"
+    moments = [(name, at_ns) for name in _IN_ORDER if isinstance(at_ns := request.get(name), int)]
+    moments += [(f"event {number}", event.time_ns) for number, event in enumerate(request["events"])]
+    for (before, earlier_ns), (after, later_ns) in pairwise([*moments, ("end_ns", request["end_ns"])]):
+        if later_ns < earlier_ns:
+            return f"{after} ({later_ns}) is before {before} ({earlier_ns})"
+    for name in ("role_ns", "usage_ns"):
+        at_ns = request.get(name)
+        if isinstance(at_ns, int) and not request["sent_ns"] <= at_ns <= request["end_ns"]:
+            return f"{name} is not between sent_ns and end_ns"
+    counts = [event.tokens for event in request["events"] if event.tokens is not None]
+    for fewer, more in pairwise(counts):
+        if more < fewer:
+            return f"the tokens so far fall from {fewer} to {more}"
+    total, most = request.get("output_tokens"), most_tokens(request["max_tokens"])
+    if total is not None and counts and total < counts[-1]:
+        return f"output_tokens is {total}, and {counts[-1]} came with its events"
+    if max(total or 0, *counts, 0) > most:
+        return f"{max(total or 0, *counts)} tokens in an answer of at most {request['max_tokens']}"
+    return None
+
+
+def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -> None:
+    """Raise StageError where two requests cannot both have happened: a slot has one at a time, and so has a run levels."""
+    slots: dict[tuple[Any, ...], list[tuple[int, int, int]]] = {}
+    levels: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+    for line, request in requests:
+        level = (request["concurrency"], request.get("request_rate"), request["repeat"])
+        span = (request["sent_ns"], request["end_ns"], line)
+        slots.setdefault((*level, request.get("worker", 0), request["slot"]), []).append(span)
+        sent_ns, end_ns, first = levels.get(level, span)
+        levels[level] = (min(sent_ns, span[0]), max(end_ns, span[1]), first)
+    for (*_, slot), spans in slots.items():
+        for (sent_ns, end_ns, line), (next_ns, next_end_ns, next_line) in pairwise(sorted(spans)):
+            if next_ns < end_ns or (sent_ns, end_ns) == (next_ns, next_end_ns):
+                _fail(path, next_line, f"slot {slot} sent this while the request of line {line} was in flight there")
+    for (_, end_ns, line), (next_ns, _, next_line) in pairwise(sorted(levels.values())):
+        if next_ns < end_ns:
+            _fail(path, next_line, f"its level begins before that of line {line} has ended")

@@ -1,0 +1,376 @@
+"""Sends requests to a server and writes down what happened, nothing else: no tokenizing, no arithmetic.
+
+Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
+beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
+the measured ones follow without draining, so the server never falls idle between them.
+
+Event file (JSON Lines; times are CLOCK_MONOTONIC nanoseconds; written as requests end, so an interrupted run keeps
+what it measured; several processes append to it, each record in one write):
+
+    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "tls",
+     "settings", "self_test"}
+    {"type": "prompt", "id", "text"}
+    {"type": "conditions", "system": {...}, "workload": {...}}    see bench/conditions.py
+    {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
+    {"type": "request", "concurrency", "request_rate", "repeat", "phase": "warmup" | "measured", "worker", "slot",
+     "prompt", "max_tokens", "scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns",
+     "role_ns", "events": [[time, new text, tokens so far], ...], "usage_ns", "output_tokens", "input_tokens",
+     "cached_tokens", "finish_reason", "late_ns", "end_ns", "error"}
+    {"type": "client", "concurrency", "request_rate", "repeat", "worker", "wall_ns", "cpu_ns", "lag_ns": [...]}
+    {"type": "triton", "concurrency", "request_rate", "repeat", "models": {NAME: {COUNTER: growth during the level}}}
+    {"type": "gpu", "concurrency", "request_rate", "repeat", "devices": [{"name", "samples": [[time, W, B, MHz, %, °C], ...]}]}
+    {"type": "settings", "at", "checks": [{"setting", "asked", "asked_by", "got", "got_from"}],
+     "unchecked": [setting]}
+    {"type": "roofline", "at", "pass_s", "weight_bytes", "reason"}
+    {"type": "reused_blocks", "at", "blocks"}
+    {"type": "probe", "pair", "send": 0 | 1, "ttft_ms", "cached_tokens", "error"}
+
+Of `concurrency` and `request_rate` one is null: it was a closed or an open loop. An event with a fourth element, true,
+is reasoning, not answer. Tokens are the server's own count, null where it sends none; `output_tokens` is the whole
+answer's. `late_ns` is how long bytes lay in the kernel before the client read them: not in their own time, which is that
+of their arrival, but events that came before one read have the time of the last. Keys that are missing, as in files
+written before there were any, mean null.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from itertools import cycle, islice
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.client.service import Answer, Generation, Lane
+from trtllm_pipeline.errors import FailureClass, StageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from trtllm_pipeline.bench.target import AnyClient, Target
+
+SCHEMA: Final = 1
+LAG_PROBE_S: Final = 0.01
+"""How often the event loop is asked how late it is."""
+_SPIN_S: Final = 0.0011
+"""An event loop's timers are this coarse, since epoll counts whole milliseconds and Python rounds up: the rest of the way
+to a scheduled time is waited by looking at the clock."""
+WARMUP_REQUESTS: Final = 4
+"""Before an open loop, where their number is not given."""
+WARMUP_ID: Final = " (warm-up)"
+"""Ends the ids of prompts that are made for the warm-up."""
+_WARM_LANES: Final = 128
+_OBSERVED: Final = tuple(field.name for field in fields(Answer))
+
+Distribution = Literal["constant", "poisson", "gamma"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One concurrency or request rate, measured once."""
+
+    concurrency: int | None
+    repeat: int
+    warmup: tuple[Prompt, ...]
+    measured: tuple[Prompt, ...]
+    request_rate: float | None = None
+    """Open loop: requests a second on average."""
+    at_s: tuple[float, ...] = ()
+    """Open loop: when each request is due, in seconds from the start."""
+
+    @property
+    def planned(self) -> tuple[Prompt, ...]:
+        """All prompts in the order they are sent."""
+        return (*self.warmup, *self.measured)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its records say about where they belong."""
+        return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a level that one of several processes has."""
+
+    worker: int = 0
+    workers: int = 1
+
+    def slots(self, total: int) -> range:
+        """Which of `total` slots are its own."""
+        return range(self.worker, total, self.workers)
+
+
+def warmup_prompt(prompt: Prompt) -> Prompt:
+    """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
+    of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
+    """
+    text, messages = _without_first_word(prompt.text), prompt.messages
+    if messages:
+        *before, last = messages
+        content = last.get("content")
+        if not isinstance(content, str) or _without_first_word(content) == content:
+            return prompt
+        messages = (*before, {**last, "content": _without_first_word(content)})
+    return (
+        prompt if text == prompt.text else replace(prompt, id=f"{prompt.id}{WARMUP_ID}", text=text, messages=messages)
+    )
+
+
+def _without_first_word(text: str) -> str:
+    # With the space before: what stands behind it is then the same tokens as it was.
+    _, space, rest = text.lstrip().partition(" ")
+    return f"{space}{rest}" if rest.strip() else text
+
+
+def drawn(
+    prompts: Sequence[Prompt], requests: int, warmup_requests: int, repeat: int = 0
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """(warm-up, measured) prompts of a level. Each repeat goes on where the one before ended: all are measured evenly."""
+    measured = islice(cycle(prompts), repeat * requests % len(prompts), None)
+    return tuple(map(warmup_prompt, islice(cycle(prompts), warmup_requests))), tuple(islice(measured, requests))
+
+
+def levels(
+    prompts: Sequence[Prompt], concurrencies: Sequence[int], *, requests: int, warmup_requests: int | None, repeats: int
+) -> list[Level]:
+    """The levels to measure, repeats interleaved: drift of the machine then hits every level alike.
+
+    A level has `requests` requests, but never fewer than two for each one in flight, and as many warm-up requests where
+    their number is not given; prompts repeat when they run out.
+    """
+    return [
+        Level(
+            concurrency,
+            repeat,
+            *drawn(
+                prompts,
+                max(requests, 2 * concurrency),
+                2 * concurrency if warmup_requests is None else warmup_requests,
+                repeat,
+            ),
+        )
+        for repeat in range(repeats)
+        for concurrency in concurrencies
+    ]
+
+
+def rate_levels(
+    prompts: Sequence[Prompt],
+    rates: Sequence[float],
+    *,
+    requests: int,
+    warmup_requests: int,
+    repeats: int,
+    distribution: Distribution = "poisson",
+    burstiness: float = 1.0,
+    seed: int = 0,
+) -> list[Level]:
+    """The levels of an open loop, repeats interleaved. The same seed gives the same times, for every repeat others."""
+    return [
+        Level(
+            None,
+            repeat,
+            *drawn(prompts, requests, warmup_requests, repeat),
+            rate,
+            schedule(requests + warmup_requests, rate, distribution, burstiness=burstiness, seed=seed + repeat),
+        )
+        for repeat in range(repeats)
+        for rate in rates
+    ]
+
+
+def schedule(
+    count: int, rate: float, distribution: Distribution, *, burstiness: float = 1.0, seed: int = 0
+) -> tuple[float, ...]:
+    """`count` times in seconds, from 0, with 1/`rate` seconds between neighbours on average.
+
+    constant: exactly. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
+    above 1 more even), as vLLM's benchmark defines it.
+    """
+    draw = random.Random(seed)  # noqa: S311 - not a secret
+    shape = 1.0 if distribution == "poisson" else burstiness
+    gaps = (
+        1 / rate if distribution == "constant" else draw.gammavariate(shape, 1 / (rate * shape)) for _ in range(count)
+    )
+    times, now_s = [], 0.0
+    for gap_s in gaps:
+        times.append(now_s)
+        now_s += gap_s
+    return tuple(times)
+
+
+class EventFile:
+    """Appends records to an event file, each on disk before the next request of its slot is sent."""
+
+    def __init__(self, path: Path) -> None:
+        # Unbuffered and appending: a record is one write, so that records of several processes do not mix.
+        self._file = path.open("ab", buffering=0)
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def header(self, target: Target, *, settings: Mapping[str, Any], self_test: dict[str, Any] | None = None) -> None:
+        """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
+        anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+        about = {"protocol": target.protocol, "model": target.model, "tls": target.tls}
+        self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings), self_test=self_test)
+
+    def write(self, kind: str, **values: object) -> None:
+        """One record of type `kind`. Raises StageError when the disk is full."""
+        data = json.dumps({"type": kind, **values}, ensure_ascii=False).encode() + b"\n"
+        if self._file.write(data) != len(data):
+            raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
+
+
+Turns = Callable[[], int]
+"""Number of the next request to send, one more with each call, over all processes."""
+
+
+def counting() -> Turns:
+    """Turns of a single process."""
+    numbers = iter(range(1 << 62))
+    return lambda: next(numbers)
+
+
+async def run_level(
+    client: AnyClient,
+    level: Level,
+    generation: Callable[[Prompt, int], Generation],
+    events: EventFile,
+    done: Callable[[], None],
+    *,
+    share: Share = Share(),
+    turns: Turns | None = None,
+    begin: Callable[[], int] = time.monotonic_ns,
+) -> None:
+    """Run a process's share of one level. `generation` makes the request for a prompt and its number in the level;
+    `done` is called after each. `begin` is called when everything is connected and gives the time of the start.
+    """
+    loop = _Loop(client, level, generation, events, done, share)
+    lag_ns: list[int] = []
+    await loop.connect()
+    # A collection of everything imported so far stalls the loop for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    start_ns = begin()
+    probe = asyncio.create_task(_probe(lag_ns))
+    wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+    try:
+        await (loop.closed(turns or counting()) if level.request_rate is None else loop.open(start_ns))
+    finally:
+        wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
+        probe.cancel()
+        with suppress(asyncio.CancelledError):
+            await probe
+        gc.unfreeze()
+        for lane in loop.lanes:
+            await lane.close()
+        events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
+
+
+@dataclass
+class _Loop:
+    """One process's part of one level."""
+
+    client: AnyClient
+    level: Level
+    generation: Callable[[Prompt, int], Generation]
+    events: EventFile
+    done: Callable[[], None]
+    share: Share
+
+    def __post_init__(self) -> None:
+        level = self.level
+        self.lanes: list[Lane] = []
+        self.planned = level.planned
+        if level.concurrency is None:
+            assert level.request_rate is not None
+            self.slots = range(min(_WARM_LANES, int(level.request_rate / self.share.workers) + 1))
+        else:
+            self.slots = self.share.slots(level.concurrency)
+
+    async def connect(self) -> None:
+        """Open every slot's lane, a few at a time, or a server's backlog would overflow."""
+        self.lanes = [self.client.lane() for _ in self.slots]
+        for first in range(0, len(self.lanes), 32):
+            await asyncio.gather(*(lane.open() for lane in self.lanes[first : first + 32]))
+
+    async def closed(self, turns: Turns) -> None:
+        """Every slot takes the next request as soon as its last one has ended."""
+
+        async def user(slot: int, lane: Lane) -> None:
+            while (number := turns()) < len(self.planned):
+                await self._request(number, slot, lane, time.monotonic_ns())
+
+        await asyncio.gather(*(user(slot, lane) for slot, lane in zip(self.slots, self.lanes, strict=True)))
+
+    async def open(self, start_ns: int) -> None:
+        """Every request at its time, on a lane that is free or else a new one."""
+        free = list(range(len(self.lanes)))
+        under_way: set[asyncio.Task[None]] = set()
+
+        async def send(number: int, due_ns: int) -> None:
+            if not free:
+                free.append(len(self.lanes))
+                self.lanes.append(self.client.lane())
+            slot = free.pop()
+            await self._request(number, slot, self.lanes[slot], due_ns)
+            free.append(slot)
+
+        for number in self.share.slots(len(self.planned)):
+            due_ns = start_ns + int(self.level.at_s[number] * 1e9)
+            await _until(due_ns)
+            task = asyncio.create_task(send(number, due_ns))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+
+    async def _request(self, number: int, slot: int, lane: Lane, scheduled_ns: int) -> None:
+        prompt = self.planned[number]
+        request = self.generation(prompt, number)
+        answer = await lane.generate(request)
+        record = {name: getattr(answer, name) for name in _OBSERVED}
+        record["events"] = [event if event.reasoning else event[:3] for event in answer.events]
+        self.events.write(
+            "request",
+            **self.level.key,
+            phase="warmup" if number < len(self.level.warmup) else "measured",
+            worker=self.share.worker,
+            slot=slot,
+            prompt=prompt.id,
+            max_tokens=request.max_tokens,
+            scheduled_ns=scheduled_ns,
+            **record,
+        )
+        self.done()
+
+
+async def _until(due_ns: int) -> None:
+    """Wait until CLOCK_MONOTONIC says `due_ns`."""
+    wait_s = (due_ns - time.monotonic_ns()) / 1e9 - _SPIN_S
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+    while time.monotonic_ns() < due_ns:
+        await asyncio.sleep(0)
+
+
+async def _probe(lag_ns: list[int]) -> None:
+    """How late the event loop gives control back, again and again."""
+    while True:
+        due_ns = time.monotonic_ns() + int(LAG_PROBE_S * 1e9)
+        await asyncio.sleep(LAG_PROBE_S)
+        lag_ns.append(max(0, time.monotonic_ns() - due_ns))

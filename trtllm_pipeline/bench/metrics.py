@@ -1,0 +1,607 @@
+"""What the raw events of a load run mean: every metric, its formula, and whether the numbers may be believed.
+
+`analyze` is a pure function of an event file (`bench/load.py`) and a tokenizer: anything it reports can be computed
+again later, or by somebody else.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Protocol
+
+from trtllm_pipeline.bench import compat_metrics, counters, validity
+from trtllm_pipeline.bench.events import read as records_of
+from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary, summary
+
+DEFINITIONS: Final = {
+    "ttft_ms": "first content - sent",
+    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value a request; "
+    "left out when all tokens came in one event",
+    "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
+    "icl_ms": "gap between content events, pooled",
+    "e2e_ms": "last content - sent",
+    "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
+    "stall_ms": "longest gap between content events of a request",
+    "user_tokens_per_s": "1 / TPOT, one value a request",
+    "connect_ms": "connecting, of the requests that had to, before they were sent: in no other time",
+    "ttft_from_schedule_ms": "open loop: first content - scheduled",
+    "response_ms": "open loop: last content - scheduled",
+    "lag_ms": "open loop: sent - scheduled",
+    "achieved_rate": "open loop: requests sent / seconds from the first to the last, one less",
+    "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
+    "count from the schedule",
+    "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
+    "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
+    "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
+    "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
+    "events: there is no tokenizer and the server does not count, so each content event is taken for a token",
+    "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
+    "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
+    "whole": "first send -> last content of the measured requests; tokens of the successful ones",
+    "active": "time with at least one measured request in flight; tokens of the successful ones",
+    "steady": "longest time with at least 95 % of the wanted requests in flight; tokens by their own time of arrival, "
+    "input tokens when the first content arrives; a slot between two requests counts as in flight for up to 5 ms. "
+    "Open loop: first to last measured sending",
+    "headline": "steady when it is at least 30 s and half of the whole window, else whole",
+    "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
+    "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
+    "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
+    "percentiles": PERCENTILE_METHOD,
+}
+"""Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
+
+HANDOVER_NS: Final = 5_000_000
+STEADY_SHARE: Final = 0.95
+HEADLINE_S: Final = 30.0
+RATES: Final = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+"""Figures of the headline window."""
+
+
+class Encoding(Protocol):
+    """The part of `tokenizers.Encoding` used here."""
+
+    @property
+    def ids(self) -> list[int]: ...  # noqa: D102
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...  # noqa: D102
+
+
+class Tokenizer(Protocol):
+    """The part of `tokenizers.Tokenizer` used here."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of an event file with its tokens counted."""
+
+    record: Mapping[str, Any]
+    prompt: str
+    input_tokens: int | None
+    """None without a tokenizer, unless the server counts."""
+    tokens: tuple[int, ...]
+    """New tokens with each content event."""
+    output_tokens: int
+    """N. More than the sum of `tokens` when some came after the last content event."""
+    encoded_again: int
+    """Tokens of the whole text, encoded without special tokens."""
+
+    @property
+    def sent_ns(self) -> int:
+        """When it was sent."""
+        return int(self.record["sent_ns"])
+
+    @property
+    def times_ns(self) -> list[int]:
+        """Arrival of each content event."""
+        return [event.time_ns for event in self.record["events"]]
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(event.text for event in self.record["events"])
+
+    @property
+    def ok(self) -> bool:
+        """The server answered without an error."""
+        return self.record["error"] is None
+
+    @property
+    def answered(self) -> bool:
+        """There is text, and there are tokens."""
+        return self.ok and bool(self.tokens) and self.output_tokens > 0
+
+    @property
+    def counted_by_server(self) -> bool:
+        """The server counted the tokens of the whole answer."""
+        return server_total(self.record) is not None
+
+    @property
+    def measured(self) -> bool:
+        """Not part of the warm-up."""
+        return bool(self.record["phase"] == "measured")
+
+    @property
+    def ttft_ms(self) -> float:
+        """First content - sent. Needs content."""
+        return (self.times_ns[0] - self.sent_ns) / 1e6
+
+    @property
+    def e2e_ms(self) -> float:
+        """Last content - sent. Needs content."""
+        return (self.times_ns[-1] - self.sent_ns) / 1e6
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """(Last content - first content) / tokens that came in between; None when there are none."""
+        later = sum(self.tokens[1:])
+        return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
+
+    @property
+    def ttfa_ms(self) -> float | None:
+        """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
+        thought = [event.reasoning for event in self.record["events"]]
+        if not any(thought) or all(thought):
+            return None
+        return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
+
+    @property
+    def lag_ms(self) -> float:
+        """Sent - scheduled."""
+        return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
+
+    def met(self, objectives: Mapping[str, float]) -> bool:
+        """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
+        if not self.answered:
+            return False
+        waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
+        times: dict[str, float | None] = {
+            "ttft": self.ttft_ms + waited,
+            "tpot": self.tpot_ms,
+            "e2e": self.e2e_ms + waited,
+        }
+        return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
+
+    def gaps_ms(self) -> list[float]:
+        """Time between neighbouring content events."""
+        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
+
+    def itl_ms(self) -> Iterable[float]:
+        """Time per token after the first event, one value for each token.
+
+        An event without a token of its own (a character that needed several tokens) lends its gap to the next one.
+        """
+        waited = 0.0
+        for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
+            waited += gap
+            if count:
+                yield from (waited / count for _ in range(count))
+                waited = 0.0
+
+
+def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """How many tokens each event brought: a token is there when its last character is.
+
+    `offsets` are the tokens' (start, end) in the joined text, in characters.
+    """
+    ends = list(accumulate(map(len, texts)))
+    counts = Counter(min(bisect_left(ends, end), len(ends) - 1) for _, end in offsets)
+    return tuple(counts[index] for index in range(len(ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One event file, read."""
+
+    header: Mapping[str, Any]
+    requests: tuple[Request, ...]
+    clients: tuple[Mapping[str, Any], ...]
+    server: Mapping[str, Mapping[str, Any]]
+    """Record of the server's process by "start" and "end"."""
+    counted_by_server: bool
+    special_tokens: int | None
+    """How many the tokenizer adds to a text; None without a tokenizer."""
+    evidence: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """All records by type: what `bench/validity.py` judges by beside the requests."""
+
+    def levels(self) -> dict[float, dict[int, list[Request]]]:
+        """Concurrency (an int), or in an open loop request rate (a float) -> repeat -> requests, in the order measured."""
+        levels: dict[float, dict[int, list[Request]]] = {}
+        for request in self.requests:
+            repeats = levels.setdefault(validity.level_of(request.record), {})
+            repeats.setdefault(request.record["repeat"], []).append(request)
+        return levels
+
+
+def read(events: Path, tokenizer: Tokenizer | None) -> Run:
+    """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
+
+    Raises StageError when it is not an event file of ours, or says what cannot have happened.
+    """
+    told = records_of(events)
+    prompts, asked = told.prompts, told.requests
+    answers = [record for record in asked if record["error"] is None]
+    by_server = bool(answers) and all(server_total(record) is not None for record in answers)
+    input_tokens: dict[str, int] = {}
+    if tokenizer is not None:
+        input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
+    requests = []
+    for record in asked:
+        texts = [event.text for event in record["events"]]
+        if tokenizer is None:
+            tokens = (1,) * len(texts)
+        else:
+            tokens = tokens_by_event(texts, tokenizer.encode("".join(texts), add_special_tokens=False).offsets)
+        total = again = sum(tokens)
+        if by_server and (counted := server_total(record)) is not None:
+            total = counted
+            tokens = server_tokens(record) or (
+                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
+            )
+            again = total if tokenizer is None else again
+        id_ = record["prompt"]
+        input_count = input_tokens.get(id_, record.get("input_tokens"))
+        requests.append(Request(record, prompts[id_], input_count, tokens, total, again))
+    return Run(
+        told.header,
+        tuple(requests),
+        tuple(told.by_type.get("client", ())),
+        {record["at"]: record for record in told.by_type.get("server", ())},
+        by_server,
+        None if tokenizer is None else len(tokenizer.encode("").ids),
+        told.by_type,
+    )
+
+
+def server_total(record: Mapping[str, Any]) -> int | None:
+    """The server's count of a whole answer's tokens; None unless it counted all of it."""
+    total: int | None = record.get("output_tokens")
+    return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
+
+
+def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
+    """`tokens` with the last ones lowered until their sum is not above `total`."""
+    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
+    return tuple(later - earlier for earlier, later in pairwise(sums))
+
+
+def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
+    """`total` tokens shared out over events by their share of the characters."""
+    ends = list(accumulate(map(len, texts), initial=0))
+    sums = [round(total * end / max(1, ends[-1])) for end in ends]
+    return tuple(later - earlier for earlier, later in pairwise(sums))
+
+
+def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
+    totals = [event.tokens for event in record["events"] if event.tokens is not None]
+    if record.get("output_tokens") is None or len(totals) < len(record["events"]):
+        return None
+    return tuple(later - earlier for earlier, later in pairwise([0, *totals]))
+
+
+def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """All figures of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
+    run = read(events, tokenizer)
+    findings = validity.findings(run)
+    levels = [_level(run, load, repeats, objectives or {}) for load, repeats in run.levels().items()]
+    refused = sorted({finding["check"] for finding in findings if finding["severity"] == "invalid"})
+    if refused:
+        levels = [_without_headline(level, f"not valid: {', '.join(refused)}") for level in levels]
+    return {
+        "schema": 1,
+        "valid": not refused,
+        "protocol": run.header["protocol"],
+        "model": run.header["model"],
+        "settings": run.header["settings"],
+        **_conditions(run),
+        "levels": levels,
+        "findings": [_placed(finding) for finding in findings],
+        "token_count": _token_count(run),
+        "client": {
+            "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
+            "self_test": run.header.get("self_test"),
+            "levels": [_client(record) for record in run.clients],
+        },
+        "definitions": {**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
+    }
+
+
+def _conditions(run: Run) -> dict[str, Any]:
+    """When, on what and under which load it was measured; null for what the event file does not say."""
+    found = next(iter(run.evidence.get("conditions", ())), {})
+    anchor = run.header.get("anchor")
+    measured_s = None if anchor is None else round(float(anchor["unix_ns"]) / 1e9, 3)
+    return {"measured_s": measured_s, "system": found.get("system"), "workload": found.get("workload")}
+
+
+def _token_count(run: Run) -> dict[str, Any]:
+    """Who counted the output tokens of the measured answers, and what the other count says."""
+    answers = [request for request in run.requests if request.measured and request.ok]
+    server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
+    blind = run.special_tokens is None
+    return {
+        "source": "server" if run.counted_by_server else "events" if blind else "encoded_again",
+        "server": server,
+        "encoded_again": None if blind else sum(request.encoded_again for request in answers),
+        "events": sum(len(request.tokens) for request in answers),
+        "mismatch": None if blind or not server else round(_mismatch(answers) / server, 6),
+    }
+
+
+def _mismatch(requests: Iterable[Request]) -> int:
+    return sum(abs(request.output_tokens - request.encoded_again) for request in requests)
+
+
+def _without_headline(level: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """A level of a run that did not pass the gate: what was observed stays, the figures people quote do not."""
+    return {**level, "headline": {"window": None, "reason": reason}, **dict.fromkeys(RATES)}
+
+
+def _placed(finding: dict[str, Any]) -> dict[str, Any]:
+    """A finding with its level told as an open or a closed loop's."""
+    if not isinstance(finding["concurrency"], float):
+        return finding
+    return {**finding, "concurrency": None, "request_rate": finding["concurrency"]}
+
+
+def _level(
+    run: Run, load: float, repeats: Mapping[int, Sequence[Request]], objectives: Mapping[str, float]
+) -> dict[str, Any]:
+    closed = isinstance(load, int)
+    windows: list[dict[str, Any]] = []
+    for repeat, requests in repeats.items():
+        whole, steady = _whole(requests), _steady(requests, load) if closed else _while_sending(requests)
+        latencies = _latencies([request for request in requests if request.measured and request.answered])
+        started_s = _started_s(requests, run.header)
+        active = _active(requests)
+        windows.append(
+            {"repeat": repeat, "started_s": started_s, "whole": whole, "active": active, "steady": steady, **latencies}
+        )
+    name, reason = _headline(windows)
+    chosen = [window[name] for window in windows]
+    measured = [request for requests in repeats.values() for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    at_limit = sum(request.output_tokens >= request.record["max_tokens"] for request in good)
+    here = {"concurrency": load if closed else None, "request_rate": None if closed else load}
+    result = {
+        **here,
+        "requests": len(measured),
+        "failures": sum(not request.ok for request in measured),
+        "headline": {"window": name, "reason": reason},
+        **{key: _whole_or_none(sum, chosen, key) for key in ("duration_s", "input_tokens", "output_tokens")},
+        **{key: _whole_or_none(median, chosen, key) for key in RATES},
+        **_latencies(good),
+        "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
+        "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
+        "connect_ms": summary(_connect_ms(request) for request in measured if request.record.get("connected_ns")),
+        "input_tokens_per_request": summary(count for request in good if (count := request.input_tokens) is not None),
+        "output_tokens_per_request": summary(request.output_tokens for request in good),
+        "answers_at_limit": at_limit,
+        "finish_reasons": dict(Counter(end for request in good if (end := request.record.get("finish_reason")))),
+        "tokens_per_event": _per_event(good, slice(None)),
+        "tokens_in_first_event": _per_event(good, slice(1)),
+        "repeats": windows,
+        "as": compat_metrics.columns(good, special_tokens=run.special_tokens),
+    }
+    thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
+    if thoughtful:
+        result["ttfa_ms"] = summary(thoughtful)
+    cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
+    if cached:
+        result["cached_input_tokens"] = sum(cached)
+    if not closed:
+        result["schedule"] = _schedule(repeats, good)
+    if objectives:
+        met = sum(request.met(objectives) for request in measured)
+        seconds = sum(window["whole"]["duration_s"] for window in windows)
+        result["goodput"] = {
+            "objectives_ms": dict(objectives),
+            "share": round(met / len(measured), 6) if measured else None,
+            "requests_per_s": round(met / seconds, 3) if seconds > 0 else None,
+        }
+    for kind, told in (("triton", counters.triton_summary), ("gpu", counters.gpu_summary)):
+        records = [record for record in run.evidence.get(kind, ()) if validity.level_of(record) == load]
+        if records:
+            result[kind] = [{"repeat": record["repeat"], "of": told(record)} for record in records]
+    return result
+
+
+def _whole_or_none(how: Callable[[Iterable[float]], float], windows: Sequence[Any], key: str) -> float | None:
+    """`how` of one figure of all windows; None when one of them lacks it."""
+    values = [window[key] for window in windows]
+    return None if None in values else round(how(values), 3)
+
+
+def _connect_ms(request: Request) -> float:
+    return float(request.record["connected_ns"] - request.record["scheduled_ns"]) / 1e6
+
+
+def _per_event(good: Sequence[Request], which: slice) -> float:
+    """Tokens per content event, of the events `which` of each request."""
+    tokens = [count for request in good for count in request.tokens[which]]
+    return round(sum(tokens) / max(1, len(tokens)), 3)
+
+
+def _schedule(repeats: Mapping[int, Sequence[Request]], good: Sequence[Request]) -> dict[str, Any]:
+    """How an open loop went: was it kept, and what users waited who came when they were due."""
+    measured = [[request for request in requests if request.measured] for requests in repeats.values()]
+    rates: list[float] = []
+    most = 0
+    for requests in measured:
+        sent = sorted(request.sent_ns for request in requests)
+        if len(sent) > 1 and sent[-1] > sent[0]:
+            rates.append((len(sent) - 1) * 1e9 / (sent[-1] - sent[0]))
+        ends = [(request.record["end_ns"], -1) for request in requests]
+        changes = sorted([*((at_ns, 1) for at_ns in sent), *ends])
+        most = max(most, *accumulate((change for _, change in changes), initial=0))
+    return {
+        "achieved_rate": round(median(rates), 3) if rates else None,
+        "lag_ms": summary(request.lag_ms for requests in measured for request in requests),
+        "ttft_from_schedule_ms": summary(request.ttft_ms + request.lag_ms for request in good),
+        "response_ms": summary(request.e2e_ms + request.lag_ms for request in good),
+        "most_in_flight": most,
+    }
+
+
+def _latencies(good: Sequence[Request]) -> dict[str, Summary]:
+    return {
+        "ttft_ms": summary(request.ttft_ms for request in good),
+        "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
+        "itl_ms": summary(value for request in good for value in request.itl_ms()),
+        "icl_ms": summary(value for request in good for value in request.gaps_ms()),
+        "e2e_ms": summary(request.e2e_ms for request in good),
+    }
+
+
+def _started_s(requests: Sequence[Request], header: Mapping[str, Any]) -> float | None:
+    """Unix time of the first measured request: tells which of two measurements came first."""
+    anchor = header.get("anchor")
+    sent_ns = min((request.sent_ns for request in requests if request.measured), default=None)
+    if anchor is None or sent_ns is None:
+        return None
+    return round(float(anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
+
+
+def _window(duration_ns: int, *, input_tokens: int | None, output_tokens: int, requests: int) -> dict[str, Any]:
+    duration_s = duration_ns / 1e9
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    return {
+        "duration_s": round(duration_s, 6),
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "requests": requests,
+        "input_tokens_per_s": None if input_tokens is None else round(input_tokens * per_s, 3),
+        "output_tokens_per_s": round(output_tokens * per_s, 3),
+        "requests_per_s": round(requests * per_s, 3),
+    }
+
+
+def _input_tokens(requests: Iterable[Request]) -> int | None:
+    """Of all `requests`; None when those of one are not known."""
+    counts = [request.input_tokens for request in requests]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _whole(requests: Sequence[Request]) -> dict[str, Any]:
+    """First send to last content of the measured requests."""
+    measured = [request for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    start_ns = min((request.sent_ns for request in measured), default=0)
+    return _window(
+        max((request.times_ns[-1] for request in good), default=start_ns) - start_ns,
+        input_tokens=_input_tokens(good),
+        output_tokens=sum(request.output_tokens for request in good),
+        requests=len(good),
+    )
+
+
+def _active(requests: Sequence[Request]) -> dict[str, Any]:
+    """The time in which at least one measured request was in flight."""
+    measured = [request for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    busy_ns = until_ns = 0
+    for sent_ns, end_ns in sorted((request.sent_ns, int(request.record["end_ns"])) for request in measured):
+        busy_ns += max(0, end_ns - max(sent_ns, until_ns))
+        until_ns = max(until_ns, end_ns)
+    return _window(
+        busy_ns,
+        input_tokens=_input_tokens(good),
+        output_tokens=sum(request.output_tokens for request in good),
+        requests=len(good),
+    )
+
+
+def steady_window(
+    slots: Iterable[Iterable[tuple[int, int]]], *, concurrency: float, not_before_ns: int
+) -> tuple[int, int] | None:
+    """Longest time in which at least 95 % of `concurrency` slots were busy, as (start, end) in ns; None without one.
+
+    `slots` gives each slot's (sent, ended) times in order. The short time a slot needs to send its next request
+    counts as busy, or every request would end the window.
+    """
+    changes: list[tuple[int, int]] = []
+    for spans in slots:
+        busy: list[list[int]] = []
+        for start_ns, end_ns in spans:
+            if busy and start_ns - busy[-1][1] <= HANDOVER_NS:
+                busy[-1][1] = end_ns
+            else:
+                busy.append([start_ns, end_ns])
+        for start_ns, end_ns in busy:
+            changes += [(max(start_ns, not_before_ns), 1), (max(end_ns, not_before_ns), -1)]
+    wanted = math.ceil(STEADY_SHARE * concurrency)
+    best: tuple[int, int] | None = None
+    level, since_ns = 0, 0
+    for now_ns, change in sorted(changes):
+        before, level = level, level + change
+        if before < wanted <= level:
+            since_ns = now_ns
+        elif level < wanted <= before and (best is None or now_ns - since_ns > best[1] - best[0]):
+            best = (since_ns, now_ns)
+    return best if best is not None and best[1] > best[0] else None
+
+
+def _steady(requests: Sequence[Request], concurrency: float) -> dict[str, Any] | None:
+    slots: dict[int, list[tuple[int, int]]] = {}
+    for request in requests:
+        slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
+    start_ns = min((request.sent_ns for request in requests if request.measured), default=0)
+    window = steady_window(slots.values(), concurrency=concurrency, not_before_ns=start_ns)
+    return None if window is None else _between(requests, *window)
+
+
+def _while_sending(requests: Sequence[Request]) -> dict[str, Any] | None:
+    """First to last measured sending of an open loop: without what drains after it."""
+    sent = [request.sent_ns for request in requests if request.measured]
+    return _between(requests, min(sent), max(sent)) if len(sent) > 1 else None
+
+
+def _between(requests: Sequence[Request], start_ns: int, end_ns: int) -> dict[str, Any]:
+    """What happened from `start_ns` to `end_ns`, warm-up requests included: each token at its own time."""
+    good = [request for request in requests if request.answered]
+    return _window(
+        end_ns - start_ns,
+        input_tokens=_input_tokens(request for request in good if start_ns < request.times_ns[0] <= end_ns),
+        output_tokens=sum(
+            count
+            for request in good
+            for time_ns, count in zip(request.times_ns, request.tokens, strict=True)
+            if start_ns < time_ns <= end_ns
+        ),
+        requests=sum(start_ns < request.times_ns[-1] <= end_ns for request in good),
+    )
+
+
+def _headline(windows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Which window the level's figures are of, and why."""
+    for window in windows:
+        if window["steady"] is None:
+            return "whole", "there is no steady window: the requests in flight never reached the wanted number"
+        steady_s, whole_s = window["steady"]["duration_s"], window["whole"]["duration_s"]
+        if steady_s < HEADLINE_S:
+            return "whole", f"the steady window is {steady_s:.1f} s, less than {HEADLINE_S:g} s: ramp and tail are in"
+        if steady_s < whole_s / 2:
+            return "whole", f"the steady window is {steady_s:.1f} s, less than half of {whole_s:.1f} s"
+    return "steady", "every repeat has a steady window that is long enough"
+
+
+def _client(record: Mapping[str, Any]) -> dict[str, Any]:
+    lag_ms = sorted(value / 1e6 for value in record["lag_ns"])
+    return {
+        "concurrency": record["concurrency"],
+        "request_rate": record.get("request_rate"),
+        "repeat": record["repeat"],
+        "worker": record.get("worker", 0),
+        "cpu_share": round(record["cpu_ns"] / max(1, record["wall_ns"]), 3),
+        "loop_lag_ms": summary(lag_ms),
+    }

@@ -1,0 +1,142 @@
+"""The time one pass over a model's weights takes at least: the roofline of decoding.
+
+A dense model reads all its weights for every token of an answer, whatever else it does, so a token cannot take less
+than weights / memory bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et
+al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.machine.model import cpu_count
+
+CPU_MARGIN: Final = 4.0
+"""What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
+times too low: others were using the cores and the memory at that moment, and caches that hold a small model while it
+runs were cold or taken. A GPU's bandwidth is no reading but its data sheet's, and has no margin."""
+_MOST_READ_BYTES: Final = 256 << 20
+_LEAST_READ_BYTES: Final = 16 << 20
+"""By each thread in one reading, or starting the threads would be what is measured."""
+_READINGS: Final = 5
+_NVML_CLOCK_MEM: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`pass_s` is the least time of one pass in seconds; None when it is not known, and `reason` says why."""
+
+    pass_s: float | None
+    weight_bytes: int | None
+    reason: str
+
+    def to_json(self) -> dict[str, Json]:
+        """As in the event file."""
+        return asdict(self)
+
+
+def limit(engine: Path, *, tp: int = 1) -> Limit:
+    """The limit of one engine folder on this machine. A TensorRT engine runs on GPUs, `tp` of them reading side by side.
+
+    For any other the CPUs' bandwidth is measured, which takes up to a second.
+    """
+    read_bytes, reason = bytes_per_token(engine)
+    if read_bytes is None:
+        return Limit(None, None, reason)
+    if any(engine.glob("rank*.engine")):
+        bandwidth = gpu_bandwidth()
+        if bandwidth is None:
+            return Limit(None, read_bytes, "the GPU does not tell its memory's bandwidth")
+        return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by NVML")
+    bandwidth = cpu_bandwidth(read_bytes)
+    words = f"{bandwidth / 1e9:.0f} GB/s measured here, and {CPU_MARGIN:g} times that allowed"
+    return Limit(read_bytes / (bandwidth * CPU_MARGIN), read_bytes, words)
+
+
+def bytes_per_token(engine: Path) -> tuple[int | None, str]:
+    """Bytes of weights that one token reads at least, or None and why that is not known.
+
+    Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value.
+    """
+    try:
+        return _bytes_per_token(engine, Fields.read(engine, "config.json"))
+    except ModelFileError as error:
+        return None, f"the engine's {error.short}"
+
+
+def _bytes_per_token(engine: Path, config: Fields) -> tuple[int | None, str]:
+    model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
+    experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
+    if any((*experts, model.fields("moe").optional_integer("num_experts"))):
+        return None, "a mixture of experts reads a part of its weights for a token"
+    if str(config.fields("build_config").values.get("speculative_decoding_mode", 1)) not in {"1", "NONE", "None"}:
+        return None, "with speculative decoding one pass can give several tokens"
+    weights = config.integer("weights_bytes", 0, least=0, most=2**63)
+    weights = weights or sum(file.stat().st_size for file in engine.glob("rank*.engine"))
+    sizes = [model.optional_integer(name) or 0 for name in ("vocab_size", "hidden_size")]
+    table = 0 if model.flag("tie_word_embeddings") else 4 * math.prod(sizes)
+    if weights <= table:
+        return None, "the size of the weights is not known, or most of it is the embedding table"
+    return weights - table, ""
+
+
+def cpu_bandwidth(size: int) -> float:
+    """Bytes a second at which all CPUs together read a buffer of `size` bytes (256 MiB at most), the best of several.
+
+    A buffer as small as the weights finds the caches that the weights find.
+    """
+    import numpy as np
+
+    parts = cpu_count()
+    count = max(1024, min(size, _MOST_READ_BYTES) // 4 // parts)
+    times = max(1, _LEAST_READ_BYTES // (4 * count))
+    buffers = [np.ones(count, dtype=np.float32) for _ in range(parts)]
+
+    def read(part: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        for _ in range(times):
+            np.dot(part, part)  # vectorized, and outside the interpreter's lock
+
+    best_s = float("inf")
+    with ThreadPoolExecutor(parts) as pool:
+        for _ in range(_READINGS):
+            started = time.perf_counter()
+            list(pool.map(read, buffers))
+            best_s = min(best_s, time.perf_counter() - started)
+    return parts * count * times * 4 / best_s
+
+
+def gpu_bandwidth() -> float | None:
+    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one.
+
+    Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them.
+    """
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    try:
+        number = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
+        return max((each for index in range(number.value) if (each := _bandwidth(nvml, index))), default=None)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _bandwidth(nvml: ctypes.CDLL, index: int) -> float | None:
+    device, width_bits, clock_mhz = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    calls = (
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)),
+        nvml.nvmlDeviceGetMemoryBusWidth(device, ctypes.byref(width_bits)),
+        nvml.nvmlDeviceGetMaxClockInfo(device, _NVML_CLOCK_MEM, ctypes.byref(clock_mhz)),
+    )
+    return None if any(calls) else width_bits.value / 8 * clock_mhz.value * 1e6 * 2

@@ -1,0 +1,99 @@
+"""What is measured, and how it is asked: all that a worker process has to be told to talk to a server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.client.openai import OpenAiClient
+from trtllm_pipeline.client.openai import options as openai_sampling
+from trtllm_pipeline.client.service import Client, Generation, Option, Service, sampling
+from trtllm_pipeline.errors import FailureClass, ServerError
+
+OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
+    "openai_chat": ("chat", True),
+    "openai_chat_unary": ("chat", False),
+    "openai_completions": ("completions", True),
+    "openai_completions_unary": ("completions", False),
+}
+"""Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
+
+AnyClient = Client | OpenAiClient
+INTERFACES: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000, "openai": 8000}
+"""Kind of server as a command line names it -> its usual port."""
+
+
+def service_at(url: str, interface: str, model: str, *, metrics: str | None = None) -> Service:
+    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., of one of `INTERFACES`.
+
+    Raises ServerError for what is none, and for gRPC over TLS, which is not there.
+    """
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    try:
+        known = parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # above 65535, or no number
+        known = False
+    if not known:
+        raise ServerError(
+            f"{url}: expected HOST, HOST:PORT or http(s)://HOST:PORT, the port from 1 to 65535",
+            failure=FailureClass.USER,
+        )
+    if interface == "openai" or (interface == "http" and url.startswith("https:")):
+        return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
+    scheme, _, address = url.rpartition("://")
+    if scheme not in {"", "http", "grpc"}:
+        raise ServerError(f"{url}: {interface} over {scheme} is not there", failure=FailureClass.USER)
+    address = address.rstrip("/").removesuffix(":")
+    if "/" in address:
+        raise ServerError(f"{url}: a Triton server has no path", failure=FailureClass.USER, hint="give HOST:PORT")
+    address = address if re.search(r":\d+$", address) else f"{address}:{INTERFACES[interface]}"
+    http, grpc = ("", address) if interface == "grpc" else (address, "")
+    return Service(http, grpc, metrics, None, model, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model of a running server. `service` is where it is; for OpenAI protocols `service.http` is its URL."""
+
+    protocol: str
+    service: Service
+    model: str
+    timeout_s: float
+    max_tokens: int
+    """Output tokens of a request whose prompt does not say."""
+    temperature: float = 0.0
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Further inputs of every request."""
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def tls(self) -> bool:
+        """Whether what goes over the wire is encrypted: then only a read tells when something arrived."""
+        return self.service.http.startswith("https:")
+
+    def client(self) -> AnyClient:
+        """A client of it, still to be entered."""
+        if self.protocol in OPENAI:
+            endpoint, stream = OPENAI[self.protocol]
+            return OpenAiClient(
+                self.service.http,
+                self.model,
+                endpoint,
+                stream=stream,
+                timeout_s=self.timeout_s,
+                api_key=self.api_key,
+            )
+        return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
+
+    def generation(self, prompt: Prompt, number: int) -> Generation:
+        """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
+        of_openai = self.protocol in OPENAI
+        chosen = openai_sampling if of_openai else sampling
+        options: dict[str, Option] = {**chosen(self.temperature, seed=number), **self.options}
+        if prompt.stop_words:
+            options["stop" if of_openai else "stop_words"] = prompt.stop_words
+        return Generation(prompt.text, prompt.max_tokens or self.max_tokens, options, prompt.messages)

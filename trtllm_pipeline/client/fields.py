@@ -1,0 +1,77 @@
+"""Typed reading of the JSON that servers send: what is of another type is a ProtocolError that says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+
+_MAX_COUNT: Final = 2**31
+_SHOWN: Final = 200
+
+
+def parse(data: bytes | bytearray) -> dict[str, Any]:
+    """The JSON object that `data` is."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ProtocolError(f"not the JSON that was expected: {bytes(data[:_SHOWN])!r}")
+    return value
+
+
+def mapping(value: object, what: str) -> Mapping[str, Any]:
+    """An object; empty for null."""
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else refuse(value, what, "an object")
+
+
+def items(value: object, what: str) -> list[Any]:
+    """A list; empty for null."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else refuse(value, what, "a list")
+
+
+def text(value: object, what: str) -> str:
+    """A text that can be written as UTF-8; empty for null."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        refuse(value, what, "text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a character beyond the first 65536, as JSON may escape it
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
+def count(value: object, what: str) -> int | None:
+    """A number of tokens; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_COUNT:
+        refuse(value, what, "a number of tokens")
+    return value
+
+
+def shortened(message: str, length: int = 1000) -> str:
+    """A server's words, as many as anybody reads."""
+    return message if len(message) <= length else f"{message[:length]}... ({len(message)} characters)"
+
+
+def shown(value: object) -> str:
+    """A value as JSON, as much of it as anybody reads."""
+    try:
+        return shortened(json.dumps(value), _SHOWN)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def refuse(value: object, what: str, expected: str) -> NoReturn:
+    """Raise the ProtocolError."""
+    raise ProtocolError(f"{what} in the server's answer is {shown(value)}, expected {expected}")

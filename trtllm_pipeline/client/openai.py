@@ -1,0 +1,171 @@
+"""Talks to any OpenAI-compatible server: chat and completions, streamed or not.
+
+Source: OpenAI API reference, "Create chat completion" and "Create completion"; `reasoning_content` (and `reasoning`) are
+what vLLM, SGLang and TensorRT-LLM call the thinking of a model in a message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from trtllm_pipeline.client import fields
+from trtllm_pipeline.client.service import Answer, Generation, HttpLane, Lane
+from trtllm_pipeline.client.transport.http import HttpError, fetch
+from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.errors import FailureClass, ServerError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Endpoint = Literal["chat", "completions"]
+_PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
+
+
+class OpenAiClient:
+    """A connection to one model of a server. An async context manager.
+
+    `url` is the server's, with or without `/v1`. Entering looks the model up; raises ServerError when the server or the
+    model is not there. A server that does not list its models is believed.
+    """
+
+    def __init__(
+        self, url: str, model: str, endpoint: Endpoint, *, stream: bool, timeout_s: float, api_key: str | None = None
+    ) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.endpoint = endpoint
+        self.stream = stream
+        self.timeout_s = timeout_s
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.name = model
+        self._lanes: list[Lane] = []
+
+    async def __aenter__(self) -> Self:
+        status, body = await self._get("/models")
+        if status == 200:
+            try:
+                listed = fields.items(fields.parse(body)["data"], "data")
+                names = [fields.text(fields.mapping(entry, "data")["id"], "id") for entry in listed]
+            except (ProtocolError, KeyError):
+                names = [self.name]
+            if self.name not in names:
+                known = fields.shortened(", ".join(names) or "none")
+                raise ServerError(
+                    f"{self.url} has no model {self.name!r}; it has {known}",
+                    failure=FailureClass.USER,
+                )
+        elif status in {401, 403}:
+            raise ServerError(
+                f"{self.url} refuses the key: HTTP status {status}",
+                failure=FailureClass.USER,
+                hint="set OPENAI_API_KEY",
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for lane in self._lanes:
+            await lane.close()
+
+    def lane(self) -> Lane:
+        """A new lane; closed with the client."""
+        lane = _OpenAiLane(self)
+        self._lanes.append(lane)
+        return lane
+
+    async def ready(self) -> dict[str, bool]:
+        """Whether the server still answers."""
+        try:
+            return {"http": (await self._get("/models"))[0] > 0}
+        except ServerError:
+            return {"http": False}
+
+    async def server(self) -> str | None:
+        """The server's version as it says itself, at the path that vLLM and trtllm-serve have for it."""
+        try:
+            status, body = await self._get("/version", base=self.url.removesuffix("/v1"))
+            version = fields.text(fields.mapping(fields.parse(body), "/version")["version"], "version")
+        except (ServerError, ProtocolError, KeyError):
+            return None
+        return f"OpenAI API {fields.shortened(version)}" if status == 200 else None
+
+    async def _get(self, path: str, *, base: str | None = None) -> tuple[int, bytes]:
+        try:
+            return await fetch(base or self.url, path, timeout_s=self.timeout_s, headers=self.headers)
+        except ValueError as error:
+            raise ServerError(str(error), failure=FailureClass.USER) from error
+        except (OSError, HttpError) as error:
+            raise ServerError(
+                f"no answer from {self.url}: {error}",
+                failure=FailureClass.TRANSIENT,
+                hint="is the server running, and is this its address?",
+            ) from error
+
+
+class _OpenAiLane(HttpLane):
+    def __init__(self, client: OpenAiClient) -> None:
+        super().__init__(client.url, _PATHS[client.endpoint], stream=client.stream, timeout_s=client.timeout_s)
+        self._headers = client.headers
+        self._model = client.name
+        self._endpoint = client.endpoint
+
+    def _encode(self, request: Generation) -> bytes:
+        body: dict[str, Any] = {"model": self._model}
+        if self._endpoint == "chat":
+            body["messages"] = list(request.messages) or [{"role": "user", "content": request.text}]
+        else:
+            body["prompt"] = request.text
+        body["max_tokens"] = request.max_tokens
+        body["stream"] = self._stream
+        if self._stream:
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps({**body, **request.options}).encode()
+
+    async def _exchange(self, message: bytes, answer: Answer) -> None:
+        await super()._exchange(message, answer)
+        if answer.error is None and answer.finish_reason is None:
+            answer.error = "the answer ended without a finish_reason"
+
+    def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
+        if data != b"[DONE]":
+            super()._parse(now_ns, data, answer)
+
+    def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
+        for each in fields.items(body.get("choices"), "choices"):
+            choice = fields.mapping(each, "a choice")
+            said = fields.mapping(choice.get("delta") or choice.get("message") or choice, "what a choice says")
+            thought = fields.text(said.get("reasoning_content") or said.get("reasoning"), "reasoning")
+            key = "content" if self._endpoint == "chat" else "text"
+            text = fields.text(said.get(key), key) or _calls(said)
+            if thought:
+                answer.received(now_ns, thought, None, reasoning=True)
+            if text or not thought:
+                answer.received(now_ns, text, None)
+            if "role" in said and not text and not thought and answer.role_ns is None:
+                answer.role_ns = now_ns
+            answer.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or answer.finish_reason
+        usage = fields.mapping(body.get("usage"), "usage")
+        if usage:
+            answer.usage_ns = now_ns
+            answer.output_tokens = fields.count(usage.get("completion_tokens"), "completion_tokens")
+            answer.input_tokens = fields.count(usage.get("prompt_tokens"), "prompt_tokens")
+            details = fields.mapping(usage.get("prompt_tokens_details"), "prompt_tokens_details")
+            answer.cached_tokens = fields.count(details.get("cached_tokens"), "cached_tokens")
+
+
+def _calls(said: Mapping[str, Any]) -> str:
+    """What a message says in calls of tools: it is generated as text is."""
+    parts = []
+    for each in fields.items(said.get("tool_calls"), "tool_calls"):
+        function = fields.mapping(fields.mapping(each, "a tool call").get("function"), "a function")
+        parts += [fields.text(function.get(name), name) for name in ("name", "arguments")]
+    return "".join(parts)
+
+
+def options(temperature: float, *, seed: int) -> dict[str, float | int]:
+    """Request fields for a temperature; 0 is greedy."""
+    return {"temperature": temperature} if temperature == 0 else {"temperature": temperature, "seed": seed}

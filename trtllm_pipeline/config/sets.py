@@ -1,0 +1,106 @@
+"""`--set KEY=VALUE`: changes of what the files say, from the command line. VALUE is YAML on one line; KEY is one of
+
+settings.SECTION.KEY       for every cell, above the matrix's own settings and overrides
+axes.AXIS                  the values of an axis
+recipes.NAME.FIELD         a field of a recipe; NAME may be * for all; `sources.0.revision` reaches into lists
+name, description          of the matrix
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtllm_pipeline.config.document import Document, KeyPath, Origin, child, key_text, nearest, parse
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import Fault, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One `--set`: where, and the value as a document of its own, named after the argument."""
+
+    path: KeyPath
+    value: Document
+
+
+def parse_set(argument: str) -> Change:
+    """The change a `--set` of a matrix asks for. Raises UsageError, or MatrixError for a value that is no YAML."""
+    key, value = _split(argument)
+    top, _, rest = key.partition(".")
+    if top == "axes" and rest:
+        return Change(("axes", rest), value)
+    if top == "settings" and "." in rest:
+        return Change(("settings", *rest.split(".")), value)
+    if top == "recipes" and "." in rest:
+        return Change(("recipes", rest), value)
+    if key in ("name", "description"):
+        return Change((key,), value)
+    raise UsageError(
+        f"--set {argument}: {key!r} is nothing that can be set",
+        hint="set settings.SECTION.KEY, axes.AXIS, recipes.NAME.FIELD, name or description",
+    )
+
+
+def parse_recipe_set(argument: str) -> Change:
+    """The change a `--set FIELD=VALUE` of one recipe asks for. Raises as `parse_set`."""
+    key, value = _split(argument)
+    return Change(_steps(key), value)
+
+
+def apply(document: Document, change: Change) -> list[Fault]:
+    """Put a change's value into `document`, where faults in it are then told under the argument's name."""
+    if not isinstance(document.data, dict):
+        return []  # a fault already: the file holds no mapping
+    origin = Origin(change.value.name, None)
+    nowhere = [Fault(origin.path, None, key_text(change.path), "there is nothing to set at this place")]
+    target: Json = document.data
+    for depth, step in enumerate(change.path[:-1]):
+        if isinstance(target, dict):
+            target.setdefault(str(step), {})
+            document.origins.setdefault(change.path[: depth + 1], origin)
+        try:
+            target = child(target, step)
+        except KeyError:
+            return nowhere
+    last = change.path[-1]
+    value = copy.deepcopy(change.value.data)
+    if isinstance(target, dict):
+        target[str(last)] = value
+    elif isinstance(target, list) and isinstance(last, int) and last < len(target):
+        target[last] = value
+    else:
+        return nowhere
+    for known in [known for known in document.origins if known[: len(change.path)] == change.path]:
+        del document.origins[known]
+    document.origins[change.path] = origin
+    return []
+
+
+def apply_to_recipes(files: Mapping[str, Document], change: Change) -> list[Fault]:
+    """Apply a `recipes.NAME.FIELD` change to the recipes of a matrix, by value of its model axis."""
+    rest = str(change.path[1])
+    # Names may hold dots, so a name is whatever a model of this matrix is called; the longest, when several fit.
+    fitting = [model for model in files if rest.startswith(f"{model}.")]
+    model = "*" if rest.startswith("*.") else max(fitting, key=len, default="")
+    if not model:
+        message = f"no model of this matrix starts this key{nearest(rest.partition('.')[0], files)}"
+        return [Fault(change.value.name, None, f"recipes.{rest}", message)]
+    inner = Change(_steps(rest[len(model) + 1 :]), change.value)
+    chosen = list(files.values()) if model == "*" else [files[model]]
+    return [fault for file in chosen for fault in apply(file, inner)]
+
+
+def _split(argument: str) -> tuple[str, Document]:
+    key, equals, text = argument.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UsageError(f"--set {argument}: write KEY=VALUE", hint="for example --set settings.perf.concurrency=[1,8]")
+    name = f"--set {argument}"
+    return key, parse(text, name, lines=False) if text.strip() else Document(name, None)
+
+
+def _steps(key: str) -> KeyPath:
+    return tuple(int(step) if re.fullmatch(r"[0-9]{1,6}", step) else step for step in key.split("."))

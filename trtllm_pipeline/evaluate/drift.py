@@ -1,0 +1,220 @@
+"""How far one model's answers are from another's to the same questions: a quantized model's from the original's.
+
+Pure functions of two `answers.jsonl` files. Answers are compared as they are; scores are those the files hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from trtllm_pipeline.bench.events import STRICT, Count, Rate, told
+from trtllm_pipeline.bench.stats import Summary, summary
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.evaluate.intervals import Interval, mean_interval
+from trtllm_pipeline.files import user_files
+
+DEFINITIONS: Final = {
+    "agreement": "share of answers that are the same, character by character; every question counts once",
+    "first_divergence": "where answers that differ do so first, counted from 0; tokens are those of the answers encoded "
+    "again",
+    "difference": "mean over questions of score - reference's score of the same question",
+}
+
+Key = tuple[Any, ...]
+"""The id of an answer's question, and which of the answers to it in a load run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreDrift:
+    """One metric on the questions that both scored by it."""
+
+    questions: int
+    reference: float
+    score: float
+    difference: float
+    interval: Interval
+    """Of the difference, from pairs."""
+    better: int
+    """Questions with a higher score than the reference's."""
+    worse: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What `compare` finds."""
+
+    pairs: int
+    """Answers to the same question, at the same place of a load run where there was one."""
+    unpaired: int
+    """Answers that only one of the two has."""
+    agreement: float
+    interval: Interval
+    """Of the agreement."""
+    first_divergence_chars: Summary
+    first_divergence_tokens: Summary | None
+    """None when answers come without tokens."""
+    scores: Mapping[str, ScoreDrift]
+
+    def to_json(self) -> dict[str, Any]:
+        """As in report.json, see docs/formats.md."""
+        return {
+            "pairs": self.pairs,
+            "unpaired": self.unpaired,
+            "agreement": self.agreement,
+            "agreement_interval": list(self.interval),
+            "first_divergence": {"chars": self.first_divergence_chars, "tokens": self.first_divergence_tokens},
+            "scores": {
+                name: {
+                    "questions": drift.questions,
+                    "reference": drift.reference,
+                    "score": drift.score,
+                    "difference": drift.difference,
+                    "interval": list(drift.interval),
+                    "better": drift.better,
+                    "worse": drift.worse,
+                }
+                for name, drift in self.scores.items()
+            },
+        }
+
+
+class Row(TypedDict):
+    """A line of answers.jsonl."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    id: str
+    answer: str
+    scores: dict[str, Annotated[float, Field(ge=0, le=1)]]
+    input: NotRequired[str | None]
+    tokens: NotRequired[list[Count] | None]
+    concurrency: NotRequired[Count | None]
+    request_rate: NotRequired[Rate | None]
+    repeat: NotRequired[Count | None]
+    time: NotRequired[Count | None]
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice.
+
+    Raises MatrixError for what is no file.
+    """
+    if path.is_dir():
+        path = path / "answers.jsonl"
+    user_files.check(path, hint=_HINT)
+    rows: list[Row] = []
+    seen: dict[Key, int] = {}
+    adapter = TypeAdapter(Row)
+    try:
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=_HINT) from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = adapter.validate_json(line)
+        except ValidationError as error:
+            wrong = told(error.errors(include_url=False)[0])
+            raise UsageError(f"{path}:{number}: not an answer with its scores: {wrong}", hint=_HINT) from error
+        first = seen.setdefault(_key(row), number)
+        if first != number:
+            raise UsageError(
+                f"{path}:{number}: the answer to {row['id'][:60]!r} is in line {first} already", hint=_HINT
+            )
+        rows.append(row)
+    return rows
+
+
+_HINT: Final = "`pipeline accuracy` and `pipeline score` leave answers.jsonl in their folder"
+
+
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
+    """Index of the first element at which `a` and `b` differ, where one ends before the other its length; or None."""
+    for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+def compare(reference: Sequence[Row], other: Sequence[Row]) -> Drift:
+    """The drift of `other` from `reference`, both rows of an answers.jsonl.
+
+    Raises UsageError when no question is in both, or one with the same id asks something else.
+    """
+    left, right = ({_key(row): row for row in rows} for rows in (reference, other))
+    keys = [key for key in left if key in right]
+    if not keys:
+        raise UsageError("the two have no question in common", hint="both must come from the same prompt file")
+    for key in keys:
+        if left[key].get("input") != right[key].get("input"):
+            raise UsageError(
+                f"question {key[0]!r} is not the same: {str(left[key].get('input'))[:60]!r} and "
+                f"{str(right[key].get('input'))[:60]!r}",
+                hint="both must come from the same prompt file, and the same chat template",
+            )
+    pairs = [(left[key], right[key]) for key in keys]
+    differ = [(a, b) for a, b in pairs if a["answer"] != b["answer"]]
+    same = _by_question(keys, [float(a["answer"] == b["answer"]) for a, b in pairs])
+    encoded = all(row.get("tokens") is not None for pair in pairs for row in pair)
+    interval = mean_interval(same, low=0, high=1)
+    assert interval is not None
+    return Drift(
+        pairs=len(pairs),
+        unpaired=len(left) + len(right) - 2 * len(pairs),
+        agreement=round(fmean(same), 6),
+        interval=interval,
+        first_divergence_chars=summary(_divergences([(a["answer"], b["answer"]) for a, b in differ])),
+        first_divergence_tokens=summary(
+            _divergences([(a.get("tokens") or [], b.get("tokens") or []) for a, b in differ])
+        )
+        if encoded
+        else None,
+        scores=_scores(keys, pairs),
+    )
+
+
+def _key(row: Row) -> Key:
+    return row["id"], *(row.get(name) for name in ("concurrency", "request_rate", "repeat", "time"))
+
+
+def _divergences(pairs: Sequence[tuple[Sequence[object], Sequence[object]]]) -> list[int]:
+    # Texts that differ may be encoded to the same tokens where a tokenizer normalises them.
+    return [index for a, b in pairs if (index := first_difference(a, b)) is not None]
+
+
+def _by_question(keys: Sequence[Key], values: Sequence[float]) -> list[float]:
+    """Mean of each question's values: answers to one question are no independent evidence."""
+    found: dict[str, list[float]] = {}
+    for (id_, *_), value in zip(keys, values, strict=True):
+        found.setdefault(id_, []).append(value)
+    return [fmean(of_one) for of_one in found.values()]
+
+
+def _scores(keys: Sequence[Key], pairs: Sequence[tuple[Row, Row]]) -> dict[str, ScoreDrift]:
+    found = {}
+    for name in dict.fromkeys(name for a, b in pairs for name in a["scores"] if name in b["scores"]):
+        both = [
+            (key, a["scores"][name], b["scores"][name])
+            for key, (a, b) in zip(keys, pairs, strict=True)
+            if name in a["scores"] and name in b["scores"]
+        ]
+        of = [key for key, _, _ in both]
+        before, after = _by_question(of, [a for _, a, _ in both]), _by_question(of, [b for _, _, b in both])
+        differences = [b - a for a, b in zip(before, after, strict=True)]
+        interval = mean_interval(differences, low=-1, high=1)
+        assert interval is not None
+        found[name] = ScoreDrift(
+            questions=len(differences),
+            reference=round(fmean(before), 6),
+            score=round(fmean(after), 6),
+            difference=round(fmean(differences), 6),
+            interval=interval,
+            better=sum(difference > 0 for difference in differences),
+            worse=sum(difference < 0 for difference in differences),
+        )
+    return found

@@ -1,0 +1,619 @@
+"""Runs a plan: the loop that joins scheduler, store and executor.
+
+The scheduler decides, the executor runs, the store keeps; this module carries words between them and knows what a
+claim, a lease and an attempt folder are. Everything waits in one place, `_collect`.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+from types import FrameType
+from typing import Final, Protocol
+
+from trtllm_pipeline.bench.conditions import here
+from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.files import disk
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
+from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
+from trtllm_pipeline.stages.verbs import to_argv
+from trtllm_pipeline.store.claims import Claim, lease_machine
+from trtllm_pipeline.store.inspection import OUT
+from trtllm_pipeline.store.manifest import Manifest, size_bytes
+from trtllm_pipeline.store.store import JOB, Artifact, Attempt, Store
+
+_POLL_S: Final = 0.2
+"""How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
+_SEAL_IN_THREAD_BYTES: Final = 32 << 20
+_CAUSE_PATIENCE_S: Final = 1.0
+"""How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
+
+
+class Observer(Protocol):
+    """Whoever shows a run while it goes on."""
+
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """The run starts from here; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """A stage run's status changed; `seconds` is what it took, where it ended."""
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """A stage run waits for a retry or for another invocation."""
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """A moment later; `progress` of those that told any: done, total, unit."""
+
+    def end(self) -> None:
+        """The run is over."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run of a plan ended."""
+
+    statuses: dict[StageRunId, StageStatus]
+    artifacts: Mapping[Fingerprint, Artifact]
+    """All that are there now."""
+    errors: dict[StageRunId, StageError] = field(default_factory=dict)
+    blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done, 1 something failed, 130 interrupted."""
+        if self.interrupted:
+            return 130
+        bad = {StageStatus.FAILED, StageStatus.BLOCKED, StageStatus.CANCELLED}
+        return 1 if bad.intersection(self.statuses.values()) else 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """An attempt in progress, and what it holds."""
+
+    run: StageRun
+    attempt: Attempt
+    claims: list[Claim]
+    gpus: tuple[str, ...]
+    """Those it has: where another invocation holds what the scheduler named, others."""
+    started_s: float
+    stop_asked: bool = False
+
+
+def execute(
+    plan: Plan,
+    store: Store,
+    executor: Executor,
+    observer: Observer,
+    *,
+    run_id: str,
+    machine: scheduling.Machine,
+    present: Mapping[Fingerprint, Artifact],
+    keep_going: bool = True,
+) -> Outcome:
+    """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another.
+
+    `present` are the artifacts that are there already.
+    """
+    return _Execution(plan, store, executor, observer, run_id, machine, present, keep_going).loop()
+
+
+class _Execution:
+    """One run of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        executor: Executor,
+        observer: Observer,
+        run_id: str,
+        machine: scheduling.Machine,
+        present: Mapping[Fingerprint, Artifact],
+        keep_going: bool,
+    ) -> None:
+        self._plan = plan
+        self._store = store
+        self._executor = executor
+        self._observer = observer
+        self._run_id = run_id
+        self._present = dict(present)
+        self._known_infeasible = store.index.infeasible()
+        self._running: dict[StageRunId, _Running] = {}
+        self._elsewhere: dict[StageRunId, None] = {}
+        self._waits: set[tuple[StageRunId, str]] = set()
+        self._sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = {}
+        self._sealer = ThreadPoolExecutor(1)
+        self._errors: dict[StageRunId, StageError] = {}
+        self._took: dict[StageRunId, float] = {}
+        self._interrupts = 0
+        self._told: dict[StageRunId, Mapping[str, Json]] = {}
+        self._told_s = 0.0
+        self._queued: list[scheduling.Event] = []
+        self._durations = store.index.durations()
+        self._begun = False
+        self._scheduler = scheduling.Scheduler(
+            _tasks(plan, expectations(plan, self._durations)),
+            machine,
+            up_to_date={run.id for run in plan.stage_runs.values() if run.fingerprint in present},
+            wanted=wanted(plan),
+            keep_going=keep_going,
+            observe=self._changed,
+        )
+
+    # The loop.
+
+    def loop(self) -> Outcome:
+        """Run until everything has ended."""
+        scheduler = self._scheduler
+        statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
+        self._observer.begin(self._plan, statuses, self._durations)
+        self._begun = True
+        for run, status in statuses.items():
+            if status is StageStatus.FAILED:  # more than this machine has: known before anything starts
+                self._changed(run, StageStatus.PENDING, status)
+        events: list[scheduling.Event] = []
+        interrupts_obeyed = 0
+        try:
+            with self._catching_signals():
+                while True:
+                    for instruction in scheduler.advance(time.monotonic(), *events):
+                        self._obey(instruction)
+                    if scheduler.finished and not self._running:
+                        break
+                    events = self._collect()
+                    if self._interrupts > interrupts_obeyed:
+                        interrupts_obeyed = self._interrupts
+                        events.append(scheduling.Interrupt())
+                        if interrupts_obeyed > 1:
+                            for run in self._running:
+                                self._executor.stop(run, grace_s=0.0)
+        finally:
+            try:
+                self._executor.close()
+                self._sealer.shutdown()
+                for held in self._running.values():
+                    self._store.fail(held.attempt, "interrupted", None)
+                    _release(held.claims)
+            finally:
+                self._observer.end()
+        self._remember_latest()
+        statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
+        causes = {run: scheduler.blocked_by(run) for run in statuses if statuses[run] is StageStatus.BLOCKED}
+        return Outcome(
+            statuses,
+            self._present,
+            self._errors,
+            {run: cause for run, cause in causes.items() if cause is not None},
+            interrupted=self._interrupts > 0,
+        )
+
+    def _collect(self) -> list[scheduling.Event]:
+        """What happened, waiting a moment if nothing has."""
+        if self._queued:
+            events, self._queued = self._queued, []
+            return events
+        due = self._scheduler.wake_at
+        patience = _POLL_S if due is None else min(_POLL_S, max(0.0, due - time.monotonic()))
+        if self._sealing:
+            patience = min(patience, 0.01)
+        events = []
+        for event in self._with_causes(self._executor.wait(patience)):
+            if isinstance(event, Ready):
+                events.append(scheduling.ServiceReady(event.id))
+            else:
+                events += self._ended(event)
+        events += self._sealed()
+        events += self._freed()
+        self._observer.tick(self._progress())
+        return events
+
+    def _with_causes(self, events: list[ExecutorEvent]) -> list[ExecutorEvent]:
+        """`events` with the ends of services before the failures they caused, waiting a moment for such an end."""
+        deadline = time.monotonic() + _CAUSE_PATIENCE_S
+        while time.monotonic() < deadline:
+            over = {event.id for event in events if isinstance(event, Ended)}
+            services = {
+                self._plan.stage_runs[event.id].inputs.get("service")
+                for event in events
+                if isinstance(event, Ended) and event.error is not None and not self._running[event.id].stop_asked
+            }
+            if not (services - {None}) - over:
+                break
+            events = events + self._executor.wait(_POLL_S)
+        return sorted(events, key=lambda event: self._plan.stage_runs[event.id].stage.scope is Scope.INSIDE)
+
+    @contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        def interrupt(_signal: int, _frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & leave it
+                before[number] = signal.signal(number, interrupt)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # Instructions.
+
+    def _obey(self, instruction: scheduling.Instruction) -> None:
+        if isinstance(instruction, scheduling.Start):
+            self._queued += self._start(self._plan.stage_runs[instruction.id], instruction.gpus)
+        elif isinstance(instruction, scheduling.RetryAt):
+            wait = max(0.0, instruction.when - time.monotonic())
+            run = self._plan.stage_runs[instruction.id]
+            self._observer.waiting(run, f"{instruction.failure.message}; attempt {instruction.attempt} in {wait:.0f} s")
+        else:
+            held = self._running.get(instruction.id)
+            if held is not None and instruction.id not in self._sealing:
+                held.stop_asked = True
+                self._executor.stop(instruction.id, grace_s=_grace_s(held.run))
+
+    def _start(self, run: StageRun, gpus: tuple[str, ...]) -> list[scheduling.Event]:
+        """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
+        known = self._known_infeasible.get(run.fingerprint)
+        if known is not None:
+            error = _remembered(known)
+            self._errors[run.id] = error
+            return [_ended_event(run, scheduling.Failure(error.failure, error.message))]
+        claim = self._store.claim(run.fingerprint)
+        if claim is None:
+            return self._busy(run, "another invocation works on it")
+        held = [claim]
+        done = self._done_elsewhere(run)
+        if done:
+            _release(held)
+            return done
+        if run.stage.scope is Scope.INSIDE:
+            gpus = self._running[StageRunId(run.inputs["service"])].gpus
+        else:
+            machine = self._plan.machine
+            leased = lease_machine(
+                gpus,
+                exclusive=run.stage.resources(run.first_cell, machine).exclusive,
+                others=[gpu.uuid for gpu in machine.gpus],
+            )
+            if leased is None:
+                _release(held)
+                return self._busy(run, "another invocation measures on, or uses, this machine")
+            claims, gpus = leased
+            held += claims
+        attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
+        job = self._job(run, attempt, gpus)
+        job.write(attempt.folder / JOB)
+        self._running[run.id] = _Running(run, attempt, held, gpus, time.monotonic())
+        self._executor.submit(job, [claim.fd for claim in held])
+        return []
+
+    def _done_elsewhere(self, run: StageRun) -> list[scheduling.Event]:
+        """What another invocation published since we looked."""
+        if run.stage.scope is not Scope.SERVICE:
+            return [scheduling.Freed(run.id, done=True)] if self._look(run) else []
+        done = self._done_inside(run)
+        return [scheduling.Busy(run.id), *done, scheduling.Freed(run.id, done=False)] if done else []
+
+    def _done_inside(self, service: StageRun) -> list[scheduling.Event]:
+        inside = [
+            run
+            for run in self._plan.stage_runs.values()
+            if run.inputs.get("service") == service.id and self._scheduler.status(run.id) is StageStatus.PENDING
+        ]
+        return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
+
+    def _look(self, run: StageRun) -> bool:
+        found = self._store.get(run.stage.name, run.fingerprint)
+        if found is None:
+            return False
+        self._present[run.fingerprint] = found
+        return True
+
+    def _busy(self, run: StageRun, why: str) -> list[scheduling.Event]:
+        if (run.id, why) not in self._waits:
+            self._waits.add((run.id, why))
+            self._observer.waiting(run, why)
+        self._elsewhere[run.id] = None
+        return [scheduling.Busy(run.id)]
+
+    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...]) -> Job:
+        inputs = {name: str(self._input(self._plan.stage_runs[upstream])) for name, upstream in run.inputs.items()}
+        # Lines of a Python program are in its log as soon as they are said, and in their order.
+        environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+        return Job(
+            id=run.id,
+            stage=run.stage.name,
+            toolchain=run.toolchain,
+            fingerprint=run.fingerprint,
+            scope=run.stage.scope,
+            commands=command_lines(run, inputs, str(attempt.folder), self._plan.machine),
+            environment=environment,
+            inputs=inputs,
+            attempt=str(attempt.folder),
+            timeout_s=limit_s(run),
+            section=run.stage.section or run.stage.name,
+            gpus=gpus,
+        )
+
+    def _input(self, upstream: StageRun) -> Path:
+        if upstream.stage.scope is Scope.SERVICE:
+            return self._running[upstream.id].attempt.folder / SERVICE_FILE
+        return self._present[upstream.fingerprint].out
+
+    # Events.
+
+    def _ended(self, event: Ended) -> list[scheduling.Event]:
+        held = self._running[event.id]
+        run, attempt = held.run, held.attempt
+        self._took[run.id] = event.usage.wall_s
+        if event.error is None and run.stage.scope is not Scope.SERVICE:
+            future = self._seal(held, event.usage, in_thread=size_bytes(attempt.out) > _SEAL_IN_THREAD_BYTES)
+            self._sealing[run.id] = (future, event.usage)
+            return []
+        del self._running[run.id]
+        error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
+        stopped = held.stop_asked and error is not None
+        self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
+        _release(held.claims)
+        if error is None:
+            return [_ended_event(run, None)]
+        return [self._failure(run, error)]
+
+    def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
+        self._errors[run.id] = error
+        if error.failure is FailureClass.INFEASIBLE:
+            self._store.index.add_infeasible(run.fingerprint, error.message)
+        return _ended_event(run, scheduling.Failure(error.failure, error.message))
+
+    def _seal(self, held: _Running, usage: Usage, *, in_thread: bool) -> Future[Manifest]:
+        run = held.run
+        provenance: dict[str, Json] = {
+            "run": self._run_id,
+            "attempt": held.attempt.number,
+            "finished_s": round(time.time(), 3),
+            "duration_s": round(usage.wall_s, 3),
+            "cpu_s": round(usage.cpu_s, 3),
+            "max_rss_bytes": usage.max_rss_bytes,
+            "system": here(),
+        }
+        arguments = (held.attempt, run.key, run.label, provenance)
+        if in_thread:
+            return self._sealer.submit(self._store.seal, *arguments)
+        future: Future[Manifest] = Future()
+        try:
+            future.set_result(self._store.seal(*arguments))
+        except (StageError, OSError) as error:
+            future.set_exception(error)
+        return future
+
+    def _sealed(self) -> list[scheduling.Event]:
+        """Publish what has been digested."""
+        events: list[scheduling.Event] = []
+        for run_id in [run_id for run_id, (future, _) in self._sealing.items() if future.done()]:
+            future, _ = self._sealing.pop(run_id)
+            held = self._running.pop(run_id)
+            try:
+                artifact = self._store.publish(held.attempt, future.result())
+            except (StageError, OSError) as error:
+                failed = error if isinstance(error, StageError) else _disk_error(held, error)
+                self._store.fail(held.attempt, "failed", failed)
+                events.append(self._failure(held.run, failed))
+            else:
+                self._present[held.run.fingerprint] = artifact
+                self._errors.pop(run_id, None)
+                events.append(_ended_event(held.run, None))
+            _release(held.claims)
+        return events
+
+    def _freed(self) -> list[scheduling.Event]:
+        """Whether others let go of what we wait for."""
+        events: list[scheduling.Event] = []
+        for run_id in list(self._elsewhere):
+            run = self._plan.stage_runs[run_id]
+            claim = self._store.claim(run.fingerprint)
+            if claim is None:
+                continue
+            claim.release()
+            del self._elsewhere[run_id]
+            if run.stage.scope is Scope.SERVICE:
+                events += self._done_inside(run)
+                events.append(scheduling.Freed(run_id, done=False))
+            else:
+                events.append(scheduling.Freed(run_id, done=self._look(run)))
+        return events
+
+    # Telling.
+
+    def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
+        if not self._begun:
+            return
+        error = self._error(run_id) if new is StageStatus.FAILED else None
+        self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
+
+    def _error(self, run_id: StageRunId) -> StageError | None:
+        """Why a stage run failed: what it said itself, or what the scheduler found to be behind it."""
+        failure = self._scheduler.failure(run_id)
+        said = self._errors.get(run_id)
+        if failure is None or (said is not None and said.message == failure.message):
+            return said
+        error = StageError(failure.message, failure=failure.kind, log=said.log if said is not None else None)
+        self._errors[run_id] = error
+        return error
+
+    def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
+        """What stages told of their progress, as read a moment ago."""
+        now = time.monotonic()
+        if now - self._told_s >= _POLL_S:
+            self._told, self._told_s = {}, now
+            for run_id, held in self._running.items():
+                try:
+                    self._told[run_id] = json.loads((held.attempt.folder / PROGRESS_FILE).read_bytes())
+                except (OSError, ValueError):
+                    continue
+        return self._told
+
+    def _remember_latest(self) -> None:
+        """Keep what each cell now has, so that the next plan can say what changed."""
+        known = self._store.index.latest(cell.id for cell in self._plan.cells)
+        rows = [
+            (cell, run.stage.name, run.fingerprint)
+            for run in self._plan.stage_runs.values()
+            if run.fingerprint in self._present
+            for cell in run.cells
+            if known.get((cell, run.stage.name), (None,))[0] != run.fingerprint
+        ]
+        if rows:
+            self._store.index.set_latest(rows)
+
+
+def command_lines(
+    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
+) -> tuple[tuple[str, ...], ...]:
+    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
+    params = {**run.params, **run.stage.advice(run.first_cell)}
+    others: tuple[tuple[str, ...], ...] = ()
+    if run.stage.commands is not None:
+        paths = {name: Path(path) for name, path in inputs.items()}
+        files = {name: Path(path) for name, path in run.files.items()}
+        work = Work(params, paths, files, Path(attempt) / OUT, Path(attempt))
+        others = tuple(tuple(command) for command in run.stage.commands(work, machine))
+    if run.stage.program is None:
+        return others
+    words = to_argv(
+        run.stage,
+        run.toolchain,
+        params=params,
+        inputs=inputs,
+        files=run.files,
+        out=f"{attempt}/{OUT}",
+        attempt=attempt,
+    )
+    return (*others, (sys.executable, "-m", "trtllm_pipeline", *words))
+
+
+def capacity(machine: Machine) -> scheduling.Machine:
+    """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
+    return scheduling.Machine(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
+
+
+def simulate(
+    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Machine, present: Collection[StageRunId]
+) -> float:
+    """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
+    tasks = list(_tasks(plan, takes))
+    scopes = {task.id: task.scope for task in tasks}
+    scheduler = scheduling.Scheduler(tasks, on, up_to_date=present, wanted=wanted(plan))
+    now = 0.0
+    due: list[tuple[float, int, scheduling.Event]] = []
+    events: list[scheduling.Event] = []
+    number = 0
+    while True:
+        for instruction in scheduler.advance(now, *events):
+            event: scheduling.Event
+            if isinstance(instruction, scheduling.Start):
+                is_service = scopes[instruction.id] is Scope.SERVICE
+                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
+                wait = takes[instruction.id]
+            else:  # nothing fails here, so this stops a service
+                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
+            number += 1
+            heappush(due, (now + wait, number, event))
+        if not due:
+            return now
+        now, _, event = heappop(due)
+        events = [event]
+        while due and due[0][0] == now:
+            events.append(heappop(due)[2])
+
+
+def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling.Task]:
+    """The plan as the scheduler sees it."""
+    order = {cell.id: number for number, cell in enumerate(plan.cells)}
+    for run in plan.stage_runs.values():
+        service = next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
+        settings = section(run)
+        yield scheduling.Task(
+            id=run.id,
+            needs=run.needs,
+            scope=run.stage.scope,
+            service=service,
+            resources=run.stage.resources(run.first_cell, plan.machine),
+            expected_s=takes[run.id],
+            retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
+            order=order[run.first_cell.id],
+        )
+
+
+def expectations(plan: Plan, durations: Mapping[str, float]) -> dict[StageRunId, float]:
+    """Seconds each stage run will take, learnt from the most similar that ever ran."""
+    known = dict(durations)
+
+    def of(label: str, guess: float) -> float:
+        if label not in known:
+            shorter = label.rpartition("/")[0]
+            known[label] = of(shorter, guess) if shorter else guess
+        return known[label]
+
+    return {run.id: of(run.label, run.stage.expected_s) for run in plan.stage_runs.values()}
+
+
+def section(run: StageRun) -> Mapping[str, Json]:
+    """The settings section of a stage run's stage."""
+    return run.first_cell.settings[run.stage.section or run.stage.name]
+
+
+def limit_s(run: StageRun) -> float:
+    """The time limit of one attempt in seconds: the matrix's, or else the stage's own."""
+    limit = section(run).get("timeout_s")
+    return float(limit) if isinstance(limit, (int, float)) else run.stage.timeout_s
+
+
+def _grace_s(run: StageRun) -> float:
+    """Seconds a stage run has to end by itself. A service stops its server first."""
+    stop = section(run).get("stop_timeout_s")
+    return 5.0 + (float(stop) if isinstance(stop, (int, float)) else 0.0)
+
+
+def _ended_event(run: StageRun, failure: scheduling.Failure | None) -> scheduling.Event:
+    if run.stage.scope is Scope.SERVICE:
+        return scheduling.ServiceEnded(run.id, failure)
+    return scheduling.Finished(run.id, failure)
+
+
+def _remembered(reason: str) -> StageError:
+    """Why a stage run is not even tried."""
+    return StageError(
+        f"{reason} (remembered from an earlier try)",
+        failure=FailureClass.INFEASIBLE,
+        hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
+    )
+
+
+def _disk_error(held: _Running, error: OSError) -> StageError:
+    return StageError(
+        f"{held.run.stage.name}: cannot be published: "
+        f"{disk.no_room(error, held.attempt.folder) or error.strerror or error}",
+        failure=FailureClass.USER,
+        hint=disk.hint(error),
+        log=held.attempt.log,
+    )
+
+
+def _release(claims: Iterable[Claim]) -> None:
+    for claim in claims:
+        claim.release()

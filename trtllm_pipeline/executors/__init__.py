@@ -1,1 +1,0 @@
-"""Executors: where stage runs happen. Each runs the same job files; they differ in where."""

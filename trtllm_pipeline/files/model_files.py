@@ -1,0 +1,312 @@
+"""The folder of a model, which may come from a stranger: which of its files are opened, and what its JSON must hold.
+
+A link is followed where it stays in the folder, and into the Hugging Face cache, whose snapshots consist of links.
+Anywhere else it would bring a file of this machine into what is copied, hashed and handed on. What is no file, such as
+a named pipe, is not opened at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.files.user_files import JsonError, decode
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+T = TypeVar("T")
+MAX_JSON_BYTES: Final = 100_000_000
+"""The largest files of known models have a third of it."""
+_FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
+_KINDS: Final = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_AGAIN: Final = "get the model again, or from another source"
+
+
+class ModelFileError(DownloadError):
+    """A file of a model's folder is not to be opened, or does not hold what it must."""
+
+    def __init__(self, path: Path, reason: str, *, hint: str, failure: FailureClass) -> None:
+        super().__init__(f"{path} is not usable: {reason}", failure=failure, hint=hint)
+        self.short = f"{path.name}: {reason}"
+        """For a message that names the folder already."""
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Where the file `name` of a model's folder lies, links followed; None where the folder has no such entry.
+
+    Raises ModelFileError for a link that leads elsewhere or nowhere, and for anything that is no file.
+    """
+    path = folder / name
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise _refused(path, f"it cannot be looked at: {_words(error)}", _AGAIN) from error
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        leads_out = not _allowed(real, Path(os.path.realpath(folder)))
+        mode = real.stat().st_mode
+    except OSError as error:
+        how = "leads to itself" if error.errno == errno.ELOOP else f"cannot be followed: {_words(error)}"
+        raise _refused(path, f"it is a link that {how}", _AGAIN) from error
+    if leads_out:
+        raise _refused(
+            path,
+            f"it is a link to {real}, outside the model's folder",
+            "links are followed within the folder and into the Hugging Face cache only; "
+            "where you trust this one, put a copy of the file in its place",
+        )
+    if not stat.S_ISREG(mode):
+        raise _refused(path, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
+    return real
+
+
+def names(folder: Path) -> set[str]:
+    """The names in a model's folder, but for folders. Raises ModelFileError for a folder that cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
+    except OSError as error:
+        raise _refused(folder, f"it cannot be listed: {_words(error)}", "name the folder of a model") from error
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file; the copy is at no time open to more people than the original."""
+    _begin(target)
+    shutil.copyfile(source, target)
+    target.chmod(source.stat().st_mode & 0o777)
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Copy a file so that both share their bytes until one is written to; whether the file system can do that."""
+    _begin(target)
+    try:
+        with source.open("rb") as original, target.open("r+b") as shared:
+            fcntl.ioctl(shared.fileno(), _FICLONE, original.fileno())
+    except OSError:
+        target.unlink()
+        return False
+    target.chmod(source.stat().st_mode & 0o777)
+    return True
+
+
+def _begin(target: Path) -> None:
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def read_text(folder: Path, name: str) -> str | None:
+    """A text file of a model's folder; None where there is none. Raises ModelFileError."""
+    path = find(folder, name)
+    if path is None:
+        return None
+    try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise _refused(folder / name, f"it has {size} bytes; at most {MAX_JSON_BYTES} were expected", _AGAIN)
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _refused(folder / name, f"it cannot be read: {_words(error)}", "make it readable") from error
+    except UnicodeDecodeError as error:
+        raise _refused(folder / name, f"it is not UTF-8 text: {error}", _AGAIN) from error
+
+
+def read_json(folder: Path, name: str) -> object:
+    """What a JSON file of a model's folder holds. Raises ModelFileError, also where there is none."""
+    text = read_text(folder, name)
+    if text is None:
+        raise _refused(
+            folder / name, "it is missing", "a model's folder has config.json, *.safetensors, tokenizer.json"
+        )
+    try:
+        return decode(text)
+    except JsonError as error:
+        raise _refused(folder / name, f"{error}", _AGAIN) from error
+
+
+class Fields:
+    """A JSON object of a model's file, each value read as what it must be.
+
+    A key that is missing and one that is null are the same. All methods raise ModelFileError, of class INFEASIBLE, that
+    names file, key, value and what was expected.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
+        self.values, self._path, self._prefix = values, path, prefix
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Fields:
+        """The object in a file of a model's folder. Raises ModelFileError, also where there is none."""
+        return cls.of(read_json(folder, name), folder / name)
+
+    @classmethod
+    def read_optional(cls, folder: Path, name: str) -> Fields:
+        """The object in a file that a model's folder need not have; without it, one without keys."""
+        return cls.read(folder, name) if find(folder, name) is not None else cls({}, folder / name)
+
+    @classmethod
+    def of(cls, value: object, path: Path) -> Fields:
+        """`value`, which is what the file at `path` holds."""
+        if not isinstance(value, dict):
+            raise _refused(path, "it is not a JSON object", _AGAIN)
+        return cls(value, path)
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
+        """A whole number within bounds. `default` stands for none; without a default the key must be there."""
+        value = self._given(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.wrong(key, f"a whole number from {least} to {most}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A whole number from 0, or none."""
+        return self.integer(key, least=0) if self.has(key) else None
+
+    def number(self, key: str, default: float | None = None, *, above: float = 0.0, most: float = 1e30) -> float:
+        """A number greater than `above`."""
+        value = self._given(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= most:
+            raise self.wrong(key, f"a number above {above:g} and up to {most:g}")
+        return float(value)
+
+    def text(self, key: str) -> str | None:
+        """A text."""
+        return self._maybe(key, str, "a text")
+
+    def required_text(self, key: str) -> str:
+        """A text that has to be there."""
+        text = self.text(key)
+        if text is None:
+            raise self.wrong(key, "a text")
+        return text
+
+    def flag(self, key: str) -> bool:
+        """True or false; false without a value."""
+        return bool(self._maybe(key, bool, "true or false"))
+
+    def fields(self, key: str) -> Fields:
+        """An object; one without keys where there is none."""
+        return Fields(self._maybe(key, dict, "an object") or {}, self._path, f"{self._prefix}{key}.")
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        """The objects of a list."""
+        for number, value in enumerate(self.array(key)):
+            if not isinstance(value, dict):
+                raise self.wrong(key, "a list of objects")
+            yield Fields(value, self._path, f"{self._prefix}{key}[{number}].")
+
+    def array(self, key: str) -> list[Any]:
+        """A list; an empty one where there is none."""
+        return self._maybe(key, list, "a list") or []
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts."""
+        values = self.array(key)
+        if not all(isinstance(value, str) for value in values):
+            raise self.wrong(key, "a list of texts")
+        return values
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """Numbers of tokens: one, several in a list, or none, which is also written as -1."""
+        value = self.values.get(key)
+        ids = [] if value in (None, -1) else value if isinstance(value, list) else [value]
+        if not all(type(number) is int and 0 <= number < 2**31 for number in ids):
+            raise self.wrong(key, "the number of a token, or a list of them")
+        return tuple(ids)
+
+    def token(self, key: str) -> str | None:
+        """A special token, which is written as a text or as an object with its `content`."""
+        return self.fields(key).text("content") if isinstance(self.values.get(key), dict) else self.text(key)
+
+    def wrong(self, key: str, expected: str) -> ModelFileError:
+        """The error for a value that is not what was expected."""
+        shown = json.dumps(self.values.get(key))
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return _refused(
+            self._path,
+            f"{self._prefix}{key} is {shown}; expected {expected}"
+            if self.has(key)
+            else f"it lacks {self._prefix}{key}",
+            _AGAIN,
+            FailureClass.INFEASIBLE,
+        )
+
+    def _given(self, key: str, default: T) -> Any | T:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def _maybe(self, key: str, kind: type[T], expected: str) -> T | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise self.wrong(key, expected)
+        return value
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file, or in the tokenizer.json of a model's folder. Raises ModelFileError."""
+    from tokenizers import Tokenizer
+
+    # Who names the file itself has looked where it leads.
+    folder, name = (path, "tokenizer.json") if path.is_dir() else (path.resolve().parent, path.resolve().name)
+    text = read_text(folder, name)
+    if text is None:
+        raise _refused(folder / name, "it is missing", "name a model's folder, or its tokenizer.json")
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # the library raises bare Exception, and PanicException, which is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise _refused(folder / name, f"it is not a tokenizer: {error}", _AGAIN) from error
+
+
+def _allowed(real: Path, root: Path) -> bool:
+    if real.is_relative_to(root):
+        return True
+    # The cache may have been moved as a whole: its own layout says where a snapshot's links lead.
+    repository = root.parent.parent
+    if (
+        root.parent.name == "snapshots"
+        and _is_repository(repository.name)
+        and real.is_relative_to(repository / "blobs")
+    ):
+        return True
+    cache = hub_cache()
+    inside = real.relative_to(cache).parts if real.is_relative_to(cache) else ()
+    return len(inside) > 2 and _is_repository(inside[0]) and inside[1] in {"blobs", "snapshots"}
+
+
+def _is_repository(name: str) -> bool:
+    return name.startswith(("models--", "datasets--"))
+
+
+def hub_cache() -> Path:
+    """The folder of the Hugging Face cache, by the rules of `huggingface_hub`, links followed."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home, "hub"))
+    return Path(os.path.realpath(os.path.expandvars(os.path.expanduser(named))))  # noqa: PTH111 - raises for an unknown user
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _refused(path: Path, reason: str, hint: str, failure: FailureClass = FailureClass.USER) -> ModelFileError:
+    return ModelFileError(path, reason, hint=hint, failure=failure)

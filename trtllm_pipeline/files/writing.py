@@ -1,0 +1,51 @@
+"""How values are written: JSON a person can still read and a large plan can afford; CSV that no spreadsheet runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from trtllm_pipeline.domain import Json
+
+
+def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
+    """An object as lines of JSON text; a part that is an iterator becomes a list, a line for each of its items."""
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    before = "{"
+    for name, part in parts.items():
+        if isinstance(part, Iterator):
+            yield f"{before}{encode(name)}: ["
+            comma = ""
+            for item in part:
+                yield comma + encode(item)
+                comma = ","
+            yield "]"
+        else:
+            yield f"{before}{encode(name)}: {encode(part)}"
+        before = ","
+    yield "}"
+
+
+def csv_value(value: object) -> object:
+    """`value`, where it is text that a spreadsheet would run as a formula with an apostrophe before it."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+    return value
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
+    write_lines(path, (json.dumps(value, indent=1, ensure_ascii=False),))
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    temporary.replace(path)

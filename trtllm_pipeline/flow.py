@@ -1,0 +1,561 @@
+"""The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
+
+    loaded = load(request)                    matrix + recipes, checked
+    machine = machine_of(request)             what it is for: this machine, or an assumed one
+    cells = select_cells(request, loaded, machine)     -> cells
+    plan = plan_cells(cells, store, machine)  -> plan, with models pinned and files digested
+    result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
+
+`bring_up_to_date` is the same for a command that wants artifacts only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, StateError, UsageError
+from trtllm_pipeline.files.user_files import check, decode_mapping
+from trtllm_pipeline.files.writing import write_json, write_lines
+from trtllm_pipeline.planning import plan as planning
+from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.processes.process import allow_open_files
+from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.stages.base import SERVICE_FILE
+from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.toolchains import base as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.execution.loop import Observer, Outcome
+    from trtllm_pipeline.files.digest import StatCache
+    from trtllm_pipeline.machine.model import Machine
+    from trtllm_pipeline.report.rows import Row
+
+logger = logging.getLogger(__name__)
+
+REQUEST_FILE: Final = "request.json"
+PLAN_FILE: Final = "plan.json"
+REPORT_FILE: Final = "report.json"
+_DIGESTS: Final = "digests.jsonl"
+BY_HAND: Final = "by-hand"
+"""Stands for a run where single stages were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for."""
+
+    matrix: Path
+    sets: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    until: str | None = None
+    toolchain: str | None = None
+    assume: str | None = None
+    """The machine to plan for, as `--assume` describes it; None is this one."""
+
+    def to_json(self) -> dict[str, Json]:
+        """What `resume` reads back, with the matrix's absolute path."""
+        return {
+            "matrix": str(self.matrix.absolute()),
+            "sets": list(self.sets),
+            "cells": list(self.cells),
+            "until": self.until,
+            "toolchain": self.toolchain,
+            "assume": self.assume,
+        }
+
+
+def read_request(path: Path) -> Request:
+    """The request of an earlier run. Raises UsageError when the file is not one."""
+    try:
+        data = decode_mapping(path.read_bytes())
+        return Request(
+            Path(data["matrix"]),
+            tuple(data["sets"]),
+            tuple(data["cells"]),
+            data["until"],
+            data["toolchain"],
+            data.get("assume"),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
+
+
+def load(request: Request) -> LoadedMatrix:
+    """The matrix with the recipes it names. Raises MatrixError, UsageError."""
+    from trtllm_pipeline.config.load import load_matrix
+
+    return load_matrix(request.matrix, request.sets)
+
+
+def machine_of(request: Request) -> Machine:
+    """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
+    if request.assume is not None:
+        from trtllm_pipeline.machine.assume import parse
+
+        return parse(request.assume)
+    from trtllm_pipeline.machine.probe import machine
+
+    return machine()
+
+
+def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
+    """The toolchain of cells whose matrix names none: the request's, or what `machine` has."""
+    if request.toolchain is not None:
+        return toolchains.load(request.toolchain).name
+    named = loaded.matrix.axes.toolchain
+    if named is None or "auto" in named:
+        return toolchains.detect(machine).name
+    return named[0]
+
+
+def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tuple[Cell, ...]:
+    """The cells of the matrix that the request selects. Raises MatrixError, UsageError, PlanError."""
+    from trtllm_pipeline.config.expand import expand, select
+
+    def infeasible(cell: Cell) -> str | None:
+        return toolchains.load(cell.toolchain).infeasible(cell, machine)
+
+    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded, machine), feasibility=infeasible)
+    return select(cells, request.cells) if request.cells else cells
+
+
+def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
+    """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
+    machine = machine_of(request)
+    cells = select_cells(request, load(request), machine)
+    return plan_cells(cells, store, machine, until=request.until, guess=guess)
+
+
+def plan_cells(
+    cells: Sequence[Cell], store: Store | None, machine: Machine, *, until: str | None = None, guess: bool = False
+) -> Plan:
+    """The plan for `cells` on `machine`, with every model pinned to one revision.
+
+    Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
+    is planned as its recipe lists it. Raises DownloadError.
+    """
+    with ExitStack() as stack:
+        cache = None
+        if store is not None:
+            from trtllm_pipeline.files.digest import StatCache
+
+            cache = stack.enter_context(StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None))
+        pin = _Pins(store, cache, guess=guess).pin
+        cells = [pin(cell) if cell.reason is None else cell for cell in cells]
+        used = {cell.toolchain for cell in cells if cell.reason is None}
+        return planning.make_plan(
+            cells,
+            {name: toolchains.load(name) for name in sorted(used)},
+            machine,
+            digest=_Files(cache, guess=guess).digest,
+            until=until,
+        )
+
+
+def check_feasible(plan: Plan) -> None:
+    """Raise PlanError when no cell can work."""
+    if not plan.feasible:
+        reasons = sorted({str(cell.reason) for cell in plan.cells})
+        raise PlanError(
+            f"none of the {len(plan.cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
+            hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
+        )
+
+
+class _Pins:
+    """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest.
+
+    What the source says of its weights decides whether the cell can work: nothing here is made of quantized ones.
+    """
+
+    def __init__(self, store: Store | None, cache: StatCache | None, *, guess: bool) -> None:
+        self._store = store
+        self._cache = cache
+        self._guess = guess
+        self._reached = True
+        """Whether hubs answer, as far as is known."""
+        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], str | None]] = {}
+
+    def pin(self, cell: Cell) -> Cell:
+        same = (id(cell.recipe), id(cell.settings["download"]))
+        if same not in self._recipes:
+            recipe = self._recipe(cell)
+            self._recipes[same] = recipe, self._quantized(cell, recipe)
+        recipe, quantized = self._recipes[same]
+        reason = None if quantized is None else _of_quantized_weights(cell, quantized)
+        return dataclasses.replace(cell, recipe=recipe, reason=reason)
+
+    def _recipe(self, cell: Cell) -> Mapping[str, Json]:
+        from trtllm_pipeline.fingerprint import canonical
+
+        listed = cell.recipe["sources"]
+        assert isinstance(listed, list)
+        sources = [_without_note(source) for source in listed if isinstance(source, dict)]
+        settings = cell.settings["download"]
+        wanted: dict[str, Json] = {"sources": [dict(source) for source in sources], "source": settings["source"]}
+        request = canonical(wanted)
+        source = self._store.index.pin(request) if self._store is not None else None
+        if source is None:
+            from trtllm_pipeline.hub.sources import resolve, unpinned
+
+            prefer = str(settings["source"])
+            try:
+                source = resolve(
+                    sources,
+                    prefer=prefer,
+                    offline=bool(settings["offline"]),
+                    base_dir=Path(cell.base_dir),
+                    cache=self._cache,
+                )
+            except DownloadError as error:
+                if not self._guess or error.failure is not FailureClass.TRANSIENT:
+                    raise
+                logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
+                self._reached = False
+                return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
+            # A local folder may change under the same name; what it holds is looked at each time.
+            if self._store is not None and "local" not in source:
+                self._store.index.set_pin(request, source)
+        source = _with_code(source, cell)
+        if "local" in source:
+            from trtllm_pipeline.hub.sources import local_folder
+
+            return {**cell.recipe, "source": dict(source), "folder": str(local_folder(sources, Path(cell.base_dir)))}
+        return {**cell.recipe, "source": dict(source)}
+
+    def _quantized(self, cell: Cell, recipe: Mapping[str, Json]) -> str | None:
+        """How the weights are quantized already; None where they are not, and where nobody can tell now."""
+        from trtllm_pipeline.fingerprint import canonical
+        from trtllm_pipeline.hub.peek import quantized
+
+        source, folder = recipe["source"], recipe.get("folder")
+        assert isinstance(source, dict)
+        if folder is not None:
+            return quantized(source, folder=Path(str(folder)), offline=True)
+        about = canonical({"weights_of": {name: value for name, value in source.items() if name != "code"}})
+        known = self._store.index.pin(about) if self._store is not None else None
+        if known is None and not self._reached:
+            return None  # a hub that does not answer is not asked for every model; it has been said
+        if known is None:
+            try:
+                known = {
+                    "quantized": quantized(source, folder=None, offline=bool(cell.settings["download"]["offline"]))
+                }
+            except DownloadError as error:
+                self._reached = error.failure is not FailureClass.TRANSIENT
+                logger.warning(
+                    "%s: nobody can tell now whether its weights are quantized: %s", cell.model, error.message
+                )
+                return None
+            if self._store is not None:
+                self._store.index.set_pin(about, known)
+        found = known.get("quantized")
+        return None if found is None else str(found)
+
+
+def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
+    """A source with the code that the recipe names, where the matrix trusts it."""
+    code = cell.recipe.get("code")
+    if not code or not cell.settings["download"]["trust_remote_code"]:
+        return dict(source)
+    return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
+
+
+def _of_quantized_weights(cell: Cell, quantized: str) -> str:
+    return (
+        f"precision {cell.precision}: the weights of {cell.model} are quantized already, {quantized}, and would be served "
+        "as that, whatever the cell says; name the model's unquantized repository"
+    )
+
+
+def _without_note(source: Mapping[str, Json]) -> dict[str, Json]:
+    """A source without what is said of it to people, which changes nothing."""
+    return {name: value for name, value in source.items() if name != "note"}
+
+
+class _Files:
+    """Paths and content digests of the files that settings name; each file is looked at once."""
+
+    def __init__(self, cache: StatCache | None, *, guess: bool) -> None:
+        self._cache = cache
+        self._guess = guess
+        self._known: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def digest(self, name: str, cell: Cell) -> tuple[str, str]:
+        """Path and digest of `name`; see `data_file`. A guess where a hub is not reached and guesses are allowed."""
+        found = self._known.get((name, cell.base_dir))
+        if found is None:
+            try:
+                path = data_file(name, Path(cell.base_dir))
+            except DownloadError as error:
+                if not self._guess or error.failure is not FailureClass.TRANSIENT:
+                    raise
+                logger.warning("%s is not reached; planned as if it were new", name)
+                return name, "unknown"
+            hint = "the matrix names it; relative paths start at the matrix file's folder"
+            check(path, hint=hint)
+            try:
+                if self._cache is not None:
+                    content = self._cache.digest(path)
+                else:
+                    from trtllm_pipeline.files.digest import digest_file
+
+                    content = digest_file(path)
+            except OSError as error:
+                raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
+            found = self._known[name, cell.base_dir] = (str(path), content)
+        return found
+
+
+def data_file(name: str, base_dir: Path) -> Path:
+    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME/PATH", or a path from the matrix file's folder.
+
+    Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
+    """
+    from trtllm_pipeline.hub import dataset_file
+
+    if name.startswith(dataset_file.PREFIX):
+        return dataset_file.fetch(name)
+    if not name.startswith("builtin:"):
+        return (base_dir / name).absolute()
+    known = {f"builtin:{file.stem}": file for file in (Path(__file__).parent / "data").glob("*/*.jsonl")}
+    if name not in known:
+        raise UsageError(
+            f"there is no data set {name}",
+            hint=f"built in are {', '.join(sorted(known))}; or name a JSONL file of yours",
+        )
+    return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What running a plan now would do."""
+
+    present: frozenset[StageRunId]
+    to_run: frozenset[StageRunId]
+    reasons: Mapping[StageRunId, str]
+    """Why each of `to_run` has to run."""
+    expected_s: Mapping[StageRunId, float]
+    total_s: float
+    """Wall-clock seconds of the whole, from the same scheduler that will run it."""
+    guessed: int
+    """How many of `to_run` are of stages that never ran in this workspace, so that their durations are guesses."""
+
+
+def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
+    """What running `plan` now would do, and why. `present` is what the store has of it, if that is known already."""
+    from trtllm_pipeline.execution.loop import capacity, expectations, simulate
+    from trtllm_pipeline.planning.reasons import reasons
+
+    runs = plan.stage_runs.values()
+    if present is None:
+        present = {} if store is None else _present(plan, store)
+    durations = store.index.durations() if store is not None else {}
+    expected_s = expectations(plan, durations)
+    there = frozenset(run.id for run in runs if run.fingerprint in present)
+    to_run = frozenset(planning.to_run(plan, lambda run: run.id in there))
+    return Forecast(
+        there,
+        to_run,
+        reasons(plan, to_run, store),
+        expected_s,
+        simulate(plan, expected_s, capacity(plan.machine), there) if to_run else 0.0,
+        sum(plan.stage_runs[run].stage.name not in durations for run in to_run),
+    )
+
+
+def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
+    """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
+    from trtllm_pipeline.execution.loop import command_lines
+    from trtllm_pipeline.planning.plan_file import plan_lines
+
+    artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
+
+    def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
+        inputs = {
+            name: f"{{attempt of {upstream}}}/{SERVICE_FILE}"
+            if plan.stage_runs[upstream].stage.scope is Scope.SERVICE
+            else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
+            for name, upstream in run.inputs.items()
+        }
+        return command_lines(run, inputs, "{attempt}", plan.machine)
+
+    return plan_lines(
+        plan,
+        present=seen.present,
+        to_run=seen.to_run,
+        reasons=seen.reasons,
+        expected_s=seen.expected_s,
+        commands=commands,
+        run_id=run_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    run_id: str
+    plan: Plan
+    outcome: Outcome
+    rows: tuple[Row, ...]
+
+
+def run(
+    request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
+) -> Result:
+    """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
+    from trtllm_pipeline.execution.local import LocalExecutor
+    from trtllm_pipeline.execution.loop import capacity, execute
+    from trtllm_pipeline.report.rows import rows
+    from trtllm_pipeline.report.writers import to_json
+
+    store.check_writable()
+    loaded = load(request)
+    plan = _runnable_plan(request, loaded, store)
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = store.runs_dir / run_id
+    folder.mkdir()
+    store.index.begin_run(run_id, str(request.matrix.absolute()), command)
+    code = 1
+    try:
+        write_json(folder / REQUEST_FILE, request.to_json())
+        present = _present(plan, store)
+        seen = forecast(plan, store, present)
+        write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
+        write_lock(request, loaded, plan, folder / "lock")
+        outcome = execute(
+            plan,
+            store,
+            LocalExecutor(),
+            observer,
+            run_id=run_id,
+            machine=capacity(plan.machine),
+            present=present,
+            keep_going=keep_going,
+        )
+        table = rows(plan, store, outcome)
+        write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
+        code = outcome.exit_code
+        return Result(run_id, plan, outcome, table)
+    except OSError as error:
+        if store.artifacts_dir.is_dir():
+            raise
+        raise StateError(
+            f"{store.workspace}: the workspace is gone: moved or removed while it was used",
+            hint="run again; nothing of it can be gone on with",
+        ) from error
+    finally:
+        store.index.end_run(run_id, code)
+
+
+def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
+    """As `run`, for a command that wants artifacts only: the workspace's latest run, plan and report stay what they were."""
+    from trtllm_pipeline.execution.local import LocalExecutor
+    from trtllm_pipeline.execution.loop import capacity, execute
+
+    store.check_writable()
+    plan = _runnable_plan(request, load(request), store)
+    present = _present(plan, store)
+    outcome = execute(
+        plan, store, LocalExecutor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
+    )
+    return plan, outcome
+
+
+def _present(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
+    """What the store has of a plan, every file looked at."""
+    return store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+
+
+def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan:
+    """The plan, with the workspace ready for it. Raises PlanError when this machine lacks what a toolchain needs to run."""
+    machine = machine_of(request)
+    if machine.assumed:
+        raise UsageError(
+            "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
+        )
+    plan = plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
+    check_feasible(plan)
+    allow_open_files(_connections(plan))
+    for name in sorted({cell.toolchain for cell in plan.feasible}):
+        missing = toolchains.load(name).missing(machine)
+        if missing is not None:
+            raise PlanError(
+                f"toolchain {name} cannot run on this machine: {missing}", hint="`pipeline plan` works without it"
+            )
+    for warning in exposed(plan):
+        logger.warning("%s", warning)
+    store.sweep()
+    return plan
+
+
+def _connections(plan: Plan) -> int:
+    """Connections of the largest load that a plan has."""
+    loads = [
+        load
+        for run in plan.stage_runs.values()
+        if run.stage.scope is Scope.INSIDE
+        for load in (run.first_cell.settings["perf"]["concurrency"], run.first_cell.settings["accuracy"]["concurrency"])
+    ]
+    numbers = [number for load in loads for number in (load if isinstance(load, (list, tuple)) else [load])]
+    return max((number for number in numbers if isinstance(number, int)), default=0)
+
+
+def exposed(plan: Plan) -> list[str]:
+    """Warnings of the addresses that servers will listen on and that others reach."""
+    served = [
+        cell
+        for cell in plan.feasible
+        if any(plan.stage_runs[run].stage.scope is Scope.SERVICE for run in plan.by_cell[cell.id])
+    ]
+    hosts = {str(cell.settings["serve"]["host"]) for cell in served}
+    return [warning for host in sorted(hosts) if (warning := reachable(host))]
+
+
+def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:
+    """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
+
+    `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
+    """
+    import yaml
+
+    from trtllm_pipeline.config.expand import written_out
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+    def write(path: Path, data: Mapping[str, Any]) -> None:
+        path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+    matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded, plan.machine))
+    if any("metric_module" in run.files for run in plan.stage_runs.values()):
+        matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
+    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
+        _make_absolute(settings, loaded.path.parent)
+    (folder / "recipes").mkdir(parents=True)
+    write(folder / "matrix.yaml", matrix)
+    for cell in {cell.model: cell for cell in plan.feasible}.values():
+        recipe: dict[str, Any] = {name: cell.recipe[name] for name in cell.recipe if name not in {"source", "folder"}}
+        source = cell.recipe["source"]
+        assert isinstance(source, dict)
+        recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
+        write(folder / "recipes" / f"{cell.model}.yaml", recipe)
+
+
+def _make_absolute(settings: dict[str, Any], base: Path) -> None:
+    """Let the files and folders that settings name be found from any folder."""
+    sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
+    for section in sections:
+        for name in ("input_data", "data", "python_path"):
+            if section and name in section and not str(section[name]).startswith(("builtin:", "hub:")):
+                section[name] = str((base / section[name]).absolute())

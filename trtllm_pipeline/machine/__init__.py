@@ -1,0 +1,1 @@
+"""What a machine has: CPUs, GPUs, Triton, TensorRT-LLM."""

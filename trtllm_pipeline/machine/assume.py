@@ -1,0 +1,220 @@
+"""`--assume`: a `Machine` from one line of text, to plan for a machine that is not here; and the line from a machine.
+
+tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
+ASSUMED: Final = "assumed"
+"""Stands for a version or name that nobody gave: equal to no real one, so results of the two are never mixed up."""
+LAST_WITH_ENGINES: Final = "1.3.0rc20"
+"""The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
+otherwise."""
+_FIRST_WITH_SERVE: Final = "0.15"
+_FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
+"""TensorRT-LLM's package depends on it since then."""
+_MEMORY_GIB: Final = {
+    70: 32,  # V100
+    75: 16,  # T4
+    80: 80,  # A100
+    86: 24,  # A10
+    89: 48,  # L40S
+    90: 80,  # H100
+    100: 180,  # B200
+    103: 270,  # B300
+    120: 96,  # RTX PRO 6000 Blackwell
+    121: 119,  # GB10, of the memory that it shares with its CPU
+}
+"""Compute capability -> nominal memory of a common data-centre GPU that has it."""
+_CPUS_PER_GPU: Final = 8
+_EXAMPLES: Final = "/app/examples"
+_TEMPLATES: Final = "/app/all_models"
+"""Both as in NGC's Triton image with TensorRT-LLM."""
+_OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
+_OF_TENSORRT_LLM: Final = ("build", "serve", "examples", "templates")
+KEYS: Final = ("tensorrt_llm", "gpus", *_OF_GPUS, *_OF_TENSORRT_LLM, "triton", "model_optimizer", "cpus")
+_VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer")
+"""Keys that take `==` as well."""
+
+
+def parse(text: str) -> Machine:
+    """The machine that a line describes. Raises UsageError with everything that is wrong with the line.
+
+    What is left out becomes what is usual for the release and the compute capability. Memory is kept to a tenth
+    of a GiB.
+    """
+    read = _Reader(text)
+    gpus = _gpus(read)
+    tensorrt_llm = _tensorrt_llm(read)
+    machine = Machine(
+        cpus=read.whole("cpus", 1, 65536, _CPUS_PER_GPU * max(1, len(gpus))),
+        cpu=ASSUMED,
+        gpus=gpus,
+        tensorrt_llm=tensorrt_llm,
+        model_optimizer=read.name(
+            "model_optimizer",
+            usually=tensorrt_llm is not None
+            and _version(tensorrt_llm.release) >= _version(_FIRST_WITH_MODEL_OPTIMIZER),
+        ),
+        torch=ASSUMED if tensorrt_llm else None,  # the package depends on it
+        triton=_triton(read, tensorrt_llm),
+        mpirun="mpirun",
+        assumed=True,
+    )
+    if read.faults:
+        faults = "".join(f"\n  {fault}" for fault in read.faults)
+        raise UsageError(f"--assume {text}: no machine can be read from it{faults}", hint=EXAMPLE)
+    return machine
+
+
+def describe(machine: Machine) -> str:
+    """The canonical line for a machine, with everything said: `parse(describe(m)) == m` for all that `parse` made.
+
+    For a machine that was found, the one it makes has as many GPUs, each like the weakest.
+    """
+    parts: dict[str, object] = {}
+    found = machine.tensorrt_llm
+    if found:
+        parts["tensorrt_llm="] = found.release
+    parts["gpus"] = len(machine.gpus)
+    if machine.gpus:
+        weakest = min(machine.gpus, key=lambda gpu: (gpu.sm, gpu.memory_bytes))
+        parts["sm"] = weakest.sm
+        parts["gpu_memory_gib"] = f"{round(weakest.memory_bytes * 10 / 2**30) / 10:.8g}"
+        parts["gpu"] = weakest.name.replace(",", " ")
+    if found:
+        parts |= {part: "yes" if getattr(found, part) else "no" for part in _OF_TENSORRT_LLM}
+    parts["triton"] = (machine.triton.version or ASSUMED) if machine.triton else "no"
+    parts["model_optimizer"] = machine.model_optimizer or "no"
+    parts["cpus"] = machine.cpus
+    return ",".join(f"{key}={value}" for key, value in parts.items())
+
+
+class _Reader:
+    """The values of a line by key; what is wrong with them gathers in `faults`, and something harmless is returned."""
+
+    def __init__(self, text: str) -> None:
+        self.faults: list[str] = []
+        self.values: dict[str, str] = {}
+        for part in map(str.strip, text.split(",")):
+            key, equals, value = map(str.strip, part.partition("="))
+            key = key.lower().replace("-", "_")
+            if key in _VERSIONS:
+                value = value.removeprefix("=").strip()
+            if not equals or not value:
+                self.faults.append(f"{part!r}: KEY=VALUE is expected")
+            elif key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+                did = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
+                self.faults.append(f"{part}: there is no key {key!r}; {did}")
+            elif key in self.values:
+                self.faults.append(f"{part}: {key} is there twice")
+            else:
+                self.values[key] = value
+
+    def fault(self, key: str, expected: str) -> None:
+        self.faults.append(f"{key}={self.values[key]}: {expected}")
+
+    def refuse(self, keys: tuple[str, ...], why: str) -> None:
+        for key in keys:
+            if key in self.values:
+                self.fault(key, why)
+
+    def whole(self, key: str, least: int, most: int, usual: int) -> int:
+        value = self.values.get(key)
+        if value is None:
+            return usual
+        if value.isascii() and value.isdecimal() and least <= int(value) <= most:
+            return int(value)
+        self.fault(key, f"a whole number from {least} to {most} is expected")
+        return usual
+
+    def yes(self, key: str, *, usually: bool) -> bool:
+        value = self.values.get(key)
+        if value not in {None, "yes", "no"}:
+            self.fault(key, "yes or no is expected")
+        return usually if value is None else value == "yes"
+
+    def name(self, key: str, *, usually: bool) -> str | None:
+        """A version or name; None for "no"."""
+        value = self.values.get(key, "yes" if usually else "no")
+        return None if value == "no" else ASSUMED if value == "yes" else value
+
+
+def _gpus(read: _Reader) -> tuple[Gpu, ...]:
+    count = read.whole("gpus", 0, 4096, 1)
+    if count == 0:
+        read.refuse(_OF_GPUS, "with gpus=0 there is no GPU that could have it")
+        return ()
+    if "sm" not in read.values:
+        read.faults.append("sm is missing: the compute capability, sm=90 for 9.0; or say gpus=0")
+    sm = read.whole("sm", 50, 199, 90)
+    gib = _memory_gib(read, sm)
+    name = read.values.get("gpu", f"sm{sm}")
+    if name.isdecimal():
+        read.fault("gpu", "a name is expected; gpus is how many there are")
+    return tuple(Gpu(index, f"GPU-assumed-{index}", name, round(gib * 10) * 2**30 // 10, sm) for index in range(count))
+
+
+def _memory_gib(read: _Reader, sm: int) -> float:
+    value = read.values.get("gpu_memory_gib")
+    if value is None:
+        if sm not in _MEMORY_GIB:
+            read.faults.append(f"gpu_memory_gib is missing: there is no usual one for sm={sm}")
+        return _MEMORY_GIB.get(sm, 1)
+    try:
+        gib = float(value)
+    except ValueError:
+        gib = 0.0
+    if not 0.1 <= gib <= 2**20:
+        read.fault("gpu_memory_gib", "a number of GiB is expected, such as 80")
+        return 1
+    return gib
+
+
+def _tensorrt_llm(read: _Reader) -> TensorRTLLM | None:
+    value = read.values.get("tensorrt_llm")
+    if value is None:
+        read.refuse(_OF_TENSORRT_LLM, "needs a tensorrt_llm==RELEASE that it is of")
+        return None
+    from packaging.version import InvalidVersion
+
+    try:
+        release = _version(value)
+    except InvalidVersion:
+        read.fault("tensorrt_llm", "a release is expected, such as 0.12.0 or 1.3.0rc3")
+        release = _version(LAST_WITH_ENGINES)
+    # The example scripts that matter went away together with the engines.
+    engines = release <= _version(LAST_WITH_ENGINES)
+    return TensorRTLLM(
+        release=str(release),
+        build="trtllm-build" if read.yes("build", usually=engines) else None,
+        serve="trtllm-serve" if read.yes("serve", usually=release >= _version(_FIRST_WITH_SERVE)) else None,
+        examples=_EXAMPLES if read.yes("examples", usually=engines) else None,
+        templates=_TEMPLATES if read.yes("templates", usually=True) else None,
+    )
+
+
+def _triton(read: _Reader, tensorrt_llm: TensorRTLLM | None) -> TritonServer | None:
+    version = read.name("triton", usually=tensorrt_llm is not None)
+    if version is None:
+        return None
+    engines = tensorrt_llm is not None and tensorrt_llm.build is not None
+    return TritonServer("tritonserver", version, ("python", "tensorrtllm") if engines else ("python",))
+
+
+def _version(release: str) -> Version:
+    """Without its local part (`+cu128`), which says how a release was built. Raises InvalidVersion."""
+    from packaging.version import Version
+
+    return Version(Version(release).public)

@@ -1,0 +1,239 @@
+"""The NVIDIA GPUs of this machine, asked through NVML, or through `nvidia-smi` where nvidia-ml-py is not installed.
+
+Nothing here raises: what could not be found out is a problem, in words, beside what could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from trtllm_pipeline.machine.model import Gpu
+
+MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+_NO_DEVICES: Final = frozenset({"-1", "NoDevFiles"})
+"""What people write for "none"; CUDA reads it so because no device is called that."""
+_DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+"""One of these is there where a driver is: on Linux, in containers and sandboxes, on Windows' Linux."""
+_SMI_FIELDS: Final = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.free",
+    "compute_cap",
+    "mig.mode.current",
+    "driver_version",
+)
+_SMI_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU or MIG slice, and how busy it is."""
+
+    gpu: Gpu
+    parent: str
+    """UUID of the physical GPU; that of `gpu` itself unless it is a MIG slice."""
+    free_bytes: int | None = None
+    processes: int | None = None
+    """Processes that compute on it now, whoever's they are; in a container only those of the container may count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphics:
+    """What there is to compute on."""
+
+    devices: tuple[Device, ...] = ()
+    """Those CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    everything: tuple[Device, ...] = ()
+    """Those that are there without it."""
+    driver: str | None = None
+    cuda: str | None = None
+    """Newest CUDA the driver supports."""
+    source: str | None = None
+    """Who said so: NVML or nvidia-smi."""
+    problems: tuple[str, ...] = ()
+
+
+def look() -> Graphics:
+    """All devices this process may use. Takes milliseconds without a GPU; with one, as long as the driver takes."""
+    everything = _look()
+    devices, problem = visible(everything.devices, os.environ.get(MASK_VARIABLE))
+    return Graphics(
+        devices,
+        everything.devices,
+        everything.driver,
+        everything.cuda,
+        everything.source,
+        (*everything.problems, problem) if problem else everything.problems,
+    )
+
+
+def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, ...], str | None]:
+    """The devices that a CUDA_VISIBLE_DEVICES of `mask` leaves, in its order, and what is wrong with it.
+
+    Entries are indices, UUIDs or beginnings of UUIDs that fit one GPU only; a GPU in MIG mode stands for its slices.
+    None leaves all of them, an empty text none. As CUDA does, reading stops at the first entry that names no device.
+    Source: CUDA C++ Programming Guide, CUDA Environment Variables.
+    """
+    if mask is None:
+        return tuple(devices), None
+    chosen: dict[str, Device] = {}
+    for entry in map(str.strip, mask.split(",") if mask.strip() else ()):
+        named = _named(entry, devices)
+        if not named:
+            after = "nothing is left" if not chosen else "it and what follows it are ignored"
+            problem = f"{MASK_VARIABLE}={mask}: there is no device {entry!r}, {after}"
+            return tuple(chosen.values()), None if entry in _NO_DEVICES else problem
+        chosen |= {device.gpu.uuid: device for device in named}
+    return tuple(chosen.values()), None
+
+
+def _named(entry: str, devices: Sequence[Device]) -> list[Device]:
+    if entry.isascii() and entry.isdecimal():
+        return [device for device in devices if device.gpu.index == int(entry)]
+    if entry.startswith("MIG-"):
+        found = [device for device in devices if device.gpu.mig and device.gpu.uuid.startswith(entry)]
+        return found if len(found) == 1 else []
+    if entry.startswith("GPU-"):
+        found = [device for device in devices if device.parent.startswith(entry)]
+        return found if len({device.parent for device in found}) == 1 else []
+    return []
+
+
+def _look() -> Graphics:
+    if not any(map(os.path.exists, _DRIVERS)):
+        return Graphics()  # before anything is imported: every plan comes through here
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return _by_nvidia_smi()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Graphics(problems=(f"the NVIDIA driver does not answer: {error}",))
+    try:
+        return _by_nvml(_Nvml(nvml))
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+class _Nvml:
+    """NVML with None for what this driver, device or version of nvidia-ml-py cannot answer."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __call__(self, function: str, *args: object) -> Any:
+        try:
+            answer = getattr(self._module, function)(*args)
+        except (self._module.NVMLError, AttributeError):
+            return None
+        return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _by_nvml(ask: _Nvml) -> Graphics:
+    devices: list[Device] = []
+    problems: list[str] = []
+    for index in range(ask("nvmlDeviceGetCount") or 0):
+        handle = ask("nvmlDeviceGetHandleByIndex", index)
+        uuid = handle and ask("nvmlDeviceGetUUID", handle)
+        capability = handle and ask("nvmlDeviceGetCudaComputeCapability", handle)
+        if not uuid or not capability:
+            problems.append(f"GPU {index} does not answer; nvidia-smi may say why")
+            continue
+        sm = 10 * capability[0] + capability[1]
+        mode = ask("nvmlDeviceGetMigMode", handle)
+        if not mode or not mode[0]:
+            devices.append(_device(ask, handle, index, uuid, sm, mig=False))
+            continue
+        slices = list(_slices(ask, handle))
+        if not slices:
+            problems.append(f"GPU {index} is in MIG mode and has no compute instance, so nothing can run on it")
+        devices += [_device(ask, each, index, uuid, sm, mig=True) for each in slices if ask("nvmlDeviceGetUUID", each)]
+    version = ask("nvmlSystemGetCudaDriverVersion_v2") or ask("nvmlSystemGetCudaDriverVersion")
+    return Graphics(
+        devices=tuple(devices),
+        driver=ask("nvmlSystemGetDriverVersion"),
+        cuda=f"{version // 1000}.{version % 1000 // 10}" if version else None,
+        source="NVML",
+        problems=tuple(problems),
+    )
+
+
+def _slices(ask: _Nvml, handle: object) -> Iterator[object]:
+    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        found = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+        if found is not None:
+            yield found
+
+
+def _device(ask: _Nvml, handle: object, index: int, parent: str, sm: int, *, mig: bool) -> Device:
+    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
+    gpu = Gpu(
+        index=index,
+        uuid=ask("nvmlDeviceGetUUID", handle) if mig else parent,
+        name=ask("nvmlDeviceGetName", handle) or "unknown",
+        # GPUs that share the host's memory (GB10, Jetson) have none of their own to report.
+        memory_bytes=memory.total if memory else _host_memory(),
+        sm=sm,
+        mig=mig,
+    )
+    return Device(gpu, parent, memory.free if memory else None, None if running is None else len(running))
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _by_nvidia_smi() -> Graphics:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return Graphics(problems=("there is an NVIDIA driver, and neither nvidia-ml-py nor nvidia-smi to ask it",))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Graphics(problems=(f"nvidia-smi does not answer: {error}",))
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        return Graphics(problems=(f"nvidia-smi failed: {said[-1] if said else f'exit code {done.returncode}'}",))
+    return _parse_smi(done.stdout)
+
+
+def _parse_smi(text: str) -> Graphics:
+    devices: list[Device] = []
+    problems: list[str] = []
+    driver = None
+    for line in filter(None, map(str.strip, text.splitlines())):
+        try:
+            index, uuid, name, total, free, capability, mig, driver = map(str.strip, line.split(","))
+            major, minor = capability.split(".")
+            sm = 10 * int(major) + int(minor)
+            if mig == "Enabled":
+                problems.append(f"GPU {index} is in MIG mode; its slices are seen only with nvidia-ml-py installed")
+                continue
+            gpu = Gpu(int(index), uuid, name, _mebibytes(total) or _host_memory(), sm)
+        except ValueError:
+            problems.append(f"nvidia-smi said what cannot be understood: {line}")
+            continue
+        devices.append(Device(gpu, uuid, _mebibytes(free)))
+    return Graphics(devices=tuple(devices), driver=driver, source="nvidia-smi", problems=tuple(problems))
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) * 2**20 if text.isdecimal() else None

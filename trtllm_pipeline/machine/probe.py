@@ -1,0 +1,260 @@
+"""Looks at this machine: fills a `Machine`, and says in words what it found broken on the way.
+
+Versions come from package metadata: nothing heavy is imported and, where there is no GPU, no process is started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.machine import gpus, triton_installation
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
+
+EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
+TEMPLATES_VARIABLE: Final = "TENSORRT_LLM_TEMPLATES"
+QUANTIZING_VARIABLE: Final = "MODEL_OPTIMIZER_PYTHON"
+"""Names the interpreter of another environment: TensorRT-LLM pins an older Model Optimizer than our worker needs."""
+TREES: Final = (
+    "/app/tensorrt_llm",
+    "/app",
+    "/code/tensorrt_llm",
+    "/opt/tritonserver/tensorrtllm_backend",
+    "/tensorrtllm_backend",
+    "/workspace/TensorRT-LLM",
+    "/workspace/tensorrtllm_backend",
+    "~/TensorRT-LLM",
+    "~/tensorrtllm_backend",
+)
+"""Where NGC images and people keep TensorRT-LLM's sources, or the Triton backend's with TensorRT-LLM's inside."""
+_MPIRUNS: Final = ("/usr/local/mpi/bin/mpirun", "/opt/hpcx/ompi/bin/mpirun")
+"""Where NGC images keep it when PATH has been changed."""
+_SCRIPTS: Final = (
+    "llama/convert_checkpoint.py",
+    "models/core/llama/convert_checkpoint.py",
+    "quantization/quantize.py",
+)
+"""One of these makes a folder the examples that are wanted; the first two are the layouts to 0.19 and from 0.20."""
+_TEMPLATES: Final = ("inflight_batcher_llm/tensorrt_llm/config.pbtxt", "llmapi/tensorrt_llm/config.pbtxt")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What was found, and what is wrong with it."""
+
+    machine: Machine
+    graphics: gpus.Graphics
+    problems: Mapping[str, str]
+    """By part (`release`, `examples`, `templates`): why what is there cannot be used."""
+
+
+def machine() -> Machine:
+    """This machine. The first call looks, in a few hundredths of a second without a GPU; later ones remember."""
+    return survey().machine
+
+
+@lru_cache(maxsize=1)
+def survey() -> Survey:
+    """This machine, with what is broken on it. Raises nothing."""
+    graphics = gpus.look()
+    problems: dict[str, str] = {}
+    tensorrt_llm = _tensorrt_llm(problems)
+    quantizing = os.environ.get(QUANTIZING_VARIABLE) or None
+    found = Machine(
+        cpus=cpu_count(),
+        cpu=cpu_name(),
+        gpus=tuple(device.gpu for device in graphics.devices),
+        driver=graphics.driver,
+        cuda=graphics.cuda,
+        tensorrt_llm=tensorrt_llm,
+        model_optimizer=version_of(
+            "nvidia-modelopt", _others(quantizing or (tensorrt_llm.python if tensorrt_llm else None))
+        ),
+        model_optimizer_python=quantizing,
+        torch=version_of("torch"),
+        triton=_triton(),
+        mpirun=shutil.which("mpirun") or next(filter(os.path.exists, _MPIRUNS), None),
+    )
+    return Survey(found, graphics, problems)
+
+
+def identity(found: Machine) -> Mapping[str, Json]:
+    """What results may depend on, by the names `Stage.identity` uses; a stage picks those that its own result does.
+
+    `sm` decides whether an engine loads at all; `gpu` how fast it is, so it belongs to building and measuring. Which
+    and how many GPUs, the host, its driver and every path are left out: they do not change what a stage makes.
+    """
+    return {
+        "tensorrt_llm": found.tensorrt_llm.release if found.tensorrt_llm else None,
+        "sm": found.sm,
+        "gpu": ", ".join(sorted({gpu.name for gpu in found.gpus})) or None,
+        "model_optimizer": found.model_optimizer,
+        "triton": found.triton.version if found.triton else None,
+    }
+
+
+def version_of(package: str, folders: Iterable[str] = ()) -> str | None:
+    """Version in a package's metadata, in `folders` or else where this Python imports from; None without it."""
+    distribution = distribution_of(package, folders)
+    # Not `distribution.version`: an interrupted installation leaves metadata behind on which it raises.
+    text = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "") if distribution else ""
+    found = re.search(r"^Version: *(\S+)", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution | None:
+    """A package's metadata, in `folders` or else where this Python imports from; None where it is not installed."""
+    path = list(folders)
+    try:
+        return next(iter(Distribution.discover(name=package, path=path))) if path else Distribution.from_name(package)
+    except (PackageNotFoundError, StopIteration):
+        return None
+
+
+def _others(python: str | None) -> list[str]:
+    """Where another interpreter's packages are; nothing for this one, and for none."""
+    if python is None or python == sys.executable:
+        return []
+    return _packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none
+
+
+def _packages_of(python: str) -> list[str]:
+    """Folders of the packages that an interpreter's environment has."""
+    prefix = Path(python).parent.parent
+    libraries = (prefix / "lib", prefix / "local" / "lib")  # the second is where Debian's own Python installs to
+    return [str(folder) for lib in libraries for folder in lib.glob("python3*/*-packages")]
+
+
+def torch_cuda() -> str | None:
+    """CUDA that the installed torch was built for, such as 12.8, out of its files; None for a CPU build or no torch."""
+    distribution = distribution_of("torch")
+    try:
+        text = Path(str(distribution.locate_file("torch/version.py"))).read_text("utf-8") if distribution else ""
+    except OSError:
+        text = ""
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
+    build, serve = _script("trtllm-build"), _script("trtllm-serve")
+    spec = find_spec("tensorrt_llm")  # looks, and imports nothing
+    here = spec.origin if spec else None  # a mere folder of that name has no origin
+    release, python = _of_script(build or serve) or (version_of("tensorrt_llm"), sys.executable)
+    if release is None:
+        if build or serve:
+            problems["release"] = f"{build or serve} is here, but nothing says of which release: no package metadata"
+        return None
+    if not (build or serve or here):
+        # The package index has source packages under this name that only fetch the real one, or fail to.
+        problems["release"] = f"there is metadata of tensorrt_llm {release}, but neither its package nor its programs"
+        return None
+    trees = [Path(tree).expanduser() for tree in TREES]
+    if here:
+        trees.insert(0, Path(here).parent.parent)
+    examples = _matching(
+        "examples",
+        release,
+        (EXAMPLES_VARIABLE, _SCRIPTS),
+        [folder for tree in trees for folder in (tree / "examples", tree / "tensorrt_llm" / "examples")],
+        problems,
+    )
+    templates = _matching(
+        "templates",
+        release,
+        (TEMPLATES_VARIABLE, _TEMPLATES),
+        [folder for tree in trees for folder in (tree / "triton_backend" / "all_models", tree / "all_models")],
+        problems,
+    )
+    transformers = version_of("transformers", _others(python))
+    return TensorRTLLM(release, build, serve, examples, templates, python, transformers)
+
+
+def _script(name: str) -> str | None:
+    """A program of this Python's environment, which need not be activated, or on PATH."""
+    return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+
+
+def _of_script(script: str | None) -> tuple[str, str] | None:
+    """Release and interpreter of the environment that a script belongs to, by its first line; None if it cannot say.
+
+    `pipeline` may well live in an environment of its own, with TensorRT-LLM's programs on PATH.
+    """
+    if script is None:
+        return None
+    try:
+        with Path(script).open("rb") as file:
+            first = file.readline(512).decode(errors="replace")
+    except OSError:
+        return None
+    words = first[2:].split() if first.startswith("#!") else []
+    if not words or not Path(words[0]).is_absolute():
+        return None
+    python = words[0]
+    release = version_of("tensorrt_llm", _packages_of(python))
+    return (release, python) if release else None
+
+
+def _matching(
+    part: str, release: str, wanted: tuple[str, tuple[str, ...]], folders: list[Path], problems: dict[str, str]
+) -> str | None:
+    """The first folder of this release that holds what is wanted; one that does not say its release is believed.
+
+    `wanted` is the variable that may name a folder, which is then the only one, and files of which it must have one.
+    """
+    variable, files = wanted
+    named = os.environ.get(variable)
+    for folder in [Path(named)] if named else folders:
+        if not any((folder / file).is_file() for file in files):
+            if named:
+                problems[part] = f"{variable}={named}: there is none of {', '.join(files)} in it"
+            continue
+        of = _release_of(folder)
+        if of is None or of == release.partition("+")[0]:
+            problems.pop(part, None)
+            return str(folder)
+        problems.setdefault(part, f"{folder} is of release {of}, and TensorRT-LLM {release} is installed")
+    return None
+
+
+def _release_of(folder: Path) -> str | None:
+    """Release of the source tree that a folder lies in, as the tree's own version.py says."""
+    for above in list(folder.parents)[:2]:
+        for package in (above / "tensorrt_llm", above / "tensorrt_llm" / "tensorrt_llm"):
+            try:
+                text = (package / "version.py").read_text(encoding="utf-8")
+            except OSError:
+                continue
+            found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+            if found:
+                return found[1].partition("+")[0]
+    return None
+
+
+def _triton() -> TritonServer | None:
+    try:
+        found = triton_installation.find()
+    except ServerError:
+        return None
+    version: str | None = found.source.removeprefix("tritonserver ")
+    if version == "unknown":
+        try:
+            version = (found.backends.parent / "TRITON_VERSION").read_text(encoding="ascii").strip() or None
+        except (OSError, ValueError):
+            version = None
+    try:
+        backends = sorted(entry.name for entry in found.backends.iterdir() if entry.is_dir())
+    except OSError:
+        backends = []
+    return TritonServer(str(found.binary), version, tuple(backends))

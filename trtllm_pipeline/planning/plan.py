@@ -1,0 +1,178 @@
+"""cells -> plan: the graph of stage runs, with equal work merged by equal fingerprints.
+
+Every fingerprint of the whole matrix is known before anything runs, since keys are made of inputs' fingerprints and
+never of their bytes. This is the hot path of a large matrix: plain objects, shared parts, no model classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.toolchains.base import Toolchain
+
+
+@dataclass(slots=True)
+class StageRun:
+    """One piece of work, for however many cells need it."""
+
+    id: StageRunId
+    stage: Stage
+    toolchain: str
+    fingerprint: Fingerprint
+    key: str
+    """Canonical text whose hash the fingerprint is."""
+    params: Mapping[str, Json]
+    files: Mapping[str, str]
+    """Name -> path of user's files, as found on this machine."""
+    inputs: Mapping[str, StageRunId]
+    after: tuple[StageRunId, ...]
+    first_cell: Cell
+    cells: list[CellId] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """What durations are learnt by, coarse to fine."""
+        return f"{self.stage.name}/{self.toolchain}/{self.first_cell.model}/{self.first_cell.precision}"
+
+    @property
+    def needs(self) -> tuple[StageRunId, ...]:
+        """What must have succeeded before this can start."""
+        return (*self.inputs.values(), *self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a set of cells comes to. Stage runs stand after everything they need."""
+
+    cells: tuple[Cell, ...]
+    stage_runs: Mapping[StageRunId, StageRun]
+    by_cell: Mapping[CellId, tuple[StageRunId, ...]]
+    """In the order of the flow; empty for infeasible cells."""
+    machine: Machine
+    """What the plan is for."""
+
+    @property
+    def feasible(self) -> tuple[Cell, ...]:
+        """The cells that can work."""
+        return tuple(cell for cell in self.cells if cell.reason is None)
+
+
+def make_plan(
+    cells: Sequence[Cell],
+    toolchains: Mapping[str, Toolchain],
+    machine: Machine,
+    *,
+    digest: Callable[[str, Cell], tuple[str, str]],
+    until: str | None = None,
+) -> Plan:
+    """The plan for `cells` on `machine`, up to and including the stage `until`.
+
+    `digest(path, cell)` gives path on this machine and content digest of a file that a cell's settings name.
+    Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
+    stage `until`.
+    """
+    identities = {name: toolchain.identity(machine) for name, toolchain in toolchains.items()}
+    stages = {name: _stages_until(toolchain, until) for name, toolchain in toolchains.items()}
+    runs: dict[StageRunId, StageRun] = {}
+    by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
+    for cell in cells:
+        of_cell: dict[str, StageRunId] = {}
+        if cell.reason is None:
+            for stage in stages[cell.toolchain]:
+                if not stage.applies(cell, machine):
+                    continue
+                run = _stage_run(stage, cell, machine, of_cell, runs, identities[cell.toolchain], digest)
+                run.cells.append(cell.id)
+                of_cell[stage.name] = run.id
+        by_cell[cell.id] = tuple(of_cell.values())
+    if until is not None and runs and all(run.stage.name != until for run in runs.values()):
+        raise UsageError(
+            f"none of these cells has the stage {until!r}",
+            hint="their settings leave it out: `pipeline plan` shows all",
+        )
+    return Plan(tuple(cells), runs, by_cell, machine)
+
+
+def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
+    """The stages up to `until`: it and all it needs, for services and what is inside them too."""
+    if until is None:
+        return toolchain.stages
+    wanted = {toolchain.stage(until).name}
+    for stage in reversed(toolchain.stages):
+        if stage.name in wanted:
+            wanted.update(stage.after, *map(stage.upstream, stage.inputs))
+    return tuple(stage for stage in toolchain.stages if stage.name in wanted)
+
+
+def _stage_run(
+    stage: Stage,
+    cell: Cell,
+    machine: Machine,
+    of_cell: Mapping[str, StageRunId],
+    runs: dict[StageRunId, StageRun],
+    identity: Mapping[str, Json],
+    digest: Callable[[str, Cell], tuple[str, str]],
+) -> StageRun:
+    inputs = {name: next(of_cell[up] for up in stage.upstream(name) if up in of_cell) for name in stage.inputs}
+    files: dict[str, str] = {}
+    digests: dict[str, Json] = {}
+    for name, path in stage.files(cell).items():
+        files[name], digests[name] = digest(path, cell)
+    params = stage.settle(stage.params(cell), files, machine)
+    parts: dict[str, Json] = {
+        "schema": SCHEMA,
+        "stage": stage.name,
+        "version": stage.version,
+        "params": dict(params),
+        "inputs": {name: runs[run].fingerprint for name, run in inputs.items()},
+    }
+    if not stage.shared:
+        parts["toolchain"] = cell.toolchain
+    if digests:
+        parts["files"] = digests
+    if stage.identity:
+        parts["identity"] = {name: identity[name] for name in stage.identity}
+    key = canonical(parts)
+    hashed = fingerprint(key)
+    run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
+    found = runs.get(run_id)
+    if found is None:
+        after = tuple(of_cell[name] for name in stage.after if name in of_cell)
+        found = StageRun(run_id, stage, cell.toolchain, hashed, key, params, files, inputs, after, cell)
+        runs[run_id] = found
+    return found
+
+
+def wanted(plan: Plan) -> set[StageRunId]:
+    """The stage runs whose results somebody may look at, see `is_result`. Services leave none.
+
+    What they read is made only when one of them has to be: an intermediate that is gone stays gone.
+    """
+    read: set[StageRunId] = set()
+    for run in plan.stage_runs.values():
+        read.update(run.inputs.values())
+    return {run.id for run in plan.stage_runs.values() if is_result(run.stage.scope, read=run.id in read)}
+
+
+def is_result(scope: Scope, *, read: bool) -> bool:
+    """Whether somebody may look at what such a stage run leaves: nothing reads it, or it was measured on a server."""
+    return scope is Scope.INSIDE or (scope is Scope.ARTIFACT and not read)
+
+
+def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
+    """The stage runs that running `plan` would run: what is wanted and not there, and what that reads and is not there."""
+    pending = list(wanted(plan))
+    found: set[StageRunId] = set()
+    while pending:
+        run = plan.stage_runs[pending.pop()]
+        if run.id in found or (run.stage.scope is not Scope.SERVICE and present(run)):
+            continue
+        found.add(run.id)
+        pending += run.needs
+    return found

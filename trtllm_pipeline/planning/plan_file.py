@@ -1,0 +1,181 @@
+"""The plan as a file: what `pipeline plan --format json` prints and every run leaves as `plan.json`.
+
+`docs/formats.md` describes it. Reading it back gives an `Outline`: cells and stage runs without recipes, settings and
+command lines, which is all that status, logs and reports need, so none of them needs the matrix again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import json_lines
+from trtllm_pipeline.planning.plan import Plan, StageRun
+
+SCHEMA: Final = 1
+NAME: Final = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineRun:
+    """One stage run."""
+
+    id: StageRunId
+    stage: str
+    fingerprint: Fingerprint
+    scope: Scope
+    inputs: tuple[StageRunId, ...]
+    after: tuple[StageRunId, ...]
+    cells: tuple[CellId, ...]
+
+    @property
+    def needs(self) -> tuple[StageRunId, ...]:
+        """What must have succeeded before this can start."""
+        return (*self.inputs, *self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineCell:
+    """One cell. `stage_runs` are in the order of the flow and empty for a cell that can never work, see `reason`."""
+
+    id: CellId
+    axes: Mapping[str, Json]
+    reason: str | None
+    stage_runs: tuple[StageRunId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a plan comes to, without what it takes to run it."""
+
+    cells: tuple[OutlineCell, ...]
+    stage_runs: Mapping[StageRunId, OutlineRun]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of all stages, in the order of the flow."""
+        return tuple(dict.fromkeys(run.stage for run in self.stage_runs.values()))
+
+
+def axes(cell: Cell) -> dict[str, Json]:
+    """A cell's values by axis. Axes over settings are in its id alone, as `key=value`."""
+    settings = dict(part.split("=", 1) for part in cell.id.split("/") if "=" in part)
+    return {
+        "model": cell.model,
+        "toolchain": cell.toolchain,
+        "precision": cell.precision,
+        "tp": cell.tp,
+        "pp": cell.pp,
+        "max_batch_size": cell.max_batch_size,
+        "isl": cell.isl,
+        "osl": cell.osl,
+        **settings,
+    }
+
+
+def outline(plan: Plan) -> Outline:
+    """The outline of a plan."""
+    return Outline(
+        tuple(OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id]) for cell in plan.cells),
+        {
+            run.id: OutlineRun(
+                run.id,
+                run.stage.name,
+                run.fingerprint,
+                run.stage.scope,
+                tuple(run.inputs.values()),
+                run.after,
+                tuple(run.cells),
+            )
+            for run in plan.stage_runs.values()
+        },
+    )
+
+
+def plan_lines(
+    plan: Plan,
+    *,
+    present: Collection[StageRunId],
+    to_run: Collection[StageRunId],
+    reasons: Mapping[StageRunId, str],
+    expected_s: Mapping[StageRunId, float],
+    commands: Callable[[StageRun], Sequence[Sequence[str]]],
+    run_id: str | None = None,
+) -> Iterator[str]:
+    """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
+
+    `commands` gives a stage run's command lines; `run_id` is None when nothing was run.
+    """
+
+    def cell_entry(cell: Cell) -> Json:
+        return {
+            "id": cell.id,
+            "axes": axes(cell),
+            "feasible": cell.reason is None,
+            "reason": cell.reason,
+            "stage_runs": list(plan.by_cell[cell.id]),
+        }
+
+    def run_entry(run: StageRun) -> Json:
+        resources = run.stage.resources(run.first_cell, plan.machine)
+        return {
+            "id": run.id,
+            "stage": run.stage.name,
+            "toolchain": run.toolchain,
+            "fingerprint": run.fingerprint,
+            "scope": run.stage.scope.value,
+            "inputs": dict(run.inputs),
+            "after": list(run.after),
+            "cells": list(run.cells),
+            "argv": [list(command) for command in commands(run)],
+            "environment": {},
+            "resources": {
+                "cpus": resources.cpus,
+                "gpus": resources.gpus,
+                "downloads": resources.downloads,
+                "exclusive": resources.exclusive,
+            },
+            "expected_s": expected_s.get(run.id),
+            "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
+            "reason": reasons.get(run.id),
+        }
+
+    return json_lines(
+        schema=SCHEMA,
+        run=run_id,
+        cells=map(cell_entry, plan.cells),
+        stage_runs=map(run_entry, plan.stage_runs.values()),
+    )
+
+
+def read_plan(path: Path) -> Outline:
+    """The outline of a plan file. Raises StateError when it is not one."""
+    try:
+        data = decode_mapping(path.read_bytes())
+        if data["schema"] != SCHEMA:
+            raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
+        return Outline(
+            tuple(
+                OutlineCell(cell["id"], cell["axes"], cell["reason"], tuple(cell["stage_runs"]))
+                for cell in data["cells"]
+            ),
+            {
+                run["id"]: OutlineRun(
+                    run["id"],
+                    run["stage"],
+                    run["fingerprint"],
+                    Scope(run["scope"]),
+                    tuple(run["inputs"].values()),
+                    tuple(run["after"]),
+                    tuple(run["cells"]),
+                )
+                for run in data["stage_runs"]
+            },
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{path}: not a plan: {error}", hint="`pipeline run` writes one when it starts") from error

@@ -1,0 +1,67 @@
+"""Why stage runs have to run, in words, from the same keys their fingerprints are hashes of."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Mapping
+
+from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
+from trtllm_pipeline.fingerprint import Change, changes
+from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.store.store import Store
+
+NEVER = "not made yet"
+
+
+def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> dict[StageRunId, str]:
+    """A short reason for each of `to_run`: never made, gone, failed before, or what changed since the cell's last result."""
+    latest = store.index.latest(cell.id for cell in plan.cells) if store is not None and to_run else {}
+    tried = store.index.attempts(plan.stage_runs[run].fingerprint for run in to_run) if store is not None else {}
+    found: dict[StageRunId, str] = {}
+    for run_id in to_run:
+        run = plan.stage_runs[run_id]
+        if run.stage.scope is Scope.SERVICE:
+            found[run_id] = "needed by what runs inside it"
+            continue
+        attempt = tried.get(run.fingerprint)
+        before = _latest_of(run, latest)
+        if attempt is not None and attempt.outcome == "failed":
+            found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
+        elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:
+            found[run_id] = "was interrupted"
+        elif before is None:
+            found[run_id] = NEVER
+        elif before[0] == run.fingerprint:
+            found[run_id] = "its files are gone"
+        else:
+            found[run_id] = in_words(run, changes(before[1], run.key))
+    return found
+
+
+def _latest_of(
+    run: StageRun, latest: Mapping[tuple[str, str], tuple[Fingerprint, str]]
+) -> tuple[Fingerprint, str] | None:
+    for cell in run.cells:
+        known = latest.get((cell, run.stage.name))
+        if known is not None:
+            return known
+    return None
+
+
+def in_words(run: StageRun, changed: Collection[Change]) -> str:
+    """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more."""
+    own = [change for change in changed if not change.path.startswith("inputs.")]
+    if own:
+        return (
+            "changed: "
+            + "; ".join(f"{c.path} {c.old or 'absent'} -> {c.new or 'absent'}" for c in own[:3])
+            + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
+        )
+    stages = sorted({_upstream(run, change.path.removeprefix("inputs.")) for change in changed})
+    return f"{' and '.join(stages)} changed"
+
+
+def _upstream(run: StageRun, name: str) -> str:
+    """The stage that input `name` comes from; the name itself for an input that the stage has no longer."""
+    upstream = run.inputs.get(name)
+    return name if upstream is None else upstream.rpartition("-")[0]

@@ -1,0 +1,117 @@
+"""How far every stage run of a plan is, as seen from the store: for a run that goes on, was killed, or is long over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.planning.plan import is_result
+from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
+from trtllm_pipeline.stages.base import PROGRESS_FILE
+from trtllm_pipeline.store.index import AttemptRow
+from trtllm_pipeline.store.store import LOG, Artifact, Store
+
+INFEASIBLE: Final = "infeasible"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far one stage run is. What is not known or does not apply is None."""
+
+    status: StageStatus
+    artifact: Artifact | None = None
+    failure: str | None = None
+    """Failure class, of what failed."""
+    message: str | None = None
+    hint: str | None = None
+    log: Path | None = None
+    started_s: float | None = None
+    """Unix time at which the attempt that runs now began."""
+    progress: Mapping[str, Json] | None = None
+    """done, total and unit, of what runs now and told any."""
+
+
+def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
+    """Where each stage run stands now.
+
+    UP_TO_DATE: its artifact is there. RUNNING: some process holds its claim. FAILED: its last attempt failed, or it is
+    known never to work. CANCELLED: its last attempt was interrupted or killed. BLOCKED: something it needs failed.
+    SKIPPED: nobody needs it, since all that would read it is there. PENDING: everything else.
+    """
+    runs = outline.stage_runs.values()
+    present = store.present({run.fingerprint: run.stage for run in runs if run.scope is not Scope.SERVICE})
+    attempts = store.index.attempts(run.fingerprint for run in runs)
+    infeasible = store.index.infeasible()
+    claimed = store.claimed()
+    needed = _needed(outline, present)
+    found: dict[StageRunId, Standing] = {}
+    for run in runs:  # after everything it needs
+        artifact = present.get(run.fingerprint)
+        attempt = attempts.get(run.fingerprint)
+        if artifact is not None:
+            found[run.id] = Standing(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
+        elif run.fingerprint in claimed and store.is_claimed(run.fingerprint):
+            found[run.id] = _running(attempt)
+        elif run.id not in needed:
+            found[run.id] = Standing(StageStatus.SKIPPED, log=_log(attempt))
+        elif run.fingerprint in infeasible:
+            message = infeasible[run.fingerprint]
+            hint = "pipeline resume --retry-infeasible tries it again"
+            found[run.id] = Standing(StageStatus.FAILED, None, INFEASIBLE, message, hint, log=_log(attempt))
+        else:
+            found[run.id] = _after(run, attempt, found)
+    return found
+
+
+def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[StageRunId]:
+    """What would run now: results that are not there, and what those need and is not there."""
+    runs = outline.stage_runs
+    read = {upstream for run in runs.values() for upstream in run.inputs}
+    pending = [run.id for run in runs.values() if is_result(run.scope, read=run.id in read)]
+    needed: set[StageRunId] = set()
+    while pending:
+        run = runs[pending.pop()]
+        if run.id not in needed and run.fingerprint not in present:
+            needed.add(run.id)
+            pending += run.needs
+    return needed
+
+
+def _running(attempt: AttemptRow | None) -> Standing:
+    if attempt is None or attempt.outcome is not None:
+        return Standing(StageStatus.RUNNING)
+    progress: Mapping[str, Json] | None
+    try:
+        progress = json.loads((attempt.folder / PROGRESS_FILE).read_bytes())
+    except (OSError, ValueError):
+        progress = None
+    return Standing(StageStatus.RUNNING, log=_log(attempt), started_s=attempt.started_s, progress=progress)
+
+
+def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, Standing]) -> Standing:
+    """Where a stage run stands that is neither there nor being worked on."""
+    if attempt is not None and attempt.outcome == "failed":
+        return Standing(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
+    bad = (StageStatus.FAILED, StageStatus.BLOCKED)
+    if any(need in found and found[need].status in bad for need in run.needs):
+        return Standing(StageStatus.BLOCKED, log=_log(attempt))
+    if attempt is not None and run.scope is not Scope.SERVICE and attempt.outcome != "succeeded":
+        return Standing(StageStatus.CANCELLED, log=_log(attempt))
+    return Standing(StageStatus.PENDING, log=_log(attempt))
+
+
+def _log(attempt: AttemptRow | None) -> Path | None:
+    """The attempt's log, where it still is."""
+    if attempt is None or not (attempt.folder / LOG).exists():
+        return None
+    return attempt.folder / LOG
+
+
+def running_s(standing: Standing) -> float | None:
+    """Seconds for which the attempt that runs now has been running."""
+    return None if standing.started_s is None else max(0.0, time.time() - standing.started_s)

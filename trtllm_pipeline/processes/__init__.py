@@ -1,0 +1,1 @@
+"""Processes: a guardian that ends them all, groups, and why one was killed."""

@@ -1,0 +1,97 @@
+"""Processes of a server that a signal ended while it loads, and that it goes on waiting for.
+
+Triton does not notice that a Python model's process is gone, and never collects it. So such a process stays a zombie
+below the server, with the signal that ended it in the process table. One that is collected was somebody's business, and
+of other processes a server may have ended one itself: they count where the kernel has ended something for lack of memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.guardian import Process, look_up
+
+STUB: Final = "triton_python_backend_stub"
+LOOK_EVERY_S: Final = 0.05
+"""Who dies before it was seen has no name. Where a look takes long, it takes a tenth of the time at most."""
+_LEFT_S: Final = 0.4
+"""A process that is waited for is collected sooner."""
+
+
+def model_of(command: list[bytes]) -> str | None:
+    """The model that a process runs; None for one that is no stub. Its first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    if STUB.encode() not in command[0] or len(command) < 2:
+        return None
+    return Path(os.fsdecode(command[1])).parent.parent.name
+
+
+class Watch:
+    """Looks for such processes below `root`; `before` is what the kernel had counted when that was started."""
+
+    def __init__(self, root: int, before: out_of_memory.Counts) -> None:
+        self._root = root
+        self._before = before
+        self._models: dict[int, str] = {}
+        self._since: dict[int, float] = {}
+        self._next = 0.0
+
+    def look(self) -> tuple[str, int] | None:
+        """Who was ended and by which signal, if anyone was. Often called, it looks only now and then."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        found = _below(self._root)
+        self._next = now + max(LOOK_EVERY_S, 10 * (time.monotonic() - now))
+        self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
+        for pid, process in found.items():
+            if not process.zombie and (model := _model(pid)):
+                self._models[pid] = model
+        for pid, since in self._since.items():
+            signo = found[pid].exit_code & 0x7F
+            if signo and now - since >= _LEFT_S and (who := self._who(pid, signo)):
+                return who, signo
+        return None
+
+    def _who(self, pid: int, signo: int) -> str | None:
+        """What to call a process that a signal has ended; None for one that need not matter."""
+        if pid in self._models:
+            return f"the process of model {self._models[pid]}"
+        name = _read(pid, "comm").decode(errors="replace").strip()
+        if STUB.startswith(name) and name:
+            return f"the process of a Python model ({pid})"
+        for_memory = signo == signal.SIGKILL and out_of_memory.verdict(self._before)[0] is FailureClass.OUT_OF_MEMORY
+        return f"its process {pid} ({name})" if for_memory else None
+
+
+def _below(root: int) -> dict[int, Process]:
+    """All processes below `root`, those included that have ended and were not collected."""
+    table = {pid: process for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (process := look_up(pid))}
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    found, stack = {}, [root]
+    while stack:
+        for pid in children.get(stack.pop(), ()):
+            if pid not in found:
+                found[pid] = table[pid]
+                stack.append(pid)
+    return found
+
+
+def _model(pid: int) -> str | None:
+    """The model that a living process runs."""
+    return model_of(_read(pid, "cmdline").split(b"\0"))
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of a process; nothing where that is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

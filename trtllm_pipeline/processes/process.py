@@ -1,0 +1,266 @@
+"""Starting, ending and accounting for processes: the pipeline's side of the guardian, and short commands.
+
+Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
+spoken to). If the guardian itself is killed its stage processes go on as orphans; `read_events` notices at once,
+kills all of them that it can recognise, and says so. What not even that can reach (both killed at the same moment)
+still holds its claim: the lock goes free with the last process of the stage run, not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, TypeAlias
+
+from trtllm_pipeline.errors import PipelineError, StateError
+
+_PACKET_BYTES: Final = 65536
+# Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
+_START: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
+
+
+OPEN_FILES: Final = 256
+"""Files that a process of ours or a server may have open, without the connections of a load."""
+
+
+def allow_open_files(connections: int = 0) -> None:
+    """Let processes have this many connections, raising the soft limit where the hard one allows it.
+
+    Raises StateError where it does not: programs that run out of files wait, or fail without a word of it.
+    """
+    needed = OPEN_FILES + connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return
+    if hard != unlimited and hard < needed:
+        raise StateError(
+            f"a process may have {hard} files open here, {needed} are needed",
+            hint=f"ulimit -n {needed} in a shell that may, or docker run --ulimit nofile={needed}",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process runs. `start_time` (clock ticks since boot) tells it from a later one with the same pid."""
+
+    id: str
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A process could not be started; `message` says what could not be done and why."""
+
+    id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process and all it left behind are gone.
+
+    `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
+    `max_rss_bytes` is the largest of them, not their sum. `swept` counts what it had left behind.
+    """
+
+    id: str
+    returncode: int
+    wall_s: float
+    user_s: float
+    sys_s: float
+    max_rss_bytes: int
+    swept: int
+
+
+ProcessEvent: TypeAlias = Spawned | Refused | Exited
+
+
+class Guardian:
+    """A running guardian; a context manager that ends it, and with it everything it started.
+
+    Give `fileno()` to a selector and call `read_events` when it is readable. Orders are sent without waiting for
+    their effect: that comes as an event.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._running: dict[str, Spawned] = {}
+        theirs.set_inheritable(True)
+        nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
+        python = [sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent), str(theirs.fileno())]
+        with theirs:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                python,
+                os.environ,
+                file_actions=[nothing, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)],
+                setsid=True,
+                setsigmask=(),
+            )
+
+    def __enter__(self) -> Guardian:  # noqa: PYI034  # typing.Self is of Python 3.11
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Becomes readable when there is an event."""
+        return self._socket.fileno()
+
+    def spawn(
+        self,
+        run_id: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        claim_fds: Sequence[int] = (),
+    ) -> None:
+        """Start `argv` in a session of its own; its output is appended to `log`. `Spawned` or `Refused` follows.
+
+        `run_id` is unique among what runs. A program without a slash is looked for on the PATH of `env`. `claim_fds`
+        are inherited by the process and all its descendants: flocks on them last as long as any of these.
+        """
+        program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH", os.defpath))
+        self._send(
+            {
+                "do": "spawn",
+                "id": run_id,
+                "argv": [program or argv[0], *argv[1:]],
+                "env": dict(env),
+                "cwd": str(cwd.absolute()),
+                "log": str(log.absolute()),
+            },
+            claim_fds,
+        )
+
+    def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
+        """Send a signal to the stage run's first process, or to all of its processes. Nothing if it has ended."""
+        self._send({"do": "signal", "id": run_id, "signal": int(signo), "whole": whole})
+
+    def end(self, run_id: str, grace_s: float) -> None:
+        """Interrupt all processes of the stage run, terminate them after `grace_s`, kill them after as much again."""
+        self._send({"do": "end", "id": run_id, "grace_s": grace_s})
+
+    def read_events(self) -> list[ProcessEvent]:
+        """What has happened since the last call; never waits. Raises PipelineError if the guardian is gone."""
+        events: list[ProcessEvent] = []
+        while True:
+            try:
+                data = self._socket.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return events
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._lost("was killed")
+            message = json.loads(data)
+            kind = message.pop("event")
+            if kind == "spawned":
+                self._running[message["id"]] = spawned = Spawned(**message)
+                events.append(spawned)
+            elif kind == "exited":
+                self._running.pop(message["id"], None)
+                events.append(Exited(**message))
+            elif kind == "refused":
+                events.append(Refused(**message))
+            else:
+                self._lost(f"failed:\n{message['traceback']}")
+
+    def close(self) -> None:
+        """End everything that runs, services first asked politely; return when nothing is left (seconds at most)."""
+        if self._socket.fileno() < 0:
+            return
+        self._socket.close()
+        with contextlib.suppress(ChildProcessError):  # if someone else has reaped it
+            os.waitpid(self.pid, 0)
+
+    def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
+        data = json.dumps(message).encode()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read_events` will say it
+            if len(data) <= _PACKET_BYTES:
+                socket.send_fds(self._socket, [data], fds)
+                return
+            with open(os.memfd_create("message"), "r+b") as file:  # noqa: PTH123
+                file.write(data)
+                file.flush()
+                socket.send_fds(self._socket, [b"@"], [*fds, file.fileno()])
+
+    def _lost(self, how: str) -> None:
+        """Kill what the guardian has left behind, as far as it can be recognised; raise PipelineError."""
+        from trtllm_pipeline.processes.guardian import is_marked, kill, process_table, with_descendants
+
+        self.close()
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            table = process_table()
+            began = {one.pid: one.start_time for one in self._running.values()}
+            known = {pid for pid, one in table.items() if one.start_time >= began.get(one.session, math.inf)}
+            marked = {pid for pid in table if is_marked(pid, f"{self.pid}.")}
+            left = with_descendants(known | marked, table)
+            if not left:
+                break
+            for pid in left:
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        raise PipelineError(
+            f"the process that watches over the stages (pid {self.pid}) {how}; all that ran was ended",
+            hint="look for the reason (out of memory? `dmesg`), then run again: what was finished stays finished",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCommand:
+    """What a short command said. `returncode` is None if it took too long and was killed, 127 if there is none."""
+
+    argv: tuple[str, ...]
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def run_command(argv: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None) -> CompletedCommand:
+    """Run a short command, a probe, and return what it said; on timeout it and all in its session are killed."""
+    import subprocess
+
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return CompletedCommand(tuple(argv), 127, "", f"{argv[0]}: {error.strerror}")
+    returncode: int | None
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+        returncode = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        returncode = None
+    return CompletedCommand(tuple(argv), returncode, stdout, stderr)

@@ -1,0 +1,202 @@
+"""What an engine was built for, compared with the machine that is to serve it.
+
+An engine runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
+itself says so only after loading for minutes, or dies of it; here every difference is found first, and named.
+
+`config.json` is TensorRT-LLM's own: the release and tp * pp. `engine.json` is ours, written by the stage that built the
+engine: the GPU it was built on, and the digest of every rank's files. An engine that came from elsewhere has none;
+then nothing but what config.json says can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine.model import Gpu, Machine
+
+FILE: Final = "engine.json"
+_ENGINE: Final = re.compile(r"rank(\d+)\.engine")
+_OF_A_RANK: Final = re.compile(r"rank\d+(\.engine|_managed_weights\.safetensors)")
+_REBUILD: Final = "build the engine on this machine, or serve it on one like that it was built on"
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """One file of an engine as it was when it had been built."""
+
+    size: int
+    mtime_ns: int
+    blake3: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileDigest:
+        """Read all of `path`."""
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, digest_file(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What an engine needs. None where it is not known."""
+
+    release: str | None
+    """Of TensorRT-LLM, such as 0.12.0, as config.json says; engines of the first builders have none."""
+    world_size: int
+    """Ranks: tp * pp (* cp)."""
+    sm: int | None = None
+    """Compute capability as one number: 90 is 9.0."""
+    gpu: str | None = None
+    """Name of the GPU it was built on."""
+    digests: Mapping[str, FileDigest] | None = None
+    """By the name of the file in the engine's folder."""
+
+
+def write(engine: Path, gpu: Gpu) -> Contract:
+    """Write engine.json into a folder that `trtllm-build` has just filled on `gpu`; returns what is in it.
+
+    Reads every rank's files once. Raises ServerError when the folder is not a whole engine.
+    """
+    built = _from_config(engine)
+    _check_ranks(engine, built.world_size)
+    digests = {path.name: FileDigest.of(path) for path in _rank_files(engine)}
+    contract = Contract(built.release, built.world_size, gpu.sm, gpu.name, digests)
+    write_json(engine / FILE, {"schema": 1, **asdict(contract)})
+    return contract
+
+
+def read(engine: Path) -> Contract:
+    """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
+    contract = _from_config(engine)
+    path = engine / FILE
+    try:
+        if find(engine, FILE) is None:
+            return contract
+        raw = Fields.read(engine, FILE)
+        files = raw.fields("digests")
+        digests = {
+            name: FileDigest(
+                file.integer("size", least=0, most=2**63),
+                file.integer("mtime_ns", least=-(2**63), most=2**63),
+                file.required_text("blake3"),
+            )
+            for name, file in ((name, files.fields(name)) for name in files.values)
+        }
+        return Contract(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
+    except ModelFileError as error:
+        raise ServerError(f"{path} is not a contract of ours: {error.short}") from error
+
+
+def check(engine: Path, machine: Machine) -> Contract:
+    """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
+
+    Of these the release and the compute capability alone are INFEASIBLE: they tell one engine from another, while files
+    can be made again and GPUs added. A rank's file whose size and time are as they were is not read again; one with
+    another time, as a copy has, is.
+    """
+    contract = read(engine)
+    installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
+    if contract.release is None or installed is None or _public(contract.release) != _public(installed):
+        raise _differs(
+            engine,
+            "version",
+            f"TensorRT-LLM {contract.release or 'of an old builder, which names none'}",
+            installed or "none",
+            _REBUILD,
+            FailureClass.INFEASIBLE,
+        )
+    _check_ranks(engine, contract.world_size)
+    if len(machine.gpus) < contract.world_size:
+        raise _differs(
+            engine,
+            "world_size",
+            f"{contract.world_size} ranks, a GPU each",
+            f"{len(machine.gpus)} GPUs",
+            "serve it with as many GPUs, or build for a smaller tp and pp",
+        )
+    other = next((gpu for gpu in machine.gpus if contract.sm not in {None, gpu.sm}), None)
+    if other is not None:
+        raise _differs(
+            engine,
+            "sm",
+            f"compute capability {contract.sm} ({contract.gpu})",
+            f"{other.sm} ({other.name})",
+            _REBUILD,
+            FailureClass.INFEASIBLE,
+        )
+    for name, built in (contract.digests or {}).items():
+        _check_file(engine, name, built)
+    return contract
+
+
+def _public(release: str) -> str:
+    """A release without what a builder has added to it, such as +cu124."""
+    return release.partition("+")[0]
+
+
+def _from_config(engine: Path) -> Contract:
+    path = engine / "config.json"
+    try:
+        config = Fields.read(engine, path.name)
+        mapping = config.fields("pretrained_config").fields("mapping")
+        world_size = mapping.integer("world_size", 1)
+        product = math.prod(mapping.integer(name, 1) for name in ("tp_size", "pp_size", "cp_size"))
+    except ModelFileError as error:
+        raise ServerError(
+            f"{engine} is not an engine folder: {error.short}",
+            failure=FailureClass.USER,
+            hint="an engine is made by `pipeline build`, or by trtllm-build",
+        ) from error
+    if world_size != product:
+        raise _differs(path, "mapping.world_size", f"tp * pp = {product}", world_size, "convert the checkpoint again")
+    version = config.values.get("version")
+    return Contract(None if version is None else str(version), world_size)
+
+
+def _rank_files(engine: Path) -> list[Path]:
+    return sorted(path for path in engine.iterdir() if _OF_A_RANK.fullmatch(path.name))
+
+
+def _check_ranks(engine: Path, world_size: int) -> None:
+    """Raise ServerError unless there is one engine file for each rank."""
+    ranks = sorted(int(found[1]) for path in engine.iterdir() if (found := _ENGINE.fullmatch(path.name)))
+    if ranks != list(range(world_size)):
+        there = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
+        raise _differs(
+            engine,
+            "rank files",
+            f"one for each of {world_size} ranks",
+            there,
+            "build the engine again: it is not whole",
+        )
+
+
+def _check_file(engine: Path, name: str, built: FileDigest) -> None:
+    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the folder."""
+    hint = "build the engine again, or copy it again"
+    path = find(engine, name)
+    if path is None:
+        raise _differs(engine / name, "digests", f"a file of {built.size} bytes", "none", hint)
+    status = path.stat()
+    if status.st_size != built.size:
+        raise _differs(path, "size", f"{built.size} bytes", f"{status.st_size} bytes", hint)
+    if status.st_mtime_ns != built.mtime_ns and (digest := digest_file(path)) != built.blake3:
+        raise _differs(path, "digest", built.blake3, digest, hint)
+
+
+def _differs(
+    path: Path, field: str, engine: object, here: object, hint: str, failure: FailureClass = FailureClass.USER
+) -> ServerError:
+    return ServerError(
+        f"{path} does not fit: {field}: the engine needs {engine}, here is {here}",
+        failure=failure,
+        hint=hint,
+    )

@@ -1,0 +1,356 @@
+"""A world of Triton servers under mpirun: one engine, spread over as many ranks as it was built for.
+
+Rank 0 is the server that clients reach. The others run TensorRT-LLM's worker alone: they load the engine model and
+listen nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.machine.triton_installation import Triton
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.group import Group
+from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
+from trtllm_pipeline.serving import links, triton
+from trtllm_pipeline.serving.server import Ports, all_ok, until_ready
+
+ENGINE_MODEL: Final = "tensorrt_llm"
+MPIRUN: Final = "mpirun"
+"""The one on PATH."""
+_ASKED: Final = ("ensemble", "tensorrt_llm_bls")
+_WITHOUT_MPIRUN: Final = (0, 19)
+"""First release whose engine model runs in a server that mpirun did not start."""
+_NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
+_LAST_WORDS_S: Final = 1.3
+"""mpirun names the rank that ended first about 1.1 s after it did, once it has ended the others."""
+_ALL_WORDS_S: Final = 5.0
+"""It takes longer where others do not end when they are told."""
+# How mpirun says which rank ended first: of a signal, with an exit status, or by MPI_Abort.
+_ENDED: Final = (
+    (re.compile(r"process rank (\d+) with PID \d+ [^\n]*exited on signal (\d+)"), -1),
+    (re.compile(r"Process name: \[\S*,(\d+)\]\s+Exit code:\s+(\d+)"), 1),
+    (re.compile(r"MPI_ABORT was invoked on rank (\d+)[^\n]*\s+(?:with )?errorcode (\d+)"), 1),
+)
+
+
+def needs_mpirun(world_size: int, release: str) -> bool:
+    """Whether an engine of `world_size` ranks runs under mpirun in this release of TensorRT-LLM.
+
+    One rank does not from 0.19 on, whose own launcher has an option for that; before, one rank is a world of one.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return world_size > 1 or found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+
+
+def argv(
+    server: str,
+    repository: Path,
+    ports: Ports,
+    world_size: int,
+    *,
+    release: str,
+    run_prefix: str,
+    root: bool,
+    oversubscribe: bool,
+    log: Path,
+    host: str = triton.LOOPBACK,
+    options: Sequence[str] = (),
+    mpirun: str = MPIRUN,
+) -> list[str]:
+    """The command line that starts `world_size` ranks of the Triton at `server`, or one alone where that needs no mpirun.
+
+    `run_prefix` begins the names of all shared memory of this run, each rank goes on from there. mpirun writes what
+    rank N says to `log`/*/rank.N/stdout. `options` go to every rank. `root`: mpirun refuses to be root unless told.
+    `mpirun` is its path, or a name on PATH.
+    """
+    every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
+    # Only rank 0 is given ports. Handed the same ones, the others would keep off them merely because the engine model
+    # never finishes loading there; one that did would take requests it cannot answer.
+    first = triton.address_options(host, ports)
+    other = (
+        "--model-control-mode=explicit",
+        f"--load-model={ENGINE_MODEL}",
+        *(f"--allow-{name}=false" for name in Ports._fields),
+    )
+    ranks = [
+        [*every, *(other if rank else first), triton.shared_memory_option(f"{run_prefix}{rank}_")]
+        for rank in range(world_size)
+    ]
+    if not needs_mpirun(world_size, release):
+        return ranks[0]
+    command = [mpirun]
+    if root:
+        command.append("--allow-run-as-root")
+    if oversubscribe:
+        command.append("--oversubscribe")
+    # An mpirun called by its path would put its own folders before those on PATH and LD_LIBRARY_PATH.
+    command.append("--noprefix")
+    # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
+    command += ["--bind-to", "none", "--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
+    for rank, words in enumerate(ranks):
+        command += [":"] * bool(rank) + ["-n", "1", *words]
+    return command
+
+
+class Ranks(Group):
+    """mpirun with its ranks. Over as soon as one of them has ended: the others would wait for it for ever.
+
+    `mpirun` is false for a command that is the only rank itself.
+    """
+
+    def __init__(
+        self, command: Sequence[str], world_size: int, *, mpirun: bool, env: Mapping[str, str], cwd: Path, log: Path
+    ) -> None:
+        super().__init__(command, env=env, cwd=cwd, log=log)
+        self.world_size = world_size
+        self.mpirun = mpirun
+        self.ranks: dict[int, tuple[int, Process]] = {}
+        """Rank -> process id, and what it looked like when it was found; all of them some moments after the start."""
+
+    def poll(self) -> int | None:
+        """Exit status of mpirun; 1 when a rank has ended before it."""
+        status = self.wait(0.0)
+        return 1 if status is None and self.dead() else status
+
+    def dead(self) -> list[int]:
+        """Ranks that were there once and are not any more."""
+        if len(self.ranks) < self.world_size:
+            self._find()
+        return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if not _is(pid, seen)]
+
+    def interrupt(self) -> None:
+        """Ask the ranks to end. mpirun is not asked: it would kill them a second later."""
+        self.dead()  # finds those that have come since the last look
+        for pid, seen in self.ranks.values():
+            if _is(pid, seen):
+                kill(pid, signal.SIGINT)
+
+    def _find(self) -> None:
+        if not self.mpirun:
+            if alone := look_up(self.pid):
+                self.ranks.setdefault(0, (self.pid, alone))
+            return
+        for pid, process in process_table().items():
+            if process.parent == self.pid and (rank := _rank(pid)) is not None:
+                self.ranks.setdefault(rank, (pid, process))
+
+
+def _is(pid: int, seen: Process) -> bool:
+    """Whether the process is still there, and the same."""
+    now = look_up(pid)
+    return now is not None and not now.zombie and now.start_time == seen.start_time
+
+
+def _rank(pid: int) -> int | None:
+    """The rank that mpirun gave this process; None for one that is only just being started."""
+    try:
+        found = _RANK.search(Path(f"/proc/{pid}/environ").read_bytes())
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+@dataclass(slots=True)
+class World:
+    """A running world; a `server.Server`."""
+
+    process: Ranks
+    ports: Ports
+    output: Path
+    """What mpirun itself says; what the only rank says where there is no mpirun."""
+    folder: Path
+    """Below it the ranks' own logs."""
+    prefix: str
+    """How all its files in shared memory start."""
+    models: tuple[str, ...]
+    """Whom clients ask: the first is the one to ask by default."""
+    loaded: tuple[str, ...]
+    """All models of the repository."""
+    host: str
+    started: float = field(default_factory=time.time)
+    stubs: dict[int, str] = field(default_factory=dict)
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+
+    @property
+    def log(self) -> Path:
+        """What rank 0 says, which is the server for its clients."""
+        return self.rank_log(0)
+
+    def ready(self) -> bool:
+        """Whether rank 0 and all its models say that they are ready, which they are once every rank is."""
+        self._mark_folders()
+        return all_ok(self.host, self.ports.http, triton.ready_paths(self.loaded))
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """Wait until it is ready or `ended` is set. Raises ServerError when a rank ends or it takes too long."""
+        until_ready(self, "Triton", timeout_s, ended)
+        self.process.dead()  # finds the ranks that there are, for `interrupt`
+        self.stubs = self._live_stubs()
+        self._mark_folders()
+
+    def rank_log(self, rank: int) -> Path:
+        """What a rank has said."""
+        for path in self.folder.glob("*/rank.*/stdout"):  # mpirun pads the number with zeros
+            if int(path.parent.name.removeprefix("rank.")) == rank:
+                return path
+        return self.output
+
+    def died(self) -> ServerError:
+        """Why it has ended: the rank that ended first, with the end of that rank's log."""
+        rank, status = self._first_dead()
+        if rank is None:
+            return triton.diagnose(
+                status, self.output, "mpirun" if self.process.mpirun else "Triton", before=self.before
+            )
+        who = f"rank {rank} of {self.process.world_size}"
+        return triton.diagnose(status, self.rank_log(rank), who, before=self.before)
+
+    def _first_dead(self) -> tuple[int | None, int | None]:
+        """The rank that ended first, None if it was none of them, and an exit status where one is known."""
+        if not self.process.mpirun:
+            return None, self.process.wait(_LAST_WORDS_S)
+        begin = time.monotonic()
+        while True:
+            ended = self.process.wait(0.05) is not None
+            dead = self.process.dead()
+            alone = len(dead) == 1  # of several, nobody but mpirun knows which was the first
+            over = ended or time.monotonic() > begin + (_LAST_WORDS_S if alone else _ALL_WORDS_S)
+            said = self.output.read_text(encoding="utf-8", errors="replace")
+            for pattern, sign in _ENDED:
+                if found := pattern.search(said):
+                    return int(found[1]), sign * int(found[2])
+            if over:
+                return (dead[0], None) if alone else (None, self.process.returncode)
+
+    def dead_models(self) -> set[str]:
+        """Models of rank 0 whose Python process has died since the last look; Triton goes on calling them ready."""
+        dead = triton.dead_stubs(self.stubs, self._server_pid)
+        for pid in dead:
+            del self.stubs[pid]
+        return set(dead.values())
+
+    def service(self) -> dict[str, object]:
+        """What clients need to know. Raises OSError or http.client.HTTPException when rank 0 does not answer."""
+        pids = [pid for _, (pid, _) in sorted(self.process.ranks.items())]
+        return {
+            **triton.described(pids[0], self.host, self.ports, self.models),
+            "ranks": pids,
+            "log": str(self.log.relative_to(self.output.parent)),
+        }
+
+    def stop(self, timeout_s: float) -> int | None:
+        """Interrupt the ranks, terminate and then kill all there is, remove what they had in shared memory."""
+        self._mark_folders()
+        status = self.process.stop(timeout_s)
+        triton.remove_leftovers(self.prefix)
+        return status
+
+    def _mark_folders(self) -> None:
+        triton.mark_folders(self.prefix, self.started, [pid for pid, _ in self.process.ranks.values()])
+
+    def _live_stubs(self) -> dict[int, str]:
+        return triton.live_stubs(self._server_pid, self.prefix)
+
+    @property
+    def _server_pid(self) -> int:
+        """Of rank 0."""
+        return self.process.ranks[0][0] if 0 in self.process.ranks else self.process.pid
+
+
+def start(
+    triton_: Triton,
+    repository: Path,
+    world_size: int,
+    *,
+    release: str,
+    log: Path,
+    ports: Ports,
+    host: str = triton.LOOPBACK,
+    mpirun: str = MPIRUN,
+) -> World:
+    """Start `world_size` ranks on `repository`; see `argv`. What mpirun says goes into `log`, the ranks' own beside it.
+
+    Raises ServerError where mpirun is missing or cannot be used.
+    """
+    under_mpirun = needs_mpirun(world_size, release)
+    if under_mpirun:
+        check_mpirun(mpirun)
+    triton.remove_stale_leftovers()
+    started = time.time()
+    prefix = triton.new_prefix()
+    loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+    linked, backends = triton.link(triton_, repository, log.parent / "links")
+    folder = log.parent / "ranks"
+    command = argv(
+        str(triton_.binary),
+        linked,
+        ports,
+        world_size,
+        release=release,
+        run_prefix=prefix,
+        root=os.geteuid() == 0,
+        oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
+        log=links.plain(log.parent) / folder.name,
+        host=host,
+        options=(
+            *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
+            *triton.closing_options(triton_)[0],
+            f"--exit-timeout-secs={triton.EXIT_TIMEOUT_S}",
+        ),
+        mpirun=mpirun,
+    )
+    shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
+    log.write_bytes(b"")
+    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
+    environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
+    process = Ranks(triton.private(command), world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
+    return World(
+        process,
+        ports,
+        log,
+        folder,
+        prefix,
+        tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
+        loaded,
+        triton.LOOPBACK if host in triton.WILDCARDS else host,
+        started,
+    )
+
+
+def check_mpirun(mpirun: str) -> None:
+    """Raise ServerError where `mpirun` is not there, or this process is itself a part of a parallel job."""
+    if shutil.which(mpirun) is None:
+        raise ServerError(
+            f"{mpirun} is not there: it starts an engine's ranks, up to TensorRT-LLM 0.18 a single one as well",
+            failure=FailureClass.USER,
+            hint="NGC containers have it; Debian, Ubuntu: apt install openmpi-bin",
+        )
+    if reason := nested():
+        raise ServerError(
+            reason,
+            failure=FailureClass.USER,
+            hint="on one node unset the job's variables first; on several start the ranks with srun --mpi=pmix",
+        )
+
+
+def nested() -> str | None:
+    """Why mpirun cannot be started from this process, which is itself a part of a parallel job; None where it is not."""
+    found = next((name for name in _NESTED if name in os.environ), None)
+    if found is None:
+        return None
+    return (
+        f"mpirun would be started inside a parallel job ({found} is set), and would take that job's ranks for its own; "
+        'docs/multi-node.md, "In a Slurm allocation", has the ways on'
+    )

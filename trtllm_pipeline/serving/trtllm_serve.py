@@ -1,0 +1,85 @@
+"""A `trtllm-serve` process: an OpenAI-compatible server that starts the workers of its other GPUs itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.group import Group
+from trtllm_pipeline.serving.server import Ports, all_ok, ask, diagnose, until_ready
+from trtllm_pipeline.serving.triton import LOOPBACK, WILDCARDS
+
+
+@dataclass(slots=True)
+class OpenAiServer:
+    """A running server; a `server.Server`. Its workers are sessions of their own, and end with it all the same."""
+
+    process: Group
+    ports: Ports
+    """The first is where it listens; it has no other."""
+    log: Path
+    name: str
+    """Of its program."""
+    host: str
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+
+    def ready(self) -> bool:
+        """Whether it says that it is healthy."""
+        return all_ok(self.host, self.ports.http, ("/health",))
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+        until_ready(self, self.name, timeout_s, ended)
+
+    def died(self) -> ServerError:
+        """Why it has ended, from its exit status and its log."""
+        return diagnose(self.name, self.process.poll(), self.log, before=self.before)
+
+    def dead_models(self) -> set[str]:
+        """None: it ends with its workers."""
+        return set()
+
+    def service(self) -> dict[str, object]:
+        """What clients need to know. Raises ServerError when it serves no model."""
+        try:
+            models = json.loads(ask(self.host, self.ports.http, "GET", "/v1/models")[1])["data"]
+            model = str(models[0]["id"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+            raise ServerError(f"{self.name} does not say which model it serves: {error!r}", log=self.log) from error
+        address = f"{self.host}:{self.ports.http}"
+        return {
+            "kind": "openai",
+            "pid": self.process.pid,
+            "http": address,
+            "grpc": "",
+            "metrics": None,
+            "url": f"http://{address}",
+            "model": model,
+            "bls_model": None,
+            "server": {"name": self.name, "version": self._version()},
+        }
+
+    def _version(self) -> str | None:
+        try:
+            status, answer = ask(self.host, self.ports.http, "GET", "/version")
+            return str(json.loads(answer)["version"]) if status == http.HTTPStatus.OK else None
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return None
+
+    def stop(self, timeout_s: float) -> int | None:
+        """Interrupt it, terminate and then kill all there is."""
+        return self.process.stop(timeout_s)
+
+
+def start(command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK) -> OpenAiServer:
+    """Start `command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
+    words = [*command, "--host", host, "--port", str(ports.http)]
+    process = Group(words, env=os.environ, cwd=log.parent, log=log)
+    return OpenAiServer(process, ports, log, Path(command[0]).name, LOOPBACK if host in WILDCARDS else host)

@@ -1,0 +1,160 @@
+"""Calibration sets, which every toolchain reads alike: rows of a JSON Lines file, and which of them are taken."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files import user_files
+from trtllm_pipeline.machine.model import Machine
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Tokens = Sequence[int]
+Messages = list[dict[str, Any]]
+_TEXT_KEYS: Final = ("text", "input", "text_input")
+MOST: Final = 512
+"""Rows taken of a larger set where nobody says how many: as many as TensorRT-LLM's quantize.py takes."""
+_EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
+
+
+DEFAULT_DATA: Final = "builtin:general"
+"""What a matrix calibrates on unless it names something else."""
+
+
+def default_set() -> Path:
+    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
+    return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which part of a calibration set is used, and how it is presented."""
+
+    samples: int | None = None
+    """Rows taken: all of them in a smaller set. None takes all, up to 512."""
+    max_length: int = 512
+    """Tokens kept of a row."""
+    seed: int = 0
+    """Chooses the rows of a larger set."""
+    chat_template: bool = False
+    """Each row becomes a user's turn in the model's chat template."""
+
+    @classmethod
+    def parse(cls, value: Json) -> Selection:
+        """The selection a stage was given; null is the default one. Raises UsageError for other keys or types."""
+        given = {} if value is None else value
+        if not isinstance(given, dict) or (unknown := sorted(given.keys() - {field.name for field in fields(cls)})):
+            raise UsageError(
+                f"calibration {json.dumps(value)} is not understood"
+                + (f": {unknown[0]}" if isinstance(given, dict) else ""),
+                hint="its keys are " + ", ".join(field.name for field in fields(cls)),
+            )
+        for name in ("samples", "max_length", "seed"):
+            number = given.get(name, 1)
+            if name == "samples" and number is None:
+                continue
+            if type(number) is not int or number < (0 if name == "seed" else 1):
+                raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
+        return cls(**given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a calibration set, in one of three forms."""
+
+    text: str | None = None
+    messages: Messages | None = None
+    """A conversation, for the model's chat template."""
+    tokens: Tokens | None = None
+    """Token ids, for sets that were tokenized before."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON Lines file. Raises MatrixError with every malformed row."""
+    return read_lines(path, _parse)
+
+
+def read_lines(path: Path, parse: Callable[[Any], T]) -> list[T]:
+    """What `parse` makes of each line of a JSON Lines file that is not blank.
+
+    Raises MatrixError with every line that is not JSON, or that `parse` raises ValueError for.
+    """
+    hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
+    return user_files.read_json_lines(path, lambda value, _number: parse(value), nothing="it has no rows", hint=hint)
+
+
+def _parse(value: Any) -> Row:
+    fields = value if isinstance(value, dict) else {}
+    for key in _TEXT_KEYS:
+        if isinstance(fields.get(key), str) and fields[key]:
+            return Row(text=fields[key])
+    messages, tokens = fields.get("messages"), fields.get("input_ids")
+    if isinstance(messages, list) and messages and all(isinstance(part, dict) for part in messages):
+        return Row(messages=messages)
+    if isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens):
+        return Row(tokens=tokens)
+    raise ValueError(_EXPECTED)
+
+
+def choose(rows: Sequence[T], selection: Selection) -> list[T]:
+    """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
+    import numpy as np
+
+    samples = selection.samples or MOST
+    if selection.samples is not None and selection.samples > len(rows):
+        logger.warning("calibrating on %d rows: %d were asked for, and there are no more", len(rows), samples)
+    if len(rows) <= samples:
+        return list(rows)
+    chosen = np.random.default_rng(selection.seed).choice(len(rows), samples, replace=False)
+    return [rows[index] for index in sorted(chosen)]
+
+
+def with_true_samples(
+    params: Mapping[str, Json], files: Mapping[str, str], _machine: Machine | None = None
+) -> Mapping[str, Json]:
+    """The parameters of a stage that calibrates, with the number of rows that its file really gives.
+
+    Command lines and keys then say what is done. Warns where more were asked for. A file that is not here yet, and a
+    malformed one, are left to the stage.
+    """
+    given = params.get("calibration")
+    if "calibration_data" not in files or not isinstance(given, dict):
+        return params
+    asked = given.get("samples")
+    if asked is not None and type(asked) is not int:
+        return params
+    try:
+        rows = _count(files["calibration_data"])
+    except (OSError, ValueError):
+        return params
+    if asked is not None and asked > rows:
+        _warn(files["calibration_data"], asked, rows)
+    return {**params, "calibration": {**given, "samples": min(asked or MOST, rows)}} if rows else params
+
+
+@lru_cache(maxsize=64)
+def _count(path: str) -> int:
+    with Path(path).open("rb") as file:
+        return sum(not line.isspace() for line in file)
+
+
+@lru_cache(maxsize=64)
+def _warn(path: str, asked: int, rows: int) -> None:
+    logger.warning(
+        "settings.quantize.calibration.samples is %d, but %s has %d rows: the model is calibrated on %d. "
+        "Name a larger set in settings.quantize.calibration.data, or leave samples out to take all rows.",
+        asked,
+        path,
+        rows,
+        rows,
+    )

@@ -1,0 +1,292 @@
+"""The programs of the launch stages, services: a server, of one of three kinds, until told to end.
+
+    run          one Triton around a model repository
+    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`ranks.py`)
+    run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
+    run_openai   `trtllm-serve`, which does as well (`openai_server.py`)
+
+Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
+the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
+three times, and when it dies itself, as often as `restarts` says; then it ends with the cause and the tail of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.machine import triton_installation
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
+from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.serving.server import Ports, Server, quoted
+from trtllm_pipeline.stages.base import SERVICE_FILE, Work
+from trtllm_pipeline.triton_repository import referenced_paths
+
+MODEL: Final = "ensemble"
+BLS_MODEL: Final = "tensorrt_llm_bls"
+LOG_FILE: Final = "server.log"
+THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
+"""Tells the embedded engine model how many threads to use; a repository is the same for every machine."""
+STARTS: Final = 3
+"""Tries to find free ports: another program may take one between the test and the server's start."""
+REPAIRS: Final = 3
+"""Deaths of Python model processes after which the server is given up."""
+LOOK_EVERY_S: Final = 0.5
+_LLMAPI_SINCE: Final = "0.19.0"
+MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The stage's parameters. Port 0 means any free one, `threads` 0 the engine's own choice."""
+
+    threads: int = 0
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    host: str = triton.LOOPBACK
+    ready_timeout_s: float = 300.0
+    stop_timeout_s: float = triton.STOP_TIMEOUT_S
+    restarts: int = 0
+
+    @staticmethod
+    def of(params: Mapping[str, Json]) -> Settings:
+        """Those of the parameters that are meant for this program."""
+        known: dict[str, Any] = {name: params[name] for name in Settings.__dataclass_fields__ if name in params}
+        return Settings(**known)
+
+    def ports(self) -> Ports:
+        """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
+        asked = dict(zip(Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
+        fixed = {name: port for name, port in asked.items() if port}
+        for name, port in fixed.items():
+            if not 0 < port <= MAX_PORT:
+                raise ServerError(f"{name}_port is {port}; expected 0 to {MAX_PORT}", failure=FailureClass.USER)
+        if len(set(fixed.values())) < len(fixed):
+            told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+            raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+        try:
+            ports = triton.free_ports(self.host)
+            while set(ports) & set(fixed.values()):
+                ports = triton.free_ports(self.host)
+        except OSError as error:
+            raise ServerError(
+                f"host {self.host!r} cannot be listened on: {error.strerror or error}",
+                failure=FailureClass.USER,
+                hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
+            ) from error
+        ports = ports._replace(**fixed)
+        if busy := sorted(set(triton.busy_ports(ports, self.host)) & set(fixed.values())):
+            raise ServerError(
+                f"port {', '.join(map(str, busy))} of {self.host} is taken by another program",
+                failure=FailureClass.TRANSIENT,
+                hint="choose another, or 0 for a free one",
+            )
+        return ports
+
+
+Begin = Callable[[Work, Settings], Server]
+"""Starts a server and does not wait for it."""
+
+
+def run(work: Work) -> None:
+    """Serve `work.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
+    repository = work.inputs["repository"]
+    if not (repository / MODEL / "config.pbtxt").is_file():
+        raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
+    referenced_paths.check(repository)
+    installed = _triton(repository)
+    _serve(work, partial(_one_triton, installed))
+
+
+def run_ranks(work: Work, machine: Machine) -> None:
+    """Serve `work.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
+
+    Raises ServerError before anything is started when the engine was not built for `machine`.
+    """
+    repository = work.inputs["repository"]
+    referenced_paths.check(repository)
+    engine = engine_requirements.check(work.inputs["engine"], machine)
+    assert engine.release is not None
+    mpirun = machine.mpirun or mpi_server.MPIRUN
+    _serve(work, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
+
+
+def run_llmapi(work: Work) -> None:
+    """Serve `work.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
+    repository = work.inputs["repository"]
+    referenced_paths.check(repository)
+    _serve(work, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, mpi_server.MPIRUN))
+
+
+def run_openai(work: Work, command: Sequence[str]) -> None:
+    """Serve with `command`, a trtllm-serve command line without host and port, of `work.inputs["repository"]`."""
+    referenced_paths.check(work.inputs["repository"], command)
+    _serve(work, partial(_openai, command))
+
+
+def _triton(repository: Path) -> triton_installation.Triton:
+    """The installed server, in an environment in which the repository's Python models can work."""
+    installed = triton_installation.find()
+    triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    if missing := triton.closing_options(installed)[1]:
+        print(  # noqa: T201
+            f"warning: {installed.source} has no {', '.join(missing)}: whoever reaches its ports can make it read and "
+            "write files of this user; docs/security.md",
+            file=sys.stderr,
+            flush=True,
+        )
+    return installed
+
+
+def _one_triton(installed: triton_installation.Triton, work: Work, settings: Settings) -> Server:
+    variables = {THREADS_VARIABLE: str(settings.threads)}
+    if settings.threads:
+        variables["OMP_NUM_THREADS"] = str(settings.threads)
+    return triton.start(
+        installed,
+        work.inputs["repository"],
+        (MODEL, BLS_MODEL),
+        folder=work.attempt / "links",
+        log=work.attempt / LOG_FILE,
+        ports=settings.ports(),
+        host=settings.host,
+        variables=variables,
+    )
+
+
+def _world(
+    installed: triton_installation.Triton, world_size: int, release: str, mpirun: str, work: Work, settings: Settings
+) -> Server:
+    return mpi_server.start(
+        installed,
+        work.inputs["repository"],
+        world_size,
+        release=release,
+        log=work.attempt / LOG_FILE,
+        ports=settings.ports(),
+        host=settings.host,
+        mpirun=mpirun,
+    )
+
+
+def _openai(command: Sequence[str], work: Work, settings: Settings) -> Server:
+    return trtllm_serve.start(command, log=work.attempt / LOG_FILE, ports=settings.ports(), host=settings.host)
+
+
+def _serve(work: Work, begin: Begin) -> None:
+    """Keep a server that `begin` starts; see the module's docstring."""
+    settings = Settings.of(work.params)
+    parent = os.getppid()
+    deaths = repairs = 0
+    if warning := reachable(settings.host):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
+    with told_to_end() as ended, _removed_after(work.attempt / SERVICE_FILE):
+        while True:
+            server = start(begin, work, settings, ended)
+            try:
+                if ended.is_set():
+                    return
+                said = service(server)
+                write_json(work.attempt / SERVICE_FILE, said)
+                print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
+                dead = watch(server, ended, parent)
+                if not dead:
+                    return
+                repairs += 1
+                print(_repaired(server, dead, repairs), flush=True)  # noqa: T201
+            except ServerError as error:
+                deaths += 1
+                if server.process.poll() is None or deaths > settings.restarts:
+                    raise
+                print(f"{error}\nstarting it again ({deaths} of {settings.restarts} times)", flush=True)  # noqa: T201
+            finally:
+                server.stop(settings.stop_timeout_s)
+            # Clients know the ports of the first start.
+            settings = replace(settings, **{f"{name}_port": port for name, port in server.ports._asdict().items()})
+
+
+@contextmanager
+def _removed_after(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _repaired(server: Server, dead: set[str], times: int) -> str:
+    """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
+    names = ", ".join(sorted(dead))
+    failure, words, _ = out_of_memory.verdict(server.before)
+    said = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
+    if times > REPAIRS:
+        raise ServerError(
+            f"the process of model {names} died, the {times}th such death; the server is given up{said}",
+            failure=failure,
+            hint=f"{server.log} may say why",
+            log=server.log,
+        )
+    return f"the process of model {names} died{said}{quoted(server.log)}\nstarting the server again"
+
+
+def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:
+    """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
+    starts = 0
+    while True:
+        starts += 1
+        server = begin(work, settings)
+        try:
+            server.wait_ready(settings.ready_timeout_s, ended)
+            return server
+        except BaseException as error:
+            server.stop(settings.stop_timeout_s)
+            passing = isinstance(error, ServerError) and error.failure is FailureClass.TRANSIENT
+            if not passing or starts == STARTS:
+                raise
+
+
+def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
+    """Models whose process has died; none once `ended` is set or process `parent` has gone.
+
+    Raises ServerError when the server itself has ended.
+    """
+    while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
+        if server.process.poll() is not None:
+            raise server.died()
+        if dead := server.dead_models():
+            return dead
+        server.before = out_of_memory.counts()  # of a death, only what the kernel does about then is a witness
+    return set()
+
+
+def service(server: Server) -> dict[str, object]:
+    """What clients need to know about a server that is ready."""
+    return {"schema": 1, "log": LOG_FILE, **server.service()}
+
+
+@contextmanager
+def told_to_end() -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and a hangup that is not ignored set; the old handlers come back afterwards."""
+    event = threading.Event()
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        numbers.append(signal.SIGHUP)
+    old = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
+    try:
+        yield event
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,115 @@
+"""Loads the GPU's kernels while the weights are read, which leaves the GPU idle.
+
+A process's first batch waits about a second for kernels and libraries. One layer of the model's shape, with random weights,
+is put through the same quantization beforehand, so that calibration finds them loaded.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.stages.calibration_rows import Tokens
+from trtllm_pipeline.toolchains.model_optimizer import forward, memory
+from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
+
+if TYPE_CHECKING:
+    import torch
+
+_VOCABULARY: Final = 8
+_WEIGHT_FILES: Final = ("*.safetensors", "*.bin")
+
+
+@contextmanager
+def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
+    """While the context lasts, `rehearse` on one random layer of the model in `folder`, whose configuration is `config`.
+
+    Leaving the context waits for it. What goes wrong in it is printed, and of no further consequence. Does nothing without
+    a GPU, with several (each would need its own), and with one that the weights fill by more than half.
+    """
+    thread = _started(folder, config, dtype, rehearse)
+    try:
+        yield
+    finally:
+        if thread is not None:
+            thread.join()
+
+
+def rehearsal(
+    quantizer: dict[str, Any], rows: Sequence[Tokens], precision: Precision, batch_size: int | None
+) -> Callable[[Any], None]:
+    """What to rehearse: the quantization, on one batch of the shape that will come first."""
+
+    def rehearse(layer: Any) -> None:
+        import modelopt.torch.quantization as mtq
+
+        loop = None
+        if rows:
+            longest = max(map(len, rows))
+            size = batch_size or memory.fitting_rows(layer, longest, searches=precision.searches)
+            first = [[0] * len(row) for row in sorted(rows, key=len, reverse=True)[:size]]
+            loop = forward.Calibration(
+                first, len(first), precision.passes, restart=precision.searches, progress=lambda _done, _total: None
+            )
+        mtq.quantize(layer, copy.deepcopy(quantizer), forward_loop=loop)
+
+    return rehearse
+
+
+def _started(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> threading.Thread | None:
+    try:
+        device = _device(folder)
+        if device is None:
+            return None
+        # Here, not in the thread: while a model is constructed, transformers changes settings of the whole process.
+        layer = _layer(config, dtype, device)
+    except Exception as error:  # noqa: BLE001 - the stage works without
+        _tell(error)
+        return None
+    thread = threading.Thread(target=_attempt, args=(rehearse, layer), name="warm", daemon=True)
+    thread.start()
+    return thread
+
+
+def _attempt(rehearse: Callable[[Any], None], layer: Any) -> None:
+    try:
+        rehearse(layer)
+    except Exception as error:  # noqa: BLE001 - the stage works without
+        _tell(error)
+    del layer
+    memory.release()
+
+
+def _device(folder: Path) -> torch.device | None:
+    import torch
+
+    if torch.cuda.device_count() != 1:
+        return None
+    weights = sum(file.stat().st_size for pattern in _WEIGHT_FILES for file in folder.glob(pattern))
+    free, _ = torch.cuda.mem_get_info(0)
+    return torch.device("cuda", 0) if 2 * weights <= free else None
+
+
+def _layer(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+    """A model of one layer and a few words."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    layers = small.num_hidden_layers
+    small.num_hidden_layers, small.vocab_size, small.pad_token_id = 1, _VOCABULARY, None
+    for name, value in vars(small).items():
+        if isinstance(value, list) and len(value) == layers:  # says something of each layer
+            setattr(small, name, value[:1])
+    # The state of random numbers is put back: results must not depend on whether there was this.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        return AutoModelForCausalLM.from_config(small, dtype=dtype, trust_remote_code=False).eval()
+
+
+def _tell(error: Exception) -> None:
+    said = next(iter(str(error).splitlines()), type(error).__name__)
+    print(f"kernels were not loaded ahead, so the first batch will be slower: {said}", flush=True)  # noqa: T201 - the stage's log

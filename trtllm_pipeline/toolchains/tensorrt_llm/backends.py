@@ -1,0 +1,338 @@
+"""What the two lanes of TensorRT-LLM have in common: how a checkpoint is made, what identifies the software, its size."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Cell, Json, Resources
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.assume import ASSUMED
+from trtllm_pipeline.machine.model import Machine, TensorRTLLM
+from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
+from trtllm_pipeline.toolchains.common_stages import launch
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
+from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
+
+LEAST_MODEL_OPTIMIZER: Final = "0.47"
+"""Older ones take other configurations."""
+_NESTED: Final = "models/core/"
+_ROOM: Final = 1.25
+"""GPU memory that quantizing takes, in sizes of the 16-bit weights."""
+TRITON: Final = "triton"
+BACKEND: Final = "tensorrtllm"
+"""Triton's backend for engines."""
+SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
+"""Repository settings that `trtllm-serve` has for an engine."""
+_OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
+FRONTENDS: Final = (TRITON, "trtllm_serve")
+FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
+SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
+NONE: Final = "none"
+"""Precision of a KV cache that is not quantized, as it is typed."""
+
+
+def checkpoint_options(
+    *, precisions: tuple[str, ...], caches: tuple[str, ...], families: tuple[str, ...], checkpoint_format: str
+) -> tuple[Option, ...]:
+    """What the stages that make a checkpoint of one format are told. `families` () is any."""
+    return (
+        Option("precision", "str", "of the weights", required=True, choices=precisions),
+        Option("kv_cache_precision", "str", "of the KV cache; none is the model's own", default=NONE, choices=caches),
+        Option(
+            "family",
+            "str",
+            "architecture family: model_type of the model's config.json",
+            required=True,
+            choices=families,
+        ),
+        Option("tp", "int", "tensor parallel size", default=1),
+        Option("pp", "int", "pipeline parallel size", default=1),
+        Option("max_position_embeddings", "int", "longest sequence of the model", default=0),
+        Option(
+            "calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"
+        ),
+        Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
+        Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
+        Option(
+            "checkpoint_format", "str", "of what is written", default=checkpoint_format, choices=(checkpoint_format,)
+        ),
+    )
+
+
+def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
+    """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
+    return launch(
+        f"trtllm_pipeline.toolchains.tensorrt_llm.frontends:{program}",
+        inputs=inputs,
+        params=("frontend",),
+        options=(FRONTEND,),
+        identity=("tensorrt_llm", "gpu", "triton"),
+        resources=serving_takes,
+    )
+
+
+def missing(machine: Machine) -> str | None:
+    """What both lanes need and a machine does not have, or None."""
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    if not machine.gpus:
+        return "there is no NVIDIA GPU"
+    return None
+
+
+def installed(machine: Machine) -> TensorRTLLM:
+    """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
+
+    Raises StageError where a stage was started by hand on a machine without it.
+    """
+    if machine.tensorrt_llm is None:
+        raise StageError(
+            "TensorRT-LLM is not installed here", failure=FailureClass.USER, hint="pipeline doctor says what is missing"
+        )
+    return machine.tensorrt_llm
+
+
+def world_size(cell: Cell) -> int:
+    """Ranks, one a GPU."""
+    return cell.tp * cell.pp
+
+
+def kv_cache(cell: Cell) -> str | None:
+    """How the KV cache of a cell is quantized, None for not at all."""
+    asked = cell.settings["quantize"]["kv_cache_precision"]
+    return commands.kv_precision(cell.precision, None if asked is None else str(asked))
+
+
+def model_params(cell: Cell) -> dict[str, Json]:
+    """What of the model the command lines depend on."""
+    return {"family": cell.recipe["family"], "precision": cell.precision, "kv_cache_precision": kv_cache(cell) or NONE}
+
+
+def checkpoint_params(cell: Cell, *, calibrated: bool) -> dict[str, Json]:
+    """Parameters of the stage that makes a checkpoint. Neither batch size nor lengths are among them."""
+    params: dict[str, Json] = {
+        **model_params(cell),
+        "tp": cell.tp,
+        "pp": cell.pp,
+        "options": cell.settings["quantize"]["options"],
+    }
+    if cell.recipe["family"] == "phi3":
+        params["max_position_embeddings"] = cell.recipe["max_position_embeddings"]
+    if calibrated:
+        params["calibration"] = {name: value for name, value in _calibration(cell).items() if name != "data"}
+    return params
+
+
+def calibration_data(cell: Cell) -> Mapping[str, str]:
+    """The file that activation ranges are measured on."""
+    return {"calibration_data": str(_calibration(cell)["data"])}
+
+
+def has_own_calibration_data(cell: Cell) -> bool:
+    """Whether a matrix names the text to calibrate on."""
+    return _calibration(cell).get("data") != DEFAULT_DATA
+
+
+def _calibration(cell: Cell) -> Mapping[str, Json]:
+    found = cell.settings["quantize"]["calibration"]
+    assert isinstance(found, dict)
+    return found
+
+
+def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
+    """As many GPUs as hold the unquantized weights, at most all of them."""
+    memory = min((gpu.memory_bytes for gpu in machine.gpus), default=1)
+    weights = 2 * float(str(cell.recipe.get("parameters") or 0))
+    return Resources(gpus=max(1, min(len(machine.gpus), math.ceil(weights * _ROOM / memory))))
+
+
+def one_gpu(_cell: Cell, _machine: Machine) -> Resources:
+    """Converting computes little, but TensorRT-LLM does not load without a GPU."""
+    return Resources(gpus=1)
+
+
+def all_ranks(cell: Cell, _machine: Machine) -> Resources:
+    """A GPU for each rank."""
+    return Resources(gpus=world_size(cell))
+
+
+def identity(machine: Machine) -> dict[str, Json]:
+    """Versions and hardware that results depend on; never a device's number, the host, or a path."""
+    return {
+        **probe.identity(machine),
+        "cpu": f"{machine.cpu} x {machine.cpus}",
+        "checkpoints": _checkpoint_makers(machine),
+        "templates": _templates(machine),
+    }
+
+
+def _checkpoint_makers(machine: Machine) -> str:
+    """What makes engines' checkpoints: the release's scripts, Model Optimizer, or each some."""
+    scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
+    if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
+        return "scripts"
+    return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}"
+
+
+def _templates(machine: Machine) -> str | None:
+    """What the installed Triton templates hold: people edit them. None without any."""
+    folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
+    if folder is None or machine.assumed:
+        return None if folder is None else ASSUMED
+    return _folder_digest(folder)
+
+
+@lru_cache(maxsize=4)
+def _folder_digest(folder: str) -> str:
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return fingerprint(canonical({str(path.relative_to(folder)): digest_file(path) for path in files}))
+
+
+def text(params: Mapping[str, Json], name: str) -> str:
+    """A parameter that is a text."""
+    return str(params[name])
+
+
+def number(params: Mapping[str, Json], name: str) -> int:
+    """A parameter that counts something. Raises StageError for what is no whole number of at least 1."""
+    value = params[name]
+    if type(value) is not int or value < 1:
+        raise _not_understood(name, value, "a whole number of at least 1")
+    return value
+
+
+def mapping(params: Mapping[str, Json], name: str) -> dict[str, Any]:
+    """A parameter that is an object, {} where it is not given. Raises StageError for anything else."""
+    value = params.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _not_understood(name, value, "{NAME: VALUE}")
+    return value
+
+
+def _not_understood(name: str, value: Json, expected: str) -> StageError:
+    return StageError(f"{name} is {json.dumps(value)}; expected {expected}", failure=FailureClass.USER)
+
+
+def script(machine: Machine, inside: str) -> str | None:
+    """Path of an example script of the installed release, None where there are none.
+
+    Scripts of families moved into `models/core` with 0.20, or a little earlier: where the files are decides.
+    """
+    examples = installed(machine).examples
+    if examples is None:
+        return None
+    path = Path(examples) / inside
+    other = Path(examples) / (inside.removeprefix(_NESTED) if inside.startswith(_NESTED) else f"{_NESTED}{inside}")
+    return str(other if not machine.assumed and not path.exists() and other.exists() else path)
+
+
+def frontend_params(cell: Cell) -> dict[str, Json]:
+    """What answers, and the options that are its own."""
+    settings = cell.settings["serve"]
+    return {"frontend": settings["frontend"]} | (
+        {"options": settings["options"]} if settings["frontend"] != TRITON else {}
+    )
+
+
+def repository_params(cell: Cell, names: Collection[str]) -> dict[str, Json]:
+    """Those of a cell's repository settings that are in `names` and have a value."""
+    settings = cell.settings["repository"]
+    return {name: value for name, value in settings.items() if name in names and value is not None}
+
+
+def quantizing_python(machine: Machine) -> str:
+    """The interpreter that our quantization worker runs under."""
+    return machine.model_optimizer_python or installed(machine).python
+
+
+def quantizing_lacks(machine: Machine) -> str | None:
+    """What our quantization worker lacks on a machine, or None."""
+    found = machine.model_optimizer
+    if found is None:
+        return f"Model Optimizer is not installed: {probe.QUANTIZING_VARIABLE} names a Python that has trtllm-pipeline[quantize]"
+    if found != ASSUMED and not at_least(found, LEAST_MODEL_OPTIMIZER):
+        return (
+            f"Model Optimizer {found} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
+            "that has trtllm-pipeline[quantize]"
+        )
+    return None
+
+
+def serving_takes(cell: Cell, machine: Machine) -> Resources:
+    """A GPU for each rank, and the CPUs that come with them: what is measured on other GPUs has its own."""
+    gpus = world_size(cell)
+    cpus = max(1, machine.cpus * gpus // max(1, len(machine.gpus)))
+    return Resources(cpus=cpus, gpus=gpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
+
+
+def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | None:
+    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None.
+
+    `read` are the repository settings that have an effect there; any other with a value is a mistake.
+    """
+    found, frontend = installed(machine), cell.settings["serve"]["frontend"]
+    for name, value in cell.settings["repository"].items():
+        # A default says nothing, here or where it has an effect.
+        default = templates.BY_NAME[name].default if name in templates.BY_NAME else None
+        if name not in read and name not in _OF_EVERY_STAGE and value not in (None, {}, default):
+            return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
+    if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
+        return reason
+    if frontend != TRITON:
+        if found.serve is None:
+            return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
+        given = mapping(cell.settings["serve"], "options")
+        subcommand = ("serve",) if at_least(found.release, "0.19") else ()
+        asked = help_for(machine, given, found.serve, *subcommand)
+        problems = options.check_extra("trtllm-serve", found.release, given, asked)
+        return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
+    if cell.settings["serve"]["options"]:
+        return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
+    if cell.toolchain == ENGINES and machine.mpirun is None and _needs_mpirun(cell, found.release):
+        ranks = "1 rank is" if world_size(cell) == 1 else f"{world_size(cell)} ranks are"
+        return f"{ranks} started by mpirun, which is not on PATH"
+    if machine.triton is None:
+        return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
+    if cell.toolchain == ENGINES and BACKEND not in machine.triton.backends and _runs_in_backend(cell):
+        return f"Triton here has no backend {BACKEND}; an image of NVIDIA with TensorRT-LLM has it"
+    if found.templates is None:
+        return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
+    return None
+
+
+def _needs_mpirun(cell: Cell, release: str) -> bool:
+    from trtllm_pipeline.serving.mpi_server import needs_mpirun  # where it is asked: it imports HTTP and TLS
+
+    return needs_mpirun(world_size(cell), release)
+
+
+def _in_a_job(cell: Cell, machine: Machine) -> str | None:
+    """Why mpirun cannot be started for a cell on this very machine, by the launch or by the engine's check; or None."""
+    from trtllm_pipeline.serving.mpi_server import nested
+
+    served = cell.settings["serve"]["frontend"] == TRITON and _needs_mpirun(cell, installed(machine).release)
+    checked = world_size(cell) > 1 and script(machine, RUN_SCRIPT) is not None
+    return nested() if served or checked else None
+
+
+def _runs_in_backend(cell: Cell) -> bool:
+    return cell.settings["repository"]["triton_backend"] in (None, BACKEND)
+
+
+def is_root() -> bool:
+    """Whether mpirun has to be told that it may run as root."""
+    return os.geteuid() == 0

@@ -1,0 +1,137 @@
+"""The PyTorch lane of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
+
+download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.base import Option, Stage, Work
+from trtllm_pipeline.stages.calibration_rows import with_true_samples
+from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
+from trtllm_pipeline.toolchains.model_optimizer import job
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, feasibility, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import PYTORCH_PRECISIONS
+
+_UNQUANTIZED: Final = ("fp16", "bf16")
+_FORMAT: Final = "hugging_face"
+_QUANTIZE_OPTIONS: Final = backends.checkpoint_options(
+    precisions=PYTORCH_PRECISIONS,
+    caches=(backends.NONE, "fp8", "nvfp4"),
+    families=(),
+    checkpoint_format=_FORMAT,
+)
+
+
+def _quantized(cell: Cell) -> bool:
+    return cell.precision not in _UNQUANTIZED or backends.kv_cache(cell) is not None
+
+
+def _quantize_params(cell: Cell) -> Mapping[str, Json]:
+    """The layout over GPUs is the runtime's business here: one checkpoint serves every tp and pp."""
+    params = backends.checkpoint_params(cell, calibrated=True)
+    return {name: params[name] for name in ("precision", "kv_cache_precision", "family", "calibration")} | {
+        "checkpoint_format": _FORMAT
+    }
+
+
+def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+    return (job.command(work, backends.quantizing_python(machine)),)
+
+
+def _repository_params(cell: Cell) -> Mapping[str, Json]:
+    return {
+        **backends.frontend_params(cell),
+        **backends.repository_params(cell, llmapi.SETTINGS),
+        "max_batch_size": cell.max_batch_size,
+        "max_seq_len": cell.isl + cell.osl,
+        "max_num_tokens": case.num_tokens(cell),
+        "tensor_parallel_size": cell.tp,
+        "pipeline_parallel_size": cell.pp,
+        "llm_args": cell.settings["repository"]["llm_args"],
+    }
+
+
+QUANTIZE: Final = Stage(
+    name="quantize",
+    version=1,
+    summary="quantize a model into a Hugging Face checkpoint, measuring activations where the precision needs it",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.checkpoint:run_hugging_face",
+    commands=_quantize,
+    inputs={"model": "download"},
+    applies=lambda cell, _machine: _quantized(cell),
+    options=_QUANTIZE_OPTIONS,
+    params=_quantize_params,
+    advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
+    file_names=("calibration_data",),
+    files=backends.calibration_data,
+    settle=with_true_samples,
+    resources=backends.quantizing_takes,
+    identity=("model_optimizer",),
+    expected_s=300.0,
+    timeout_s=6 * 3600.0,
+)
+
+REPOSITORY: Final = Stage(
+    name="repository",
+    version=1,
+    summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
+    program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
+    inputs={"model": ("quantize", "download")},
+    options=(
+        backends.FRONTEND,
+        *llmapi.OPTIONS,
+        backends.SERVE_OPTIONS,
+        Option("unquantized", "bool", "refuse a model whose weights are quantized", default=False),
+    ),
+    params=_repository_params,
+    advice=lambda cell: {"unquantized": not _quantized(cell)},
+    identity=("tensorrt_llm", "templates"),
+    expected_s=2.0,
+)
+
+
+def _missing(machine: Machine) -> str | None:
+    if lacks := backends.missing(machine):
+        return lacks
+    release = backends.installed(machine).release
+    if not at_least(release, FIRST_PYTORCH):
+        return f"TensorRT-LLM {release} is installed; its PyTorch runtime is for use since {FIRST_PYTORCH}"
+    return None
+
+
+def _read_settings(cell: Cell) -> Collection[str]:
+    """The repository settings that something reads, with the frontend of a cell."""
+    read = {*llmapi.SETTINGS, "llm_args"}
+    return read if cell.settings["serve"]["frontend"] == backends.TRITON else read - {"decoupled"}
+
+
+def _infeasible(cell: Cell, machine: Machine) -> str | None:
+    reason = feasibility.infeasible(cell, machine) or backends.unservable(cell, machine, _read_settings(cell))
+    lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
+    return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
+
+
+TOOLCHAIN: Final = Toolchain(
+    name="tensorrt_llm_pytorch",
+    summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
+    stages=(
+        DOWNLOAD,
+        QUANTIZE,
+        REPOSITORY,
+        backends.launching("launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}),
+        SMOKE,
+        PERF,
+        ACCURACY,
+        SCORE,
+    ),
+    missing=_missing,
+    identity=backends.identity,
+    infeasible=_infeasible,
+)

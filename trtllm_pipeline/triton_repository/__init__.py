@@ -1,0 +1,1 @@
+"""Triton model repositories: config.pbtxt, what an engine says of itself, and rules for both."""

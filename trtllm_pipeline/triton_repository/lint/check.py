@@ -1,0 +1,65 @@
+"""Runs the rules over a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.triton_repository.lint import repository
+from trtllm_pipeline.triton_repository.lint.engine import Engine
+from trtllm_pipeline.triton_repository.lint.rule import Finding, Rule
+from trtllm_pipeline.triton_repository.lint.rules import config, engine, ensemble, layout, llmapi, parameters
+
+_MODULES: Final = (layout, config, ensemble, engine, parameters, llmapi)
+RULES: Final[tuple[Rule, ...]] = tuple(
+    sorted(
+        (each for module in _MODULES for each in vars(module).values() if isinstance(each, Rule)), key=lambda r: r.id
+    )
+)
+
+
+def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple[Rule, ...]:
+    """The rules that `chosen` names (all, if it is empty) less those of `ignored`: ids, beginnings of ids, or names.
+
+    Raises UsageError for what names no rule.
+    """
+
+    def named(words: Collection[str]) -> set[str]:
+        found: set[str] = set()
+        for word in words:
+            those = {rule.id for rule in RULES if rule.id.startswith(word.upper()) or rule.name == word}
+            if not those or not word:
+                raise UsageError(
+                    f"there is no rule {word!r}",
+                    hint="a rule's id or name, or the beginning of ids: TRT304, dims-differ, TRT3; "
+                    "docs/repository-lint.md has all",
+                )
+            found |= those
+        return found
+
+    kept = (named(chosen) if chosen else {rule.id for rule in RULES}) - named(ignored)
+    return tuple(rule for rule in RULES if rule.id in kept)
+
+
+def lint(
+    folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[Rule] = RULES
+) -> list[Finding]:
+    """What `rules` find in the repository `folder`, by file and line.
+
+    `engine` is what its tensorrt_llm model will run; without it, what the model's own path leads to, if anything.
+    `release` is the TensorRT-LLM that will serve it. Raises UsageError for a folder that is not there or cannot be read.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder", hint="name a Triton model repository")
+    try:
+        subject = repository.read(folder, engine=engine, release=release)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    findings = [
+        Finding(rule.id, rule.name, rule.severity, found.path, found.line, found.message, found.hint or rule.hint)
+        for rule in rules
+        for found in rule.check(subject)
+    ]
+    return sorted(findings, key=lambda finding: (str(finding.file), finding.line or 0, finding.rule))

@@ -1,0 +1,59 @@
+"""Whether what a repository names by its path is still there: a workspace may be moved, and its repositories know where it was.
+
+Engines and weights stay in the workspace's `store/`, so repositories name their folders absolutely. Nothing else there
+does, and a repository is written in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.triton_repository import model_config
+
+_STORE: Final = "store"
+_STAGE: Final = "repository"
+
+
+def check(repository: Path, command: Sequence[str] = ()) -> None:
+    """Raise ServerError for a folder of a workspace that `repository`, or the `command` in it, names and that is gone.
+
+    Other paths are nobody's but the server's, which says itself what it lacks.
+    """
+    for text in (*command, *_settings(repository)):
+        if Path(text).is_absolute() and _STORE in Path(text).parts and not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
+            raise ServerError(
+                f"{repository} names {text}, which is not there: the workspace was moved, or its folder removed",
+                failure=FailureClass.USER,
+                hint=_way_on(repository.absolute()),
+            )
+
+
+def _way_on(repository: Path) -> str:
+    """What makes the repository anew: one of a workspace lies in store/repository/FINGERPRINT/out."""
+    of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
+    if of_stage is None:
+        return "write it again with `pipeline repository`, from the engine or model where it is now"
+    return f"rm -r {shlex.quote(str(of_stage))}, then run again: it writes the repositories again and keeps all else"
+
+
+def _settings(repository: Path) -> Iterator[str]:
+    """The string parameters of every config.pbtxt, and the texts of every model.yaml."""
+    for path in sorted(repository.glob(f"*/{model_config.FILE_NAME}")):
+        try:
+            if f"/{_STORE}/" in path.read_text(encoding="utf-8"):
+                yield from model_config.string_parameters(model_config.read(path)).values()
+        except (OSError, ValueError, model_config.ModelConfigError):
+            continue  # the server says what is wrong with it
+    for path in sorted(repository.glob("*/*/model.yaml")):
+        try:
+            found = decode_yaml(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict):
+            yield from (value for value in found.values() if isinstance(value, str))
