@@ -19,13 +19,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-from trtllm_pipeline.bench.conditions import here
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.machine.system import here
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.stages.verbs import to_argv

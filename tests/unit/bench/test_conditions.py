@@ -13,7 +13,6 @@ import pytest
 
 from tests.unit.bench.test_perf_metrics import request, write
 from trtllm_pipeline import __version__
-from trtllm_pipeline.bench import conditions
 from trtllm_pipeline.bench.conditions import (
     FIELDS,
     LEVEL_FIELDS,
@@ -31,6 +30,7 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine import system as machine_system
 from trtllm_pipeline.machine.gpus import Device, Graphics
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.machine.probe import Survey
@@ -141,10 +141,10 @@ def test_where_the_server_is(http: str, where: str) -> None:
 
 
 def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "project" / "trtllm_pipeline" / "perf" / "conditions.py"
+    package = tmp_path / "project" / "trtllm_pipeline" / "machine" / "system.py"
     package.parent.mkdir(parents=True)
     package.write_text("")
-    monkeypatch.setattr(conditions, "__file__", str(package))
+    monkeypatch.setattr(machine_system, "__file__", str(package))
 
     def git(folder: Path, *words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
@@ -152,8 +152,8 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
         return run.stdout.strip()
 
     def commit() -> str | None:
-        conditions.commit.cache_clear()
-        return conditions.commit()
+        machine_system.commit.cache_clear()
+        return machine_system.commit()
 
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "somebody's own project, with ours installed in it")
@@ -164,7 +164,7 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     assert commit() == git(tmp_path / "project", "rev-parse", "HEAD")[:12]
     package.write_text("changed")
     assert str(commit()).endswith("-dirty")
-    conditions.commit.cache_clear()
+    machine_system.commit.cache_clear()
 
 
 def test_the_workload_is_what_is_going_to_be_asked() -> None:
