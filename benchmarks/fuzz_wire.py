@@ -31,7 +31,7 @@ from trtllm_pipeline.bench import counters
 from trtllm_pipeline.client import openai
 from trtllm_pipeline.client.service import (
     Answer,
-    Model,
+    ServedModel,
     ServerSentEvents,
     config_of,
     num_output_tokens,
@@ -269,10 +269,10 @@ def event_stream(draw: random.Random) -> bytes:
 def read_events(endpoint: Literal["chat", "completions"]) -> Callable[[Sequence[bytes]], int]:
     def read(parts: Sequence[bytes]) -> int:
         client = openai.OpenAiClient("http://x:1", "m", endpoint, stream=True, timeout_s=1)
-        lane, answer, events = client.lane(), Answer(), ServerSentEvents()
+        session, answer, events = client.session(), Answer(), ServerSentEvents()
         for part in parts:
             for data in events.feed(part):
-                lane._parse(0, data, answer)  # type: ignore[attr-defined]  # noqa: SLF001
+                session._parse(0, data, answer)  # type: ignore[attr-defined]  # noqa: SLF001
         # As the event file does it.
         record = json.dumps([answer.text, answer.events, answer.finish_reason, answer.error], ensure_ascii=False)
         return len(answer.text.encode()) // 3 + 0 * len(record.encode())
@@ -286,7 +286,7 @@ def configuration(draw: random.Random) -> bytes:
 
 
 def read_configuration(parts: Sequence[bytes]) -> int:
-    Model.of(config_of(b"".join(parts)))
+    ServedModel.of(config_of(b"".join(parts)))
     return 0
 
 
@@ -304,7 +304,7 @@ def read_binary_configuration(parts: Sequence[bytes]) -> int:
         config = model_config_pb2.ModelConfig.FromString(b"".join(parts))
     except DecodeError as error:
         raise ProtocolError(str(error)) from error
-    Model.of(config)
+    ServedModel.of(config)
     return 0
 
 

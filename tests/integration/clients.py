@@ -124,7 +124,7 @@ class Stream:
 class Client:
     """HTTP and gRPC to one server."""
 
-    def __init__(self, server: triton.Server) -> None:
+    def __init__(self, server: triton.TritonProcess) -> None:
         self.server = server
         self.grpc_url = f"{server.host}:{server.ports.grpc}"
 

@@ -18,7 +18,7 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config, running
 from trtllm_pipeline.bench.stats import summary
 from trtllm_pipeline.client.openai import OpenAiClient
-from trtllm_pipeline.client.service import PROTOCOLS, STREAMING, Answer, Client, Generation, Service
+from trtllm_pipeline.client.service import PROTOCOLS, STREAMING, Answer, Client, GenerationRequest, Service
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 pytestmark = pytest.mark.integration
@@ -52,13 +52,13 @@ def server() -> Iterator[tuple[ScriptedServer, Service]]:
 def ask(
     service: Service, protocol: str, *prompts: str, model: str | None = None, timeout_s: float = 5.0
 ) -> list[Answer]:
-    """Answers to `prompts`, one after the other on one lane."""
+    """Answers to `prompts`, one after the other in one session."""
 
     async def run() -> list[Answer]:
         name = model or ("plain" if protocol == "grpc_unary" else "ensemble")
         async with Client(service, name, protocol, timeout_s=timeout_s) as client:
-            lane = client.lane()
-            return [await lane.generate(Generation(prompt, 5, {"top_k": 1})) for prompt in prompts]
+            session = client.session()
+            return [await session.generate(GenerationRequest(prompt, 5, {"top_k": 1})) for prompt in prompts]
 
     return asyncio.run(run())
 
@@ -142,8 +142,8 @@ def test_a_model_or_a_server_that_is_not_there(server: tuple[ScriptedServer, Ser
 def test_a_server_that_dies_fails_the_requests_it_had() -> None:
     async def run(service: Service) -> list[Answer]:
         async with Client(service, "ensemble", "grpc", timeout_s=5) as client:
-            lane = client.lane()
-            return [await lane.generate(Generation("x", 5)) for _ in range(2)]
+            session = client.session()
+            return [await session.generate(GenerationRequest("x", 5)) for _ in range(2)]
 
     with scripted("--first-ms", "300", die_after_s=0.15) as service:
         for answer in asyncio.run(run(service)):
@@ -154,16 +154,16 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""
-    log, lanes = tmp_path / "log", 16
+    log, sessions = tmp_path / "log", 16
     with scripted("--events", "6", "--log", str(log)) as service, EventFile(tmp_path / "events.jsonl") as events:
-        asyncio.run(_load(service, protocol, lanes, events))
+        asyncio.run(_load(service, protocol, sessions, events))
     truth = {}
     for line in log.read_text().splitlines():
         record = json.loads(line)
         truth[record["prompt"]] = record
     late_ms, records = [], [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     requests = [record for record in records if record["type"] == "request"]
-    assert len(requests) == len(truth) == 2 * lanes
+    assert len(requests) == len(truth) == 2 * sessions
     for record in requests:
         sent_ns = truth[record["prompt"]]["sent_ns"]
         times_ns = [event[0] for event in record["events"]]
@@ -178,11 +178,11 @@ def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     assert late["p50"] < 5
 
 
-async def _load(service: Service, protocol: str, lanes: int, events: EventFile) -> None:
-    prompts = tuple(Prompt(str(number), str(number)) for number in range(2 * lanes))
+async def _load(service: Service, protocol: str, sessions: int, events: EventFile) -> None:
+    prompts = tuple(Prompt(str(number), str(number)) for number in range(2 * sessions))
     async with Client(service, "ensemble", protocol, timeout_s=20) as client:
-        level = Level(lanes, 0, (), prompts)
-        await run_level(client, level, lambda prompt, _: Generation(prompt.text, 6), events, lambda: None)
+        level = Level(sessions, 0, (), prompts)
+        await run_level(client, level, lambda prompt, _: GenerationRequest(prompt.text, 6), events, lambda: None)
 
 
 @contextmanager
@@ -223,10 +223,10 @@ def test_a_connection_that_was_kept_may_be_closed(answers: int, errors: list[str
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            lane = OpenAiClient(url, "m", "completions", stream=False, timeout_s=5).lane()
-            await lane.open()
-            found = [await lane.generate(Generation("x", 5)) for _ in range(2)]
-            await lane.close()
+            session = OpenAiClient(url, "m", "completions", stream=False, timeout_s=5).session()
+            await session.open()
+            found = [await session.generate(GenerationRequest("x", 5)) for _ in range(2)]
+            await session.close()
         return found
 
     first, second = asyncio.run(run())

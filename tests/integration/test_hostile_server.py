@@ -160,7 +160,7 @@ def error_of(port: int, protocol: str, interface: str) -> str | None:
     async def ask() -> str | None:
         async with target.client() as client:
             before = time.monotonic()
-            answer = await client.lane().generate(target.generation(Prompt("1", "x"), 0))
+            answer = await client.session().generate(target.generation(Prompt("1", "x"), 0))
             assert time.monotonic() - before < LIMIT_S + SLACK_S
             json.dumps([answer.text, answer.error], ensure_ascii=False).encode()
             return answer.error
@@ -206,20 +206,20 @@ def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) ->
 
 @pytest.mark.parametrize("lie", FRAMES)
 def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
-    from trtllm_pipeline.client.service import Client, Generation, Model, _GrpcStream, _GrpcUnary
+    from trtllm_pipeline.client.service import Client, GenerationRequest, ServedModel, _GrpcStream, _GrpcUnary
 
-    async def ask(lane_kind: type[_GrpcUnary]) -> str | None:
+    async def ask(session_kind: type[_GrpcUnary]) -> str | None:
         client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)
         inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
-        client.model = Model("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
-        lane = lane_kind(client)
+        client.model = ServedModel("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
+        session = session_kind(client)
         before = time.monotonic()
-        answer = await lane.generate(Generation("x", 4))
+        answer = await session.generate(GenerationRequest("x", 4))
         assert time.monotonic() - before < LIMIT_S + SLACK_S
         return answer.error
 
-    for lane_kind in (_GrpcStream, _GrpcUnary):
-        assert asyncio.run(ask(lane_kind))
+    for session_kind in (_GrpcStream, _GrpcUnary):
+        assert asyncio.run(ask(session_kind))
     assert error_of(start(FRAMES[lie]).port, "grpc", "grpc")
 
 

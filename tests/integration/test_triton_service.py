@@ -249,7 +249,7 @@ def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
 def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path: Path, protocol: str) -> None:
     async def ask(path: Path) -> str | None:
         async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=60) as client:
-            return (await client.lane().generate(asking.Generation("s", 4))).error
+            return (await client.session().generate(asking.GenerationRequest("s", 4))).error
 
     with launched(models, tmp_path / "attempt") as service:
         server = int(str(service.ready()["pid"]))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from trtllm_pipeline import chat
-from trtllm_pipeline.chat import Chat, LimitError, Limits, RefusedError, Renderer, Template, TemplateError
+from trtllm_pipeline.chat import Chat, LimitError, RefusedError, Renderer, RenderLimits, Template, TemplateError
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.toolchains.model_optimizer import calibration
 
@@ -24,7 +24,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 ASK = [{"role": "user", "content": "Why?"}]
 TALK = [{"role": "system", "content": " Be brief. "}, *ASK, {"role": "assistant", "content": "So."}, *ASK]
 TOOL = {"type": "function", "function": {"name": "look", "description": "<b> & é"}}
-SMALL = Limits(time_s=30.0, memory_bytes=64 << 20, characters=10_000)
+SMALL = RenderLimits(time_s=30.0, memory_bytes=64 << 20, characters=10_000)
 
 
 def render(source: str, messages: Any = ASK, **given: Any) -> str:
@@ -293,7 +293,7 @@ def test_no_limit_is_raised_above_the_inherited_one(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subprocess, "Popen", limited)
     template = Template("{{ messages[0].content * messages[0].times }}", origin="the chat template of m")
-    with Renderer(template, Limits(memory_bytes=1 << 40)) as renderer:
+    with Renderer(template, RenderLimits(memory_bytes=1 << 40)) as renderer:
         assert renderer.render(Chat([{"content": "a", "times": 2}])) == "aa"
         assert renderer._process is not None
         found = {kind: resource.prlimit(renderer._process.pid, kind)[1] for kind in inherited}

@@ -48,7 +48,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.client.service import Answer, Generation, Lane
+from trtllm_pipeline.client.service import Answer, GenerationRequest, Session
 from trtllm_pipeline.errors import FailureClass, StageError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def counting() -> Turns:
 async def run_level(
     client: AnyClient,
     level: Level,
-    generation: Callable[[Prompt, int], Generation],
+    generation: Callable[[Prompt, int], GenerationRequest],
     events: EventFile,
     done: Callable[[], None],
     *,
@@ -277,8 +277,8 @@ async def run_level(
         with suppress(asyncio.CancelledError):
             await probe
         gc.unfreeze()
-        for lane in loop.lanes:
-            await lane.close()
+        for session in loop.sessions:
+            await session.close()
         events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
 
 
@@ -288,14 +288,14 @@ class _Loop:
 
     client: AnyClient
     level: Level
-    generation: Callable[[Prompt, int], Generation]
+    generation: Callable[[Prompt, int], GenerationRequest]
     events: EventFile
     done: Callable[[], None]
     share: Share
 
     def __post_init__(self) -> None:
         level = self.level
-        self.lanes: list[Lane] = []
+        self.sessions: list[Session] = []
         self.planned = level.planned
         if level.concurrency is None:
             assert level.request_rate is not None
@@ -304,31 +304,31 @@ class _Loop:
             self.slots = self.share.slots(level.concurrency)
 
     async def connect(self) -> None:
-        """Open every slot's lane, a few at a time, or a server's backlog would overflow."""
-        self.lanes = [self.client.lane() for _ in self.slots]
-        for first in range(0, len(self.lanes), 32):
-            await asyncio.gather(*(lane.open() for lane in self.lanes[first : first + 32]))
+        """Open every slot's session, a few at a time, or a server's backlog would overflow."""
+        self.sessions = [self.client.session() for _ in self.slots]
+        for first in range(0, len(self.sessions), 32):
+            await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
 
     async def closed(self, turns: Turns) -> None:
         """Every slot takes the next request as soon as its last one has ended."""
 
-        async def user(slot: int, lane: Lane) -> None:
+        async def user(slot: int, session: Session) -> None:
             while (number := turns()) < len(self.planned):
-                await self._request(number, slot, lane, time.monotonic_ns())
+                await self._request(number, slot, session, time.monotonic_ns())
 
-        await asyncio.gather(*(user(slot, lane) for slot, lane in zip(self.slots, self.lanes, strict=True)))
+        await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
 
     async def open(self, start_ns: int) -> None:
-        """Every request at its time, on a lane that is free or else a new one."""
-        free = list(range(len(self.lanes)))
+        """Every request at its time, on a session that is free or else a new one."""
+        free = list(range(len(self.sessions)))
         under_way: set[asyncio.Task[None]] = set()
 
         async def send(number: int, due_ns: int) -> None:
             if not free:
-                free.append(len(self.lanes))
-                self.lanes.append(self.client.lane())
+                free.append(len(self.sessions))
+                self.sessions.append(self.client.session())
             slot = free.pop()
-            await self._request(number, slot, self.lanes[slot], due_ns)
+            await self._request(number, slot, self.sessions[slot], due_ns)
             free.append(slot)
 
         for number in self.share.slots(len(self.planned)):
@@ -339,10 +339,10 @@ class _Loop:
             task.add_done_callback(under_way.discard)
         await asyncio.gather(*under_way)
 
-    async def _request(self, number: int, slot: int, lane: Lane, scheduled_ns: int) -> None:
+    async def _request(self, number: int, slot: int, session: Session, scheduled_ns: int) -> None:
         prompt = self.planned[number]
         request = self.generation(prompt, number)
-        answer = await lane.generate(request)
+        answer = await session.generate(request)
         record = {name: getattr(answer, name) for name in _OBSERVED}
         record["events"] = [event if event.reasoning else event[:3] for event in answer.events]
         self.events.write(

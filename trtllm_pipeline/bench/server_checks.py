@@ -127,10 +127,10 @@ async def probe(
     """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight."""
     longest = None if claim.engine is None else EngineLimits.read(claim.engine).longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
-    lane = client.lane()
+    session = client.session()
     for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):
         for send in (0, 1):
-            answer = await lane.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
+            answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
             ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
             told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
             events.write("probe", pair=pair, send=send, **told)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.openai import options as openai_sampling
-from trtllm_pipeline.client.service import Client, Generation, Option, Service, sampling
+from trtllm_pipeline.client.service import Client, GenerationRequest, Option, Service, sampling
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
@@ -89,11 +89,11 @@ class Target:
             )
         return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
 
-    def generation(self, prompt: Prompt, number: int) -> Generation:
+    def generation(self, prompt: Prompt, number: int) -> GenerationRequest:
         """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
         options: dict[str, Option] = {**chosen(self.temperature, seed=number), **self.options}
         if prompt.stop_words:
             options["stop" if of_openai else "stop_words"] = prompt.stop_words
-        return Generation(prompt.text, prompt.max_tokens or self.max_tokens, options, prompt.messages)
+        return GenerationRequest(prompt.text, prompt.max_tokens or self.max_tokens, options, prompt.messages)

@@ -52,7 +52,7 @@ _REPLACE: Final = "give prompts as text, or put a template that you trust into t
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RenderLimits:
     """What rendering one conversation may take."""
 
     time_s: float = 10.0
@@ -125,9 +125,9 @@ def read_source(folder: Path) -> str | None:
 class Renderer:
     """Renders conversations with one template. A context manager: its process ends with it."""
 
-    def __init__(self, template: Template, limits: Limits | None = None) -> None:
+    def __init__(self, template: Template, limits: RenderLimits | None = None) -> None:
         self._template = template
-        self._limits = limits or Limits()
+        self._limits = limits or RenderLimits()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 

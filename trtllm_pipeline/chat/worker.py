@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _LONGEST_MESSAGE = 500
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks what the model is to say, for training. The text within is written as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja2 declares it
@@ -76,7 +76,9 @@ def main(source: TextIO, sink: TextIO) -> None:
 
 def environment() -> Environment:
     """Jinja2 as chat templates expect it. Source: https://huggingface.co/docs/transformers/chat_templating_writing"""
-    found = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    found = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
+    )
     found.filters["tojson"] = _to_json
     found.globals["raise_exception"] = _refuse
     found.globals["strftime_now"] = _now

@@ -10,7 +10,7 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.store.inspection import Finding, Kind
+from trtllm_pipeline.store.inspection import Discrepancy, Kind
 from trtllm_pipeline.store.store import Store
 
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.action == "verify" and findings else 0
 
 
-def _told(findings: Sequence[tuple[Finding, str]]) -> Iterator[Json]:
+def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
     """The findings as JSON; each is a line on stderr as well."""
     for each, done in findings:
         note(f"{each}; {done}")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.client import fields
-from trtllm_pipeline.client.service import Answer, Generation, HttpLane, Lane
+from trtllm_pipeline.client.service import Answer, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
@@ -41,7 +41,7 @@ class OpenAiClient:
         self.timeout_s = timeout_s
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.name = model
-        self._lanes: list[Lane] = []
+        self._sessions: list[Session] = []
 
     async def __aenter__(self) -> Self:
         status, body = await self._get("/models")
@@ -68,14 +68,14 @@ class OpenAiClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for lane in self._lanes:
-            await lane.close()
+        for session in self._sessions:
+            await session.close()
 
-    def lane(self) -> Lane:
-        """A new lane; closed with the client."""
-        lane = _OpenAiLane(self)
-        self._lanes.append(lane)
-        return lane
+    def session(self) -> Session:
+        """A new session; closed with the client."""
+        session = _OpenAiSession(self)
+        self._sessions.append(session)
+        return session
 
     async def ready(self) -> dict[str, bool]:
         """Whether the server still answers."""
@@ -106,14 +106,14 @@ class OpenAiClient:
             ) from error
 
 
-class _OpenAiLane(HttpLane):
+class _OpenAiSession(HttpSession):
     def __init__(self, client: OpenAiClient) -> None:
         super().__init__(client.url, _PATHS[client.endpoint], stream=client.stream, timeout_s=client.timeout_s)
         self._headers = client.headers
         self._model = client.name
         self._endpoint = client.endpoint
 
-    def _encode(self, request: Generation) -> bytes:
+    def _encode(self, request: GenerationRequest) -> bytes:
         body: dict[str, Any] = {"model": self._model}
         if self._endpoint == "chat":
             body["messages"] = list(request.messages) or [{"role": "user", "content": request.text}]

@@ -1,8 +1,8 @@
 """Talks to a running Triton server: what its models are, and generating text over every protocol. Only user of tritonclient.
 
     async with Client(Service.read(path), "ensemble", "grpc", timeout_s=60) as client:
-        lane = client.lane()                       # one request at a time; as many lanes as requests in flight
-        answer = await lane.generate(Generation("The capital of France is", max_tokens=8))
+        session = client.session()                 # one request at a time; as many sessions as requests in flight
+        answer = await session.generate(GenerationRequest("The capital of France is", max_tokens=8))
 
 tritonclient's protobuf messages go over a wire of our own (`wire.py`, `http2.py`, `http.py`) that knows when each byte
 arrived; questions about the server itself, which nobody times, go over `grpc.aio`.
@@ -120,7 +120,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class GenerationRequest:
     """One text generation request. `options` are further input tensors of the model by name, e.g. `{"top_k": 1}`."""
 
     text: str
@@ -140,7 +140,7 @@ def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
     return {"top_k": 1} if temperature == 0 else {"temperature": temperature, "random_seed": seed}
 
 
-class Event(NamedTuple):
+class TextChunk(NamedTuple):
     """A response that carried text."""
 
     time_ns: int
@@ -172,7 +172,7 @@ class Answer:
     """First whole response, with text or without."""
     role_ns: int | None = None
     """OpenAI chat: the message that only says who speaks."""
-    events: list[Event] = field(default_factory=list)
+    events: list[TextChunk] = field(default_factory=list)
     usage_ns: int | None = None
     """OpenAI: the message with the server's counts."""
     output_tokens: int | None = None
@@ -209,11 +209,11 @@ class Answer:
         if tokens is not None:
             self.output_tokens = (self.output_tokens or 0) + tokens
         if text:
-            self.events.append(Event(now_ns, text, None if tokens is None else self.output_tokens, reasoning))
+            self.events.append(TextChunk(now_ns, text, None if tokens is None else self.output_tokens, reasoning))
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """What a client has to know of a served model, from its configuration as the server reports it."""
 
     name: str
@@ -228,7 +228,7 @@ class Model:
     """Responses say how many tokens they brought: TensorRT-LLM's output `num_output_tokens`, from 0.20 on."""
 
     @classmethod
-    def of(cls, config: model_config_pb2.ModelConfig) -> Model:
+    def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
         """The facts in `config`."""
         from tritonclient.grpc import model_config_pb2
 
@@ -248,7 +248,7 @@ class Model:
             counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
         )
 
-    def tensors(self, request: Generation, *, stream: bool) -> dict[str, Option]:
+    def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option]:
         """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
         asked: dict[str, Option] = {"text_input": request.text, "max_tokens": request.max_tokens, **request.options}
         values = {self._input(name): value for name, value in asked.items()}
@@ -269,17 +269,17 @@ class Model:
         return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
 
 
-class Lane(Protocol):
+class Session(Protocol):
     """One request at a time over one protocol. Never raises for what the server or the network does: see Answer.error."""
 
     async def open(self) -> None:
         """Connect, so that no request has to. What goes wrong shows with the first request."""
 
-    async def generate(self, request: Generation) -> Answer:
+    async def generate(self, request: GenerationRequest) -> Answer:
         """Send `request` and wait for its whole answer."""
 
     async def close(self) -> None:
-        """Release what the lane holds."""
+        """Release what the session holds."""
 
 
 class Client:
@@ -298,12 +298,12 @@ class Client:
         self.protocol = protocol
         self.timeout_s = timeout_s
         self._name = model
-        self._lanes: list[Lane] = []
+        self._sessions: list[Session] = []
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            self.model = Model.of(await self._config_when_loaded())
+            self.model = ServedModel.of(await self._config_when_loaded())
         except BaseException:
             await self._close()
             raise
@@ -315,22 +315,22 @@ class Client:
         await self._close()
 
     async def _close(self) -> None:
-        for lane in self._lanes:
-            await lane.close()
+        for session in self._sessions:
+            await session.close()
         if self._channel is not None:
             await self._channel.close()
 
-    def lane(self) -> Lane:
-        """A new lane; closed with the client."""
-        kinds: dict[str, Callable[[Client], Lane]] = {
+    def session(self) -> Session:
+        """A new session; closed with the client."""
+        kinds: dict[str, Callable[[Client], Session]] = {
             "grpc": _GrpcStream,
             "grpc_unary": _GrpcUnary,
             "http": _Http,
             "http_unary": _Http,
         }
-        lane = kinds[self.protocol](self)
-        self._lanes.append(lane)
-        return lane
+        session = kinds[self.protocol](self)
+        self._sessions.append(session)
+        return session
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
@@ -458,8 +458,8 @@ def _told(body: bytes) -> str:
         return ""
 
 
-class TimedLane(ABC):
-    """What all lanes share: limits in time, errors as part of the answer."""
+class TimedSession(ABC):
+    """What all sessions share: time limits, and errors as part of the answer."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -473,7 +473,7 @@ class TimedLane(ABC):
     @abstractmethod
     async def _connect(self) -> bool: ...
 
-    async def generate(self, request: Generation) -> Answer:
+    async def generate(self, request: GenerationRequest) -> Answer:
         """Send `request` and wait for its whole answer."""
         answer = Answer()
         message = self._encode(request)
@@ -509,7 +509,7 @@ class TimedLane(ABC):
             )
 
     @abstractmethod
-    def _encode(self, request: Generation) -> bytes: ...
+    def _encode(self, request: GenerationRequest) -> bytes: ...
 
     @abstractmethod
     async def _exchange(self, message: bytes, answer: Answer) -> None: ...
@@ -531,7 +531,7 @@ def _so_far(answer: Answer) -> str:
     return "nothing came" if answer.headers_ns is None else "its head came, and nothing after it"
 
 
-class _GrpcUnary(TimedLane):
+class _GrpcUnary(TimedSession):
     """ModelInfer: one request, one response. Triton refuses it for decoupled models."""
 
     def __init__(self, client: Client) -> None:
@@ -540,11 +540,11 @@ class _GrpcUnary(TimedLane):
         self._call = GrpcCall(client.service.grpc)
         self._count = 0
 
-    def _encode(self, request: Generation) -> bytes:
+    def _encode(self, request: GenerationRequest) -> bytes:
         message: bytes = self._request(request, stream=False).SerializeToString()
         return message
 
-    def _request(self, request: Generation, *, stream: bool) -> service_pb2.ModelInferRequest:
+    def _request(self, request: GenerationRequest, *, stream: bool) -> service_pb2.ModelInferRequest:
         self._count += 1
         return infer_request(self._model, self._model.tensors(request, stream=stream), request_id=str(self._count))
 
@@ -574,7 +574,7 @@ class _GrpcUnary(TimedLane):
 class _GrpcStream(_GrpcUnary):
     """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
 
-    def _encode(self, request: Generation) -> bytes:
+    def _encode(self, request: GenerationRequest) -> bytes:
         message = self._request(request, stream=True)
         # Without it the end of an answer is visible only when the last token carries text.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -621,7 +621,7 @@ class _GrpcStream(_GrpcUnary):
             answer.events = list(deltas(answer.events))
 
 
-class HttpLane(TimedLane):
+class HttpSession(TimedSession):
     """POST of JSON; the answer is JSON, or with `stream` server-sent events of JSON."""
 
     def __init__(self, address: str, path: str, *, stream: bool, timeout_s: float) -> None:
@@ -695,7 +695,7 @@ class HttpLane(TimedLane):
         self._connection.close()
 
 
-class _Http(HttpLane):
+class _Http(HttpSession):
     """Triton's generate and generate_stream."""
 
     def __init__(self, client: Client) -> None:
@@ -704,7 +704,7 @@ class _Http(HttpLane):
         super().__init__(client.service.http, path, stream=stream, timeout_s=client.timeout_s)
         self._model = client.model
 
-    def _encode(self, request: Generation) -> bytes:
+    def _encode(self, request: GenerationRequest) -> bytes:
         return json.dumps(self._model.tensors(request, stream=self._stream)).encode()
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
@@ -757,7 +757,7 @@ class ServerSentEvents:
             raise ProtocolError(f"an event of the answer is longer than {MAX_MESSAGE_BYTES} bytes")
 
 
-def deltas(events: Sequence[Event]) -> Iterator[Event]:
+def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
     """Turn responses that each repeat the whole text so far into the text each one added.
 
     Only characters that agree with the final text count, so a character that was incomplete at first is counted when
@@ -802,7 +802,9 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
         raise ProtocolError(f"not a model's configuration: {fields.shortened(str(error))}") from error
 
 
-def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: str) -> service_pb2.ModelInferRequest:
+def infer_request(
+    model: ServedModel, tensors: Mapping[str, Option], *, request_id: str
+) -> service_pb2.ModelInferRequest:
     """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents.
 
     Raises ServerError for a value of another type than its tensor.
@@ -825,7 +827,7 @@ def infer_request(model: Model, tensors: Mapping[str, Option], *, request_id: st
     return request
 
 
-def _packed(model: Model, name: str, datatype: str, code: str, values: Sequence[object]) -> bytes:
+def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Sequence[object]) -> bytes:
     try:
         # Python packs any object as a bool, "false" as true.
         if any(isinstance(value, str) for value in values):

@@ -51,12 +51,12 @@ _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType
 def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
     """Write config, generation config, weights, tokenizer and provenance into `out`. Raises DownloadError."""
     try:
-        reader = _Reader(gguf)
+        reader = _ArrayReader(gguf)
     except Exception as error:  # what the library raises for a damaged file is not said anywhere
         raise DownloadError(
             f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}", failure=FailureClass.USER
         ) from error
-    fields = _Fields(reader)
+    fields = _Metadata(reader)
     for key, supported in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
@@ -85,7 +85,7 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
     _write_json(out / "provenance.json", provenance)
 
 
-class _Reader(GGUFReader):
+class _ArrayReader(GGUFReader):
     """GGUFReader takes a million slices of its memory map to read a vocabulary; of a plain array they cost half."""
 
     @property  # type: ignore[override]
@@ -97,7 +97,7 @@ class _Reader(GGUFReader):
         self._data = np.asarray(mapped)
 
 
-class _Fields:
+class _Metadata:
     """The metadata of a GGUF file by key, each value read as what it must be.
 
     All methods raise DownloadError for what is not there or is something else.
@@ -158,7 +158,7 @@ class _Fields:
         )
 
 
-def _tokenizer(fields: _Fields) -> Tokenizer:
+def _tokenizer(fields: _Metadata) -> Tokenizer:
     tokens, merges, types = (
         fields.texts("tokenizer.ggml.tokens"),
         fields.texts("tokenizer.ggml.merges"),
@@ -204,7 +204,7 @@ def tokenizer(tokens: list[str], merges: list[tuple[str, str]], types: list[int]
     return result
 
 
-def _config(fields: _Fields, *, tied: bool) -> dict[str, Json]:
+def _config(fields: _Metadata, *, tied: bool) -> dict[str, Json]:
     heads, hidden = fields.integer("llama.attention.head_count"), fields.integer("llama.embedding_length")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -229,11 +229,11 @@ def _config(fields: _Fields, *, tied: bool) -> dict[str, Json]:
     }
 
 
-def _kv_heads(fields: _Fields) -> int:
+def _kv_heads(fields: _Metadata) -> int:
     return fields.integer("llama.attention.head_count_kv", fields.integer("llama.attention.head_count"))
 
 
-def _token_ids(fields: _Fields, suffix: str = "_id", **more: str) -> dict[str, Json]:
+def _token_ids(fields: _Metadata, suffix: str = "_id", **more: str) -> dict[str, Json]:
     """The special tokens that the file names, by their Hugging Face names."""
     named = {"bos": "bos", "eos": "eos", "pad": "padding", **more}
     keys = {f"{name}_token{suffix}": f"tokenizer.ggml.{key}_token_id" for name, key in named.items()}
@@ -241,12 +241,12 @@ def _token_ids(fields: _Fields, suffix: str = "_id", **more: str) -> dict[str, J
     return {name: fields.integer(key, least=0, most=last) for name, key in keys.items() if fields.has(key)}
 
 
-def _special_tokens(fields: _Fields) -> dict[str, Json]:
+def _special_tokens(fields: _Metadata) -> dict[str, Json]:
     tokens = fields.texts("tokenizer.ggml.tokens")
     return {name: tokens[cast("int", number)] for name, number in _token_ids(fields, "", unk="unknown").items()}
 
 
-def _tokenizer_config(fields: _Fields) -> dict[str, Json]:
+def _tokenizer_config(fields: _Metadata) -> dict[str, Json]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
@@ -257,7 +257,7 @@ def _tokenizer_config(fields: _Fields) -> dict[str, Json]:
     }
 
 
-def _write_weights(path: Path, reader: GGUFReader, fields: _Fields) -> None:
+def _write_weights(path: Path, reader: GGUFReader, fields: _Metadata) -> None:
     """Write all tensors as float16, one at a time. Format: https://github.com/huggingface/safetensors#format"""
     named = sorted(
         ((_name(tensor.name), tensor) for tensor in reader.tensors if tensor.name != "rope_freqs.weight"),
@@ -309,7 +309,7 @@ def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
             ) from error
 
 
-def _heads(name: str, fields: _Fields) -> int | None:
+def _heads(name: str, fields: _Metadata) -> int | None:
     if name.endswith("q_proj.weight"):
         return fields.integer("llama.attention.head_count")
     if name.endswith("k_proj.weight"):

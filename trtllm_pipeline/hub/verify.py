@@ -58,7 +58,7 @@ def check_folder(folder: Path, model: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorEntry:
     """What the header of a safetensors file says of one tensor."""
 
     dtype: str
@@ -74,7 +74,7 @@ class Shard:
 
     path: Path
     """Links followed."""
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorEntry]
 
 
 def tensors(folder: Path, name: str) -> Shard:
@@ -113,7 +113,7 @@ def tensors(folder: Path, name: str) -> Shard:
     return Shard(path, found)
 
 
-def _tensor(name: str, entry: object, data: int) -> Tensor:
+def _tensor(name: str, entry: object, data: int) -> TensorEntry:
     """An entry of a header; `data` is where the tensors' bytes begin. Raises ValueError for another form."""
     given: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
     dtype, shape, place = (given.get(key) for key in ("dtype", "shape", "data_offsets"))
@@ -123,7 +123,7 @@ def _tensor(name: str, entry: object, data: int) -> Tensor:
     ]
     if not isinstance(dtype, str) or whole[0] is None or whole[1] is None or len(whole[1]) != 2:
         raise ValueError(f"tensor {name} needs dtype, shape and two data_offsets")
-    return Tensor(dtype, tuple(whole[0]), data + whole[1][0], data + whole[1][1])
+    return TensorEntry(dtype, tuple(whole[0]), data + whole[1][0], data + whole[1][1])
 
 
 def check_not_pointer(folder: Path, name: str, model: str) -> None:

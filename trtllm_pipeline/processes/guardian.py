@@ -119,7 +119,7 @@ def kill(pid: int, signo: int) -> None:
         pass
 
 
-class StageRun:
+class ProcessSession:
     """One session of processes: its first process is `pid`."""
 
     def __init__(self, run_id: str, pid: int, mark: str) -> None:
@@ -133,13 +133,13 @@ class StageRun:
         self.look_at = self.pause = 0.0
 
 
-class Guardian:
+class Supervisor:
     """The loop: reads orders, reaps children, keeps to deadlines; never waits for anything but all of these at once."""
 
     def __init__(self, fd: int) -> None:
         self.pid = os.getpid()
-        self.runs: dict[str, StageRun] = {}
-        self.mains: dict[int, StageRun] = {}  # by pid, until that is reaped
+        self.runs: dict[str, ProcessSession] = {}
+        self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
         self.number = 0
         self.outbox: list[bytes] = []
         self.open = True
@@ -268,7 +268,7 @@ class Guardian:
             reason = error.strerror if isinstance(error, OSError) else error
             self.send("refused", id=run_id, message=f"cannot {doing}: {reason}")
         else:
-            self.runs[run_id] = self.mains[pid] = StageRun(run_id, pid, mark)
+            self.runs[run_id] = self.mains[pid] = ProcessSession(run_id, pid, mark)
             process = look_up(pid)
             self.send("spawned", id=run_id, pid=pid, start_time=process.start_time if process else 0)
         finally:
@@ -310,7 +310,7 @@ class Guardian:
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             return True
 
-    def members(self, run: StageRun) -> set[int]:
+    def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
         # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since.
         young = time.monotonic() - run.begin < 1.0 and self.last_pid() > run.pid
@@ -329,12 +329,12 @@ class Guardian:
         with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
             return int(file.read().split()[4])
 
-    def signal(self, run: StageRun, signo: int, *, whole: bool) -> None:
+    def signal(self, run: ProcessSession, signo: int, *, whole: bool) -> None:
         """Send a signal to all processes of a stage run, or to its first if that still lives."""
         for pid in self.members(run) if whole else {run.pid} & self.mains.keys():
             kill(pid, signo)
 
-    def step(self, run: StageRun) -> None:
+    def step(self, run: ProcessSession) -> None:
         """Do what is due for this stage run; report it when its first process has ended and nothing is left."""
         now = time.monotonic()
         while run.steps and run.steps[0][0] <= now:
@@ -379,7 +379,7 @@ def main(fd: int) -> None:
                 os.close(int(name))
             except OSError:
                 pass  # the one that has just listed them
-    guardian = Guardian(fd)
+    guardian = Supervisor(fd)
     try:
         guardian.loop()
     except BaseException:

@@ -1,4 +1,4 @@
-"""Starting, ending and accounting for processes: the pipeline's side of the guardian, and short commands.
+"""Starting, ending and accounting for processes: the pipeline's side of the guardian.
 
 Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
 spoken to). If the guardian itself is killed its stage processes go on as orphans; `read_events` notices at once,
@@ -226,41 +226,3 @@ class Guardian:
             f"the process that watches over the stages (pid {self.pid}) {how}; all that ran was ended",
             hint="look for the reason (out of memory? `dmesg`), then run again: what was finished stays finished",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedCommand:
-    """What a short command said. `returncode` is None if it took too long and was killed, 127 if there is none."""
-
-    argv: tuple[str, ...]
-    returncode: int | None
-    stdout: str
-    stderr: str
-
-
-def run_command(argv: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None) -> CompletedCommand:
-    """Run a short command, a probe, and return what it said; on timeout it and all in its session are killed."""
-    import subprocess
-
-    try:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return CompletedCommand(tuple(argv), 127, "", f"{argv[0]}: {error.strerror}")
-    returncode: int | None
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-        returncode = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()
-        returncode = None
-    return CompletedCommand(tuple(argv), returncode, stdout, stderr)

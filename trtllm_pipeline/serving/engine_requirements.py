@@ -45,7 +45,7 @@ class FileDigest:
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class Requirements:
     """What an engine needs. None where it is not known."""
 
     release: str | None
@@ -60,7 +60,7 @@ class Contract:
     """By the name of the file in the engine's folder."""
 
 
-def write(engine: Path, gpu: Gpu) -> Contract:
+def write(engine: Path, gpu: Gpu) -> Requirements:
     """Write engine.json into a folder that `trtllm-build` has just filled on `gpu`; returns what is in it.
 
     Reads every rank's files once. Raises ServerError when the folder is not a whole engine.
@@ -68,12 +68,12 @@ def write(engine: Path, gpu: Gpu) -> Contract:
     built = _from_config(engine)
     _check_ranks(engine, built.world_size)
     digests = {path.name: FileDigest.of(path) for path in _rank_files(engine)}
-    contract = Contract(built.release, built.world_size, gpu.sm, gpu.name, digests)
+    contract = Requirements(built.release, built.world_size, gpu.sm, gpu.name, digests)
     write_json(engine / FILE, {"schema": 1, **asdict(contract)})
     return contract
 
 
-def read(engine: Path) -> Contract:
+def read(engine: Path) -> Requirements:
     """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
     contract = _from_config(engine)
     path = engine / FILE
@@ -90,12 +90,12 @@ def read(engine: Path) -> Contract:
             )
             for name, file in ((name, files.fields(name)) for name in files.values)
         }
-        return Contract(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
+        return Requirements(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
     except ModelFileError as error:
         raise ServerError(f"{path} is not a contract of ours: {error.short}") from error
 
 
-def check(engine: Path, machine: Machine) -> Contract:
+def check(engine: Path, machine: Machine) -> Requirements:
     """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
 
     Of these the release and the compute capability alone are INFEASIBLE: they tell one engine from another, while files
@@ -142,7 +142,7 @@ def _public(release: str) -> str:
     return release.partition("+")[0]
 
 
-def _from_config(engine: Path) -> Contract:
+def _from_config(engine: Path) -> Requirements:
     path = engine / "config.json"
     try:
         config = Fields.read(engine, path.name)
@@ -158,7 +158,7 @@ def _from_config(engine: Path) -> Contract:
     if world_size != product:
         raise _differs(path, "mapping.world_size", f"tp * pp = {product}", world_size, "convert the checkpoint again")
     version = config.values.get("version")
-    return Contract(None if version is None else str(version), world_size)
+    return Requirements(None if version is None else str(version), world_size)
 
 
 def _rank_files(engine: Path) -> list[Path]:

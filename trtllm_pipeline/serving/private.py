@@ -25,7 +25,7 @@ _DO_NOTHING, _ALLOW = 0x00050000, 0x7FFF0000
 _MODE = 0o644
 
 
-class _Program(ctypes.Structure):
+class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
@@ -41,7 +41,7 @@ def keep_modes() -> bool:
         (_RETURN, 0, 0, _ALLOW),
     )  # fmt: skip
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in instructions))
-    program = _Program(len(instructions), ctypes.addressof(code))
+    program = _Filter(len(instructions), ctypes.addressof(code))
     if not seccomp:
         return False
 

@@ -32,7 +32,7 @@ class Ports(NamedTuple):
     metrics: int
 
 
-class Process(Protocol):
+class ServerProcess(Protocol):
     """The process that a server is, or the group of them."""
 
     @property
@@ -47,7 +47,7 @@ class Server(Protocol):
     """A server that was started. Whoever started it stops it, in whatever state it is."""
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ServerProcess:
         """What ends when the server does."""
 
     @property

@@ -181,7 +181,7 @@ def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
 
 
 @dataclass(slots=True)
-class Server:
+class TritonProcess:
     """A server process of ours."""
 
     process: subprocess.Popen[bytes]
@@ -333,7 +333,7 @@ def start(
     ports: Ports,
     host: str = LOOPBACK,
     variables: Mapping[str, str] | None = None,
-) -> Server:
+) -> TritonProcess:
     """Start `triton` on `repository` with `models` and what they need, in this process's session and group.
 
     `folder` takes the links that it works on, `variables` are added to the environment. The server's output is
@@ -364,7 +364,7 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environment(triton), **(variables or {})},
         )
-    return Server(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host, started)
+    return TritonProcess(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host, started)
 
 
 def private(command: Sequence[str]) -> list[str]:

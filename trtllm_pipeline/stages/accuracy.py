@@ -57,9 +57,9 @@ async def ask(
         waiting = iter(questions)
 
         async def slot() -> None:
-            lane = client.lane()
+            session = client.session()
             for question in waiting:
-                answers[question.prompt.id] = await lane.generate(target.generation(question.prompt, 0))
+                answers[question.prompt.id] = await session.generate(target.generation(question.prompt, 0))
                 progress(len(answers), len(questions), "requests")
 
         await asyncio.gather(*(slot() for _ in range(min(concurrency, len(questions)))))

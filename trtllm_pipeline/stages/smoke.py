@@ -210,7 +210,7 @@ class _Smoke:
             return "not tried: the engine names no limit"
         prompt = " ".join(["word"] * (longest + 1))
         tokens = len(self.tokenizer.encode(prompt).ids)
-        answer = await client.lane().generate(self.target.generation(Prompt("limit", prompt, max_tokens=1), 0))
+        answer = await client.session().generate(self.target.generation(Prompt("limit", prompt, max_tokens=1), 0))
         if answer.error is None:
             raise _CheckError(f"a prompt of {tokens} tokens should be refused ({longest} fit), got {answer.text!r}")
         if str(longest) not in answer.error and not any(word in answer.error.lower() for word in ("long", "exceed")):
@@ -232,7 +232,7 @@ class _Smoke:
 
     async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
         prompt = Prompt("smoke", self.prompt, stop_words=() if stop is None else (stop,))
-        answer = await client.lane().generate(self.target.generation(prompt, 0))
+        answer = await client.session().generate(self.target.generation(prompt, 0))
         if answer.error is not None:
             raise _CheckError(f"the request failed: {answer.error}")
         return answer

@@ -36,7 +36,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """One thing that is wrong. `path` is below the artifact's folder, which it is itself for a whole artifact."""
 
     stage: str
@@ -61,14 +61,14 @@ class Finding:
         }
 
 
-def inspect(folder: Path, *, contents: bool) -> tuple[Finding, ...]:
+def inspect(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...]:
     """What is wrong with the artifact in `folder`; with `contents` every byte of its result is read.
 
     Raises StateError for one that cannot be read or that another release wrote.
     """
 
-    def finding(kind: Kind, path: str, message: str) -> Finding:
-        return Finding(folder.parent.name, folder.name, kind, path, message)
+    def finding(kind: Kind, path: str, message: str) -> Discrepancy:
+        return Discrepancy(folder.parent.name, folder.name, kind, path, message)
 
     try:
         sealed = manifest.read(folder)

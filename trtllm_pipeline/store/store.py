@@ -30,7 +30,7 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import ArtifactRow, Index
-from trtllm_pipeline.store.inspection import OUT, Finding, Kind, inspect, whole
+from trtllm_pipeline.store.inspection import OUT, Discrepancy, Kind, inspect, whole
 from trtllm_pipeline.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -187,14 +187,14 @@ class Store:
         self.index.add_artifact(found, _manifest_bytes(folder))
         return found
 
-    def _set_aside(self, found: Finding) -> str:
+    def _set_aside(self, found: Discrepancy) -> str:
         """Take a damaged artifact out of use; returns what was done. It is kept, for people to look at."""
         self.index.remove_artifact(Fingerprint(found.fingerprint))
         if self.unwritable is not None:
             return "left where it is"
         return self._move_aside(self.artifacts_dir / found.stage / found.fingerprint, found)
 
-    def _move_aside(self, path: Path, found: Finding, name: str = "") -> str:
+    def _move_aside(self, path: Path, found: Discrepancy, name: str = "") -> str:
         """Move something of the store below `damaged/`; returns what was done."""
         place = self.workspace / "damaged" / found.stage / found.fingerprint
         number = 1
@@ -271,7 +271,7 @@ class Store:
         final.parent.mkdir(exist_ok=True)
         if final.exists():
             self._set_aside(
-                Finding(attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another is published in its place")
+                Discrepancy(attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another is published in its place")
             )
         attempt.folder.rename(final)
         self.index.add_artifact(sealed, _manifest_bytes(final))
@@ -296,7 +296,7 @@ class Store:
             for name in sorted(_names(self.artifacts_dir / stage)):
                 yield self.artifacts_dir / stage / name
 
-    def repair(self) -> tuple[int, str, list[tuple[Finding, str]]]:
+    def repair(self) -> tuple[int, str, list[tuple[Discrepancy, str]]]:
         """Make the index anew, and put right what is wrong with artifacts, as far as it shows without reading them whole.
 
         Returns how many artifacts there are, what the index has lost, and what was found with what was done about it.
@@ -304,14 +304,14 @@ class Store:
         """
         self.check_writable()
         lost = self.index.remake()
-        count, done = 0, list[tuple[Finding, str]]()
+        count, done = 0, list[tuple[Discrepancy, str]]()
         for folder in self._artifact_folders():
             findings = inspect(folder, contents=False)
             done += self._put_right(folder, findings)
             count += all(found.kind is not Kind.DAMAGED for found in findings)
         return count, lost, done
 
-    def _put_right(self, folder: Path, findings: tuple[Finding, ...]) -> Iterator[tuple[Finding, str]]:
+    def _put_right(self, folder: Path, findings: tuple[Discrepancy, ...]) -> Iterator[tuple[Discrepancy, str]]:
         damage = next((found for found in findings if found.kind is Kind.DAMAGED), None)
         if damage is not None:
             yield damage, self._set_aside(damage)
@@ -338,7 +338,7 @@ class Store:
             beside.rmdir()
             self._adopt(folder)
 
-    def verify(self) -> Iterator[list[tuple[Finding, str]]]:
+    def verify(self) -> Iterator[list[tuple[Discrepancy, str]]]:
         """Read one artifact after another and compare it with its manifest; what was found, and what was done about it.
 
         Damaged ones are set aside, and so made again by a run; of a workspace that cannot be written nothing is moved.

@@ -16,12 +16,12 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from trtllm_pipeline.client.service import (
     Answer,
     Client,
-    Event,
-    Generation,
-    Model,
+    GenerationRequest,
     Option,
+    ServedModel,
     ServerSentEvents,
     Service,
+    TextChunk,
     deltas,
     failure_class,
     infer_request,
@@ -38,7 +38,7 @@ STREAM = "".join(
     for event, end in zip(EVENTS, ("\n", "\r\n", "\n", "\r\n"), strict=True)
 ).encode()
 INPUTS = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32", "top_k": "TYPE_INT32"}
-MODEL = Model("ensemble", batched=True, decoupled=True, inputs=INPUTS, accumulates=False, counts=False)
+MODEL = ServedModel("ensemble", batched=True, decoupled=True, inputs=INPUTS, accumulates=False, counts=False)
 
 
 @pytest.mark.parametrize("first", range(len(STREAM) + 1))
@@ -53,13 +53,13 @@ def test_events_survive_every_cut(first: int) -> None:
 @given(st.lists(st.text(max_size=5), max_size=8))
 def test_deltas_join_to_the_final_text(parts: list[str]) -> None:
     whole = ["".join(parts[: count + 1]) for count in range(len(parts))]
-    got = list(deltas([Event(index, text, index + 1) for index, text in enumerate(whole)]))
+    got = list(deltas([TextChunk(index, text, index + 1) for index, text in enumerate(whole)]))
     assert "".join(event.text for event in got) == "".join(parts)
     assert [event[:3] for event in got] == [(index, part, index + 1) for index, part in enumerate(parts) if part]
 
 
 def test_a_character_that_was_incomplete_counts_when_it_is_whole() -> None:
-    events = [Event(1, "a\ufffd", 2), Event(2, "a\ufffd", 3), Event(3, "a😀b", 5)]
+    events = [TextChunk(1, "a\ufffd", 2), TextChunk(2, "a\ufffd", 3), TextChunk(3, "a😀b", 5)]
     assert [event[:3] for event in deltas(events)] == [(1, "a", 2), (3, "😀b", 5)]
 
 
@@ -71,12 +71,12 @@ def test_an_answer_adds_up_what_the_server_counts() -> None:
     assert [event[:3] for event in answer.events] == [(2, "a", 3), (3, "b", 4)]
     uncounted = Answer()
     uncounted.received(1, "a", None)
-    assert (uncounted.events, uncounted.output_tokens) == ([Event(1, "a", None)], None)
+    assert (uncounted.events, uncounted.output_tokens) == ([TextChunk(1, "a", None)], None)
 
 
 def test_counts_are_asked_for_where_they_can_be() -> None:
     asking = {**INPUTS, "return_num_output_tokens": "TYPE_BOOL"}
-    request = Generation("x", 1)
+    request = GenerationRequest("x", 1)
     assert "return_num_output_tokens" not in MODEL.tensors(request, stream=True)
     told = dataclasses.replace(MODEL, counts=True)
     assert "return_num_output_tokens" not in told.tensors(request, stream=True), "sent unasked"
@@ -124,8 +124,8 @@ def test_a_value_of_another_type_is_told(kind: str, value: Any, told: str) -> No
 
 def test_options_the_model_lacks_are_named() -> None:
     with pytest.raises(ServerError, match="ensemble has no input seed; it has max_tokens, text_input, top_k"):
-        MODEL.tensors(Generation("x", 1, {"seed": 3}), stream=False)
-    assert "stream" not in MODEL.tensors(Generation("x", 1), stream=True)
+        MODEL.tensors(GenerationRequest("x", 1, {"seed": 3}), stream=False)
+    assert "stream" not in MODEL.tensors(GenerationRequest("x", 1), stream=True)
 
 
 # The three sets of names: the five models', theirs since 0.20, and the llmapi model's.
@@ -145,15 +145,15 @@ def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None
     asked: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
     values = (8, 0.5, 2, 0.9, 7, ("x",))
     unary = {"text_input": "hi", **dict(zip(names, values, strict=False))}
-    assert model.tensors(Generation("hi", 8, asked), stream=False) == unary
-    assert model.tensors(Generation("hi", 8, asked), stream=True) == {**unary, names[-1]: True}
-    request = infer_request(model, model.tensors(Generation("hi", 8, asked), stream=True), request_id="1")
+    assert model.tensors(GenerationRequest("hi", 8, asked), stream=False) == unary
+    assert model.tensors(GenerationRequest("hi", 8, asked), stream=True) == {**unary, names[-1]: True}
+    request = infer_request(model, model.tensors(GenerationRequest("hi", 8, asked), stream=True), request_id="1")
     assert {tensor.name for tensor in request.inputs} == inputs.keys()
 
 
 def test_a_name_of_another_release_is_refused_under_the_name_that_was_asked_for() -> None:
     with pytest.raises(ServerError, match="has no input random_seed;"):
-        MODEL.tensors(Generation("x", 1, {"random_seed": 3}), stream=False)
+        MODEL.tensors(GenerationRequest("x", 1, {"random_seed": 3}), stream=False)
 
 
 def test_text_output_is_found_by_name_raw_or_typed() -> None:
@@ -173,13 +173,13 @@ def test_model_facts_come_from_the_configuration(tmp_path: Path) -> None:
         "model_transaction_policy { decoupled: true } field_of_tomorrow: 3\n"
         'parameters { key: "accumulate_tokens" value { string_value: "True" } }\n'
     )
-    facts = Model(
+    facts = ServedModel(
         "m", batched=True, decoupled=True, inputs={"text_input": "TYPE_STRING"}, accumulates=True, counts=False
     )
-    assert Model.of(parse_config(path)) == facts
-    assert not Model.of(model_config_pb2.ModelConfig()).accumulates
+    assert ServedModel.of(parse_config(path)) == facts
+    assert not ServedModel.of(model_config_pb2.ModelConfig()).accumulates
     path.write_text('output { name: "num_output_tokens" data_type: TYPE_INT32 dims: [1] }')
-    assert Model.of(parse_config(path)).counts
+    assert ServedModel.of(parse_config(path)).counts
     path.write_text("name: }")
     with pytest.raises(ServerError, match=r"config\.pbtxt"):
         parse_config(path)

@@ -142,15 +142,15 @@ def test_what_is_not_understood_is_an_error() -> None:
 
 
 def chat(*bodies: object) -> Answer:
-    """What an OpenAI lane makes of a stream of messages, one millisecond apart."""
+    """What an OpenAI session makes of a stream of messages, one millisecond apart."""
     client = openai.OpenAiClient("http://x:1/v1/", "m", "chat", stream=True, timeout_s=1)
     assert client.url == "http://x:1/v1"
-    lane = openai._OpenAiLane(client)
+    session = openai._OpenAiSession(client)
     answer, events = Answer(), ServerSentEvents()
     for number, body in enumerate(bodies):
         text = body if isinstance(body, str) else json.dumps(body)
         for data in events.feed(f"data: {text}\n\n".encode()):
-            lane._parse(number, data, answer)
+            session._parse(number, data, answer)
     return answer
 
 

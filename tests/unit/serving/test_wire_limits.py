@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from trtllm_pipeline.client import openai
 from trtllm_pipeline.client import service as serving
-from trtllm_pipeline.client.service import Answer, Event, ServerSentEvents, Service, deltas
+from trtllm_pipeline.client.service import Answer, ServerSentEvents, Service, TextChunk, deltas
 from trtllm_pipeline.client.transport import http, http2
 from trtllm_pipeline.client.transport.http2 import Http2, Messages
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, ProtocolError
@@ -268,10 +268,10 @@ def test_a_tensor_that_is_cut_off_is_refused() -> None:
 
 
 def said(body: str) -> Answer:
-    """What an OpenAI lane makes of one message."""
-    lane = openai._OpenAiLane(openai.OpenAiClient("http://x:1", "m", "chat", stream=True, timeout_s=1))
+    """What an OpenAI session makes of one message."""
+    session = openai._OpenAiSession(openai.OpenAiClient("http://x:1", "m", "chat", stream=True, timeout_s=1))
     answer = Answer()
-    lane._parse(0, body.encode("latin-1"), answer)
+    session._parse(0, body.encode("latin-1"), answer)
     return answer
 
 
@@ -317,16 +317,16 @@ def test_a_long_error_is_shortened() -> None:
 
 
 def test_an_endless_answer_ends() -> None:
-    lane = serving._Http(_client())
-    lane._asked_tokens = 2
+    session = serving._Http(_client())
+    session._asked_tokens = 2
     with pytest.raises(ProtocolError, match="more than 4224 messages for an answer of 2 tokens"):  # noqa: PT012
         for _ in range(5000):
-            lane._count_message()
+            session._count_message()
 
 
 def _client() -> serving.Client:
     client = serving.Client(Service("x:1", "", None, None, "m", None), "m", "http", timeout_s=1)
-    client.model = serving.Model(
+    client.model = serving.ServedModel(
         "a b\r\nX: y", batched=True, decoupled=True, inputs={}, accumulates=False, counts=False
     )
     return client
@@ -338,7 +338,7 @@ def test_a_models_name_cannot_change_the_request() -> None:
 
 def test_a_type_that_is_not_known_has_a_name() -> None:
     config = serving.config_of(b'{"name": "m", "input": [{"name": "x", "data_type": 999}]}')
-    model = serving.Model.of(config)
+    model = serving.ServedModel.of(config)
     assert model.inputs == {"x": "999"}
     assert serving.wire_types(config.input) == {"x": "999"}
     with pytest.raises(serving.ServerError, match="input x of m is 999, which this client does not send"):
@@ -353,8 +353,8 @@ def test_a_configuration_that_is_none(body: str) -> None:
 
 def test_long_texts_that_grow_are_told_apart_quickly() -> None:
     final = "x" * 300_000
-    events = [Event(n, final[: n * 3000] + ("y" if n % 2 else ""), None) for n in range(100)] + [
-        Event(100, final, None)
+    events = [TextChunk(n, final[: n * 3000] + ("y" if n % 2 else ""), None) for n in range(100)] + [
+        TextChunk(100, final, None)
     ]
     assert "".join(event.text for event in deltas(events)) == final
 

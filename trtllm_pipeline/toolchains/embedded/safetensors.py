@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import INDEX, SINGLE, read_index
-from trtllm_pipeline.hub.verify import Tensor, tensors
+from trtllm_pipeline.hub.verify import TensorEntry, tensors
 
 # numpy has no bfloat16: such tensors are mapped as 16-bit integers and widened by a shift.
 _DTYPES: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -32,7 +32,7 @@ class Weights(Mapping[str, NDArray[np.float32]]):
 
         Raises StageError where files are missing, damaged, or disagree with their index.
         """
-        self._entries: dict[str, tuple[Path, Tensor]] = {}
+        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
         placed = read_index(folder) if model_files.find(folder, INDEX) is not None else None
         for shard in [SINGLE] if placed is None else sorted(set(placed.values())):
             if Path(shard).name != shard:

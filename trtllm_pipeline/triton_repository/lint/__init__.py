@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from trtllm_pipeline.triton_repository.lint.check import RULES, lint, select
 from trtllm_pipeline.triton_repository.lint.engine import Engine, EngineError
-from trtllm_pipeline.triton_repository.lint.rule import Finding, Rule, Severity
+from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule, Severity
 
-__all__ = ["RULES", "Engine", "EngineError", "Finding", "Rule", "Severity", "lint", "select"]
+__all__ = ["RULES", "Engine", "EngineError", "Finding", "LintRule", "Severity", "lint", "select"]

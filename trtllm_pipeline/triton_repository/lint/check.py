@@ -9,18 +9,19 @@ from typing import Final
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.triton_repository.lint import repository
 from trtllm_pipeline.triton_repository.lint.engine import Engine
-from trtllm_pipeline.triton_repository.lint.rule import Finding, Rule
+from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule
 from trtllm_pipeline.triton_repository.lint.rules import config, engine, ensemble, layout, llmapi, parameters
 
 _MODULES: Final = (layout, config, ensemble, engine, parameters, llmapi)
-RULES: Final[tuple[Rule, ...]] = tuple(
+RULES: Final[tuple[LintRule, ...]] = tuple(
     sorted(
-        (each for module in _MODULES for each in vars(module).values() if isinstance(each, Rule)), key=lambda r: r.id
+        (each for module in _MODULES for each in vars(module).values() if isinstance(each, LintRule)),
+        key=lambda r: r.id,
     )
 )
 
 
-def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple[Rule, ...]:
+def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple[LintRule, ...]:
     """The rules that `chosen` names (all, if it is empty) less those of `ignored`: ids, beginnings of ids, or names.
 
     Raises UsageError for what names no rule.
@@ -44,7 +45,7 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
 
 
 def lint(
-    folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[Rule] = RULES
+    folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[LintRule] = RULES
 ) -> list[Finding]:
     """What `rules` find in the repository `folder`, by file and line.
 

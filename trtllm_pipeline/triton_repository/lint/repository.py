@@ -100,7 +100,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Repository:
+class ModelRepository:
     """All that the rules may look at."""
 
     folder: Path
@@ -118,11 +118,11 @@ class Repository:
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
 
 
-def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> Repository:
+def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> ModelRepository:
     """The repository in `folder`."""
     found = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
     models = {path.name: _model(path) for path in found}
-    return Repository(folder, models, engine or _engine_of(models), release)
+    return ModelRepository(folder, models, engine or _engine_of(models), release)
 
 
 def _model(folder: Path) -> Model:

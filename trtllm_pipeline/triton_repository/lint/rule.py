@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trtllm_pipeline.triton_repository.lint.repository import Repository
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
 
 Severity = Literal["error", "warning", "note"]
 """error: it will not load, or not answer as the file says. warning: it loads, and something in it has no effect or
@@ -15,7 +15,7 @@ fails later. note: worth knowing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Violation:
     """One place that a rule objects to."""
 
     path: Path
@@ -26,7 +26,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LintRule:
     """One rule of the linter."""
 
     id: str
@@ -36,7 +36,7 @@ class Rule:
     """What it finds, in half a sentence."""
     hint: str
     """What to do about it."""
-    check: Callable[[Repository], Iterator[Found]]
+    check: Callable[[ModelRepository], Iterator[Violation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,6 @@ class Finding:
 
 def rule(
     number: str, name: str, severity: Severity, what: str, hint: str
-) -> Callable[[Callable[[Repository], Iterator[Found]]], Rule]:
+) -> Callable[[Callable[[ModelRepository], Iterator[Violation]]], LintRule]:
     """Make a rule of a function that yields what it finds."""
-    return lambda check: Rule(number, name, severity, what, hint, check)
+    return lambda check: LintRule(number, name, severity, what, hint, check)

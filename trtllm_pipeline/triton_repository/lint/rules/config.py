@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 from trtllm_pipeline.triton_repository.lint.rules.parameters import TAKEN_FOR_UNSET
 from trtllm_pipeline.triton_repository.model_config import FaultKind
 
@@ -23,24 +23,24 @@ _PLATFORMS: Final = {
 """Platforms that may stand beside the backend they are the old name of."""
 
 
-def _faults(repository: Repository, kind: FaultKind) -> Iterator[Found]:
+def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]:
     """Texts that do not parse for this reason, and not for a bare placeholder, which TRT205 has."""
     for model in repository.models.values():
         if model.fault is None or model.fault.kind != kind:
             continue
         bare = {place.line for place in model.placeholders if not place.quoted}
         if model.fault.line not in bare:
-            yield Found(model.path, model.fault.fault, model.fault.line)
+            yield Violation(model.path, model.fault.fault, model.fault.line)
 
 
 @rule("TRT201", "syntax", "error", "text that is not protobuf text", "look at this line and the one before it")
-def syntax(repository: Repository) -> Iterator[Found]:
+def syntax(repository: ModelRepository) -> Iterator[Violation]:
     """Brackets, quotes, colons."""
     yield from _faults(repository, "syntax")
 
 
 @rule("TRT202", "unknown-field", "error", "a field that ModelConfig does not have", "correct the field's name")
-def unknown_field(repository: Repository) -> Iterator[Found]:
+def unknown_field(repository: ModelRepository) -> Iterator[Violation]:
     """Misspelt, or in the wrong place."""
     yield from _faults(repository, "field")
 
@@ -52,7 +52,7 @@ def unknown_field(repository: Repository) -> Iterator[Found]:
     "a word that its field does not know, such as TYPE_FLOAT",
     "types are TYPE_BOOL, TYPE_INT32, TYPE_FP16, TYPE_BF16, TYPE_FP32, TYPE_STRING ...; kinds KIND_CPU, KIND_GPU ...",
 )
-def unknown_word(repository: Repository) -> Iterator[Found]:
+def unknown_word(repository: ModelRepository) -> Iterator[Violation]:
     """A data type or kind that does not exist."""
     yield from _faults(repository, "enum")
 
@@ -64,7 +64,7 @@ def unknown_word(repository: Repository) -> Iterator[Found]:
     "a value of the wrong type or out of its range, such as a negative queue delay",
     "numbers stand without quotes, texts with; times and sizes are not negative",
 )
-def wrong_value(repository: Repository) -> Iterator[Found]:
+def wrong_value(repository: ModelRepository) -> Iterator[Violation]:
     """A value that its field cannot hold."""
     yield from _faults(repository, "value")
 
@@ -76,12 +76,12 @@ def wrong_value(repository: Repository) -> Iterator[Found]:
     "a `${name}` where a number or word must stand; the file does not parse",
     "fill the template: `pipeline repository` fills every placeholder it finds",
 )
-def unfilled_placeholder(repository: Repository) -> Iterator[Found]:
+def unfilled_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     """A bare placeholder."""
     for model in repository.models.values():
         for place in model.placeholders:
             if not place.quoted:
-                yield Found(model.path, f"${{{place.name}}} has no value", place.line)
+                yield Violation(model.path, f"${{{place.name}}} has no value", place.line)
 
 
 @rule(
@@ -92,7 +92,7 @@ def unfilled_placeholder(repository: Repository) -> Iterator[Found]:
     "leaves in its templates, and its models take for unset",
     "give it a value or remove the parameter: a model may take it for a path, a name or a false",
 )
-def literal_placeholder(repository: Repository) -> Iterator[Found]:
+def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     """A quoted placeholder."""
     for model in repository.models.values():
         # Engines need a tokenizer for guided decoding alone, the models around them always do.
@@ -100,7 +100,7 @@ def literal_placeholder(repository: Repository) -> Iterator[Found]:
         unset = {(name, line) for key, name, line in model.unset() if own.get(key) == name}
         for place in model.placeholders:
             if place.quoted and (place.name, place.line) not in unset:
-                yield Found(model.path, f'"${{{place.name}}}" stays as it is', place.line)
+                yield Violation(model.path, f'"${{{place.name}}}" stays as it is', place.line)
 
 
 @rule(
@@ -110,7 +110,7 @@ def literal_placeholder(repository: Repository) -> Iterator[Found]:
     "a TensorRT-LLM model without the parameters that it cannot do without",
     "fill the template; gpt_model_path is the engine's folder, gpt_model_type inflight_fused_batching",
 )
-def parameter_missing(repository: Repository) -> Iterator[Found]:
+def parameter_missing(repository: ModelRepository) -> Iterator[Violation]:
     """Absent, empty, or still a placeholder."""
     for model, config in repository.engines():
         if any(model.parameters.get(name) for name in ("gpt_model_path", "encoder_model_path")):
@@ -120,7 +120,7 @@ def parameter_missing(repository: Repository) -> Iterator[Found]:
         for name in needed:
             if not model.parameters.get(name):
                 said = "has no value" if name in config.parameters else "is not there"
-                yield Found(model.path, f"parameter {name} {said}", model.line_of_parameter(name))
+                yield Violation(model.path, f"parameter {name} {said}", model.line_of_parameter(name))
 
 
 @rule(
@@ -131,11 +131,11 @@ def parameter_missing(repository: Repository) -> Iterator[Found]:
     'add backend: "python", or whatever runs it: Triton guesses by the files in the version folder, unless it is '
     "told not to complete configurations, as TensorRT-LLM's launcher tells it",
 )
-def no_backend(repository: Repository) -> Iterator[Found]:
+def no_backend(repository: ModelRepository) -> Iterator[Violation]:
     """Triton has to guess what runs the model."""
     for model, config in repository.parsed():
         if not config.backend and not config.platform and not model.is_ensemble:
-            yield Found(model.path, "says neither backend nor platform")
+            yield Violation(model.path, "says neither backend nor platform")
 
 
 @rule(
@@ -145,32 +145,32 @@ def no_backend(repository: Repository) -> Iterator[Found]:
     "a backend and a platform that contradict each other",
     "remove the platform: the backend wins",
 )
-def backend_and_platform(repository: Repository) -> Iterator[Found]:
+def backend_and_platform(repository: ModelRepository) -> Iterator[Violation]:
     """Two answers to one question."""
     for model, config in repository.parsed():
         if config.backend and config.platform and _PLATFORMS.get(config.platform) != config.backend:
             said = f"platform {config.platform!r} and backend {config.backend!r}"
-            yield Found(model.path, said, model.line_of("platform"))
+            yield Violation(model.path, said, model.line_of("platform"))
 
 
 @rule("TRT210", "tensor-twice", "warning", "two inputs or two outputs of one name", "remove one")
-def tensor_twice(repository: Repository) -> Iterator[Found]:
+def tensor_twice(repository: ModelRepository) -> Iterator[Violation]:
     """Names within a model must differ."""
     for model, config in repository.parsed():
         for kind, tensors in (("inputs", config.input), ("outputs", config.output)):
             for name, count in Counter(tensor.name for tensor in tensors).items():
                 if count > 1:
-                    yield Found(model.path, f"{count} {kind} are called {name}", model.line_of("name", name))
+                    yield Violation(model.path, f"{count} {kind} are called {name}", model.line_of("name", name))
 
 
 @rule("TRT211", "parameter-twice", "warning", "a parameter given twice, of which only the last counts", "remove one")
-def parameter_twice(repository: Repository) -> Iterator[Found]:
+def parameter_twice(repository: ModelRepository) -> Iterator[Violation]:
     """Protobuf takes the last and says nothing."""
     for model, _ in repository.parsed():
         lines: dict[str, int] = {}
         for key, line in model.matches(r"""\bparameters\s*:?\s*\{\s*key\s*:\s*["']([^"']*)["']"""):
             if key in lines:
-                yield Found(model.path, f"parameter {key} is there already, at line {lines[key]}", line)
+                yield Violation(model.path, f"parameter {key} is there already, at line {lines[key]}", line)
             lines[key] = line
 
 
@@ -181,12 +181,12 @@ def parameter_twice(repository: Repository) -> Iterator[Found]:
     "an instance group of no instances, which Triton takes for one",
     "count is 1 or more; a model that is not wanted is left out of the repository",
 )
-def instance_count(repository: Repository) -> Iterator[Found]:
+def instance_count(repository: ModelRepository) -> Iterator[Violation]:
     """0 is the same as nothing said."""
     for model, config in repository.parsed():
         if any(group.count <= 0 for group in config.instance_group):
             for count, line in model.matches(r"\bcount\s*:\s*(0+|-\d+)\b"):
-                yield Found(model.path, f"an instance group's count is {count}", line)
+                yield Violation(model.path, f"an instance group's count is {count}", line)
 
 
 @rule(
@@ -196,11 +196,11 @@ def instance_count(repository: Repository) -> Iterator[Found]:
     "a Python model with KIND_GPU, which starts a process for each GPU",
     "KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
 )
-def gpu_instances(repository: Repository) -> Iterator[Found]:
+def gpu_instances(repository: ModelRepository) -> Iterator[Violation]:
     """`count` processes on every GPU that the server sees."""
     for model, config in repository.parsed():
         if config.backend == "python" and any(group.kind == group.KIND_GPU for group in config.instance_group):
-            yield Found(model.path, "a Python model has instances of KIND_GPU", model.line_of("kind", "KIND_GPU"))
+            yield Violation(model.path, "a Python model has instances of KIND_GPU", model.line_of("kind", "KIND_GPU"))
 
 
 @rule(
@@ -210,13 +210,13 @@ def gpu_instances(repository: Repository) -> Iterator[Found]:
     "a preferred batch size above max_batch_size",
     "Triton refuses the model: lower the one or raise the other",
 )
-def preferred_batch_size(repository: Repository) -> Iterator[Found]:
+def preferred_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Larger than any batch can be."""
     for model, config in repository.parsed():
         for size in config.dynamic_batching.preferred_batch_size:
             if size > config.max_batch_size or size <= 0:
                 said = f"preferred batch size {size} with max_batch_size {config.max_batch_size}"
-                yield Found(model.path, said, model.line_of("preferred_batch_size"))
+                yield Violation(model.path, said, model.line_of("preferred_batch_size"))
 
 
 @rule(
@@ -226,11 +226,11 @@ def preferred_batch_size(repository: Repository) -> Iterator[Found]:
     "a negative max_batch_size",
     "0 is a model whose tensors have no batch dimension",
 )
-def negative_batch_size(repository: Repository) -> Iterator[Found]:
+def negative_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the model."""
     for model, config in repository.parsed():
         if config.max_batch_size < 0:
-            yield Found(model.path, f"max_batch_size is {config.max_batch_size}", model.line_of("max_batch_size"))
+            yield Violation(model.path, f"max_batch_size is {config.max_batch_size}", model.line_of("max_batch_size"))
 
 
 @rule(
@@ -240,13 +240,13 @@ def negative_batch_size(repository: Repository) -> Iterator[Found]:
     "a queue delay of a second or more",
     "the unit is microseconds; each request may wait this long for company",
 )
-def queue_delay(repository: Repository) -> Iterator[Found]:
+def queue_delay(repository: ModelRepository) -> Iterator[Violation]:
     """Milliseconds taken for microseconds."""
     for model, config in repository.parsed():
         delay = config.dynamic_batching.max_queue_delay_microseconds
         if delay >= LONG_QUEUE_DELAY_US:
             said = f"requests may wait {delay / 1e6:g} s to be batched"
-            yield Found(model.path, said, model.line_of("max_queue_delay_microseconds"))
+            yield Violation(model.path, said, model.line_of("max_queue_delay_microseconds"))
 
 
 @rule(
@@ -256,8 +256,8 @@ def queue_delay(repository: Repository) -> Iterator[Found]:
     "a decoupled model with a response cache",
     "Triton caches only models that send one response a request: turn one of them off",
 )
-def decoupled_cache(repository: Repository) -> Iterator[Found]:
+def decoupled_cache(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the model."""
     for model, config in repository.parsed():
         if config.model_transaction_policy.decoupled and config.response_cache.enable:
-            yield Found(model.path, "decoupled, with response_cache", model.line(r"\bresponse_cache\b"))
+            yield Violation(model.path, "decoupled, with response_cache", model.line(r"\bresponse_cache\b"))

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.lint.engine import Engine, EngineError
-from trtllm_pipeline.triton_repository.lint.repository import Model, Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
 _LOGITS: Final = ("context_logits", "generation_logits")
 _TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
@@ -19,7 +19,7 @@ _FREE_LOGITS: Final = (0, 17)
 _TRUE: Final = ("true", "1")
 
 
-def _served(repository: Repository) -> Iterator[tuple[Model, Any, Engine]]:
+def _served(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
     """Each engine model with its engine, where there is one to compare with."""
     if repository.engine is not None:
         yield from ((model, config, repository.engine) for model, config in repository.engines())
@@ -40,7 +40,7 @@ def number(model: Model, name: str) -> int | None:
     "a path to an engine that leads nowhere, or that is relative",
     "gpt_model_path is the absolute path of the folder trtllm-build wrote, as the server sees it",
 )
-def engine_folder(repository: Repository) -> Iterator[Found]:
+def engine_folder(repository: ModelRepository) -> Iterator[Violation]:
     """Relative paths start wherever the server was started."""
     for model, _ in repository.engines():
         for name in ("gpt_model_path", "encoder_model_path"):
@@ -49,9 +49,9 @@ def engine_folder(repository: Repository) -> Iterator[Found]:
                 continue
             line = model.line_of_parameter(name)
             if not Path(path).is_absolute():
-                yield Found(model.path, f"{name} {path} is relative", line)
+                yield Violation(model.path, f"{name} {path} is relative", line)
             elif not Path(path).is_dir():
-                yield Found(model.path, f"{name} {path} is not a folder", line)
+                yield Violation(model.path, f"{name} {path} is not a folder", line)
 
 
 @rule(
@@ -61,7 +61,7 @@ def engine_folder(repository: Repository) -> Iterator[Found]:
     "an engine folder without the config.json of trtllm-build",
     "name the folder with rank0.engine and config.json in it, not a checkpoint and not a folder above",
 )
-def engine_config(repository: Repository) -> Iterator[Found]:
+def engine_config(repository: ModelRepository) -> Iterator[Violation]:
     """A checkpoint, a folder too high, or an engine of the builder before 0.8."""
     for model, _ in repository.engines():
         path = Path(model.parameters.get("gpt_model_path", ""))
@@ -69,7 +69,7 @@ def engine_config(repository: Repository) -> Iterator[Found]:
             try:
                 Engine.read(path)
             except EngineError as error:
-                yield Found(model.path, error.message, model.line_of_parameter("gpt_model_path"))
+                yield Violation(model.path, error.message, model.line_of_parameter("gpt_model_path"))
 
 
 @rule(
@@ -79,7 +79,7 @@ def engine_config(repository: Repository) -> Iterator[Found]:
     "an engine whose rank files are not those of its world size",
     "build the engine again: a worker that died leaves its rank out",
 )
-def rank_files(repository: Repository) -> Iterator[Found]:
+def rank_files(repository: ModelRepository) -> Iterator[Violation]:
     """One rankN.engine for each of tp_size * pp_size ranks."""
     for model, _, engine in _served(repository):
         wanted = {path.name for path in engine.rank_files}
@@ -88,7 +88,7 @@ def rank_files(repository: Repository) -> Iterator[Found]:
             lacks, more = ", ".join(sorted(wanted - there)), ", ".join(sorted(there - wanted))
             said = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has {more} besides")))
             line = model.line_of_parameter("gpt_model_path")
-            yield Found(model.path, f"{engine.folder}, of world size {engine.world_size}, {said}", line)
+            yield Violation(model.path, f"{engine.folder}, of world size {engine.world_size}, {said}", line)
 
 
 @rule(
@@ -98,12 +98,12 @@ def rank_files(repository: Repository) -> Iterator[Found]:
     "a max_batch_size above the engine's",
     "lower it, or build the engine with a larger max_batch_size",
 )
-def batch_size(repository: Repository) -> Iterator[Found]:
+def batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Triton would let batches in that the engine cannot take."""
     for model, config, engine in _served(repository):
         if engine.max_batch_size is not None and config.max_batch_size > engine.max_batch_size:
             said = f"max_batch_size is {config.max_batch_size}, the engine's is {engine.max_batch_size}"
-            yield Found(model.path, said, model.line_of("max_batch_size"))
+            yield Violation(model.path, said, model.line_of("max_batch_size"))
 
 
 @rule(
@@ -113,13 +113,13 @@ def batch_size(repository: Repository) -> Iterator[Found]:
     "a max_beam_width above the engine's",
     "lower it, or build the engine with a larger max_beam_width",
 )
-def beam_width(repository: Repository) -> Iterator[Found]:
+def beam_width(repository: ModelRepository) -> Iterator[Violation]:
     """The runtime refuses it when the model is loaded."""
     for model, _, engine in _served(repository):
         width = number(model, "max_beam_width")
         if width is not None and engine.max_beam_width is not None and width > engine.max_beam_width:
             said = f"max_beam_width is {width}, the engine's is {engine.max_beam_width}"
-            yield Found(model.path, said, model.line_of_parameter("max_beam_width"))
+            yield Violation(model.path, said, model.line_of_parameter("max_beam_width"))
 
 
 @rule(
@@ -129,7 +129,7 @@ def beam_width(repository: Repository) -> Iterator[Found]:
     "device or participant ids that are not as many as the engine has ranks",
     "list one GPU for each rank, as 0,1,2,3 (sets for several instances: 0,1;2,3), or remove the parameter",
 )
-def device_ids(repository: Repository) -> Iterator[Found]:
+def device_ids(repository: ModelRepository) -> Iterator[Violation]:
     """`gpu_device_ids` and `participant_ids` are lists, one for each instance."""
     for model, _, engine in _served(repository):
         for name in ("gpu_device_ids", "participant_ids"):
@@ -138,7 +138,7 @@ def device_ids(repository: Repository) -> Iterator[Found]:
                 given = [each.strip() for each in ids.split(",")]
                 if not all(each.isdigit() for each in given) or len(set(given)) != engine.world_size:
                     said = f"{name} {ids} does not name {engine.world_size} different ones"
-                    yield Found(model.path, said, model.line_of_parameter(name))
+                    yield Violation(model.path, said, model.line_of_parameter(name))
 
 
 @rule(
@@ -148,13 +148,13 @@ def device_ids(repository: Repository) -> Iterator[Found]:
     "an engine of another TensorRT-LLM release than the one that serves it",
     "build the engine with the release that serves it: engines are bound to it",
 )
-def engine_release(repository: Repository) -> Iterator[Found]:
+def engine_release(repository: ModelRepository) -> Iterator[Violation]:
     """Asked only where the release is given."""
     for model, _, engine in _served(repository):
         served, built = (str(release or "").partition("+")[0] for release in (repository.release, engine.version))
         if served and built and built != served:
             said = f"{engine.folder} was built by {engine.version}, {repository.release} will serve it"
-            yield Found(model.path, said, model.line_of_parameter("gpt_model_path"))
+            yield Violation(model.path, said, model.line_of_parameter("gpt_model_path"))
 
 
 @rule(
@@ -164,13 +164,13 @@ def engine_release(repository: Repository) -> Iterator[Found]:
     "a KV cache too small for one request of max_seq_len",
     "raise max_tokens_in_paged_kv_cache, or build the engine with a smaller max_seq_len",
 )
-def kv_tokens(repository: Repository) -> Iterator[Found]:
+def kv_tokens(repository: ModelRepository) -> Iterator[Violation]:
     """The model does not load: the pool must hold at least one sequence."""
     for model, _, engine in _served(repository):
         tokens = number(model, "max_tokens_in_paged_kv_cache")
         if tokens is not None and engine.max_seq_len is not None and 0 < tokens < engine.max_seq_len:
             said = f"max_tokens_in_paged_kv_cache is {tokens}, the engine's max_seq_len {engine.max_seq_len}"
-            yield Found(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
+            yield Violation(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
 
 
 @rule(
@@ -180,13 +180,13 @@ def kv_tokens(repository: Repository) -> Iterator[Found]:
     "in-flight batching of an engine without a paged KV cache",
     "build the engine with a paged KV cache, or fill batching_strategy with V1",
 )
-def inflight_without_paged_kv(repository: Repository) -> Iterator[Found]:
+def inflight_without_paged_kv(repository: ModelRepository) -> Iterator[Violation]:
     """In-flight batching needs the paged cache."""
     for model, _, engine in _served(repository):
         strategy = model.parameters.get("gpt_model_type", "")
         if strategy.startswith("inflight") and engine.paged_kv_cache is False:
             said = f"{strategy}, and the engine's KV cache is not paged"
-            yield Found(model.path, said, model.line_of_parameter("gpt_model_type"))
+            yield Violation(model.path, said, model.line_of_parameter("gpt_model_type"))
 
 
 @rule(
@@ -196,13 +196,13 @@ def inflight_without_paged_kv(repository: Repository) -> Iterator[Found]:
     "KV cache reuse or chunked context with an engine built without use_paged_context_fmha",
     "build with use_paged_context_fmha enable, or turn the two off",
 )
-def paged_context(repository: Repository) -> Iterator[Found]:
+def paged_context(repository: ModelRepository) -> Iterator[Violation]:
     """Both work on paged context attention."""
     for model, _, engine in _served(repository):
         for name in ("enable_kv_cache_reuse", "enable_chunked_context"):
             if model.parameters.get(name, "").lower() in _TRUE and engine.paged_context_fmha is False:
                 said = f"{name}, and the engine was built without use_paged_context_fmha"
-                yield Found(model.path, said, model.line_of_parameter(name))
+                yield Violation(model.path, said, model.line_of_parameter(name))
 
 
 @rule(
@@ -212,7 +212,7 @@ def paged_context(repository: Repository) -> Iterator[Found]:
     "logits declared in another type than the engine's",
     "fill logits_datatype with the engine's logits_dtype: TYPE_FP32 unless it was built otherwise",
 )
-def logits_type(repository: Repository) -> Iterator[Found]:
+def logits_type(repository: ModelRepository) -> Iterator[Violation]:
     """Templates before 0.17 have TYPE_FP32 whatever the engine's is."""
     for model, config, engine in _served(repository):
         if _release(engine) < _FREE_LOGITS:
@@ -222,7 +222,9 @@ def logits_type(repository: Repository) -> Iterator[Found]:
             said = model_config.data_type_name(tensor.data_type)
             if tensor.name in _LOGITS and wanted and said != wanted:
                 line = model.line_of("name", tensor.name)
-                yield Found(model.path, f"{tensor.name} is {said}, the engine's logits are {engine.logits_dtype}", line)
+                yield Violation(
+                    model.path, f"{tensor.name} is {said}, the engine's logits are {engine.logits_dtype}", line
+                )
 
 
 @rule(
@@ -232,14 +234,14 @@ def logits_type(repository: Repository) -> Iterator[Found]:
     "models of one repository that name different engines",
     "preprocessing and tensorrt_llm name the same folder as gpt_model_path",
 )
-def path_differs(repository: Repository) -> Iterator[Found]:
+def path_differs(repository: ModelRepository) -> Iterator[Violation]:
     """Preprocessing looks into the engine's config for multimodal models."""
     paths = {model.parameters.get("gpt_model_path") for model, _ in repository.engines()} - {None, ""}
     for model, _ in repository.parsed():
         path = model.parameters.get("gpt_model_path")
         if not model.is_engine and path and paths and path not in paths:
             said = f"gpt_model_path is {path}, that of the engine model {_either(sorted(map(str, paths)))}"
-            yield Found(model.path, said, model.line_of_parameter("gpt_model_path"))
+            yield Violation(model.path, said, model.line_of_parameter("gpt_model_path"))
 
 
 def _release(engine: Engine) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.repository import Model, Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class End:
         return f"{self.owner} {self.tensor.name}"
 
 
-def _ensembles(repository: Repository) -> Iterator[tuple[Model, Any]]:
+def _ensembles(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
     yield from ((model, config) for model, config in repository.parsed() if model.is_ensemble)
 
 
-def _steps(repository: Repository, config: Any) -> Iterator[tuple[Any, Any]]:
+def _steps(repository: ModelRepository, config: Any) -> Iterator[tuple[Any, Any]]:
     """Each step with its model's config, where that is known."""
     for step in config.ensemble_scheduling.step:
         model = repository.models.get(step.model_name)
@@ -45,12 +45,12 @@ def _steps(repository: Repository, config: Any) -> Iterator[tuple[Any, Any]]:
             yield step, model.config
 
 
-def _whole(repository: Repository, config: Any) -> bool:
+def _whole(repository: ModelRepository, config: Any) -> bool:
     """Whether every step's model could be read: what is missing cannot be told otherwise."""
     return len(list(_steps(repository, config))) == len(config.ensemble_scheduling.step)
 
 
-def _writers(repository: Repository, config: Any) -> dict[str, list[End]]:
+def _writers(repository: ModelRepository, config: Any) -> dict[str, list[End]]:
     """Who writes each ensemble tensor: requests, and outputs of steps."""
     found: dict[str, list[End]] = {}
     for tensor in config.input:
@@ -63,7 +63,7 @@ def _writers(repository: Repository, config: Any) -> dict[str, list[End]]:
     return found
 
 
-def _readers(repository: Repository, config: Any) -> dict[str, list[End]]:
+def _readers(repository: ModelRepository, config: Any) -> dict[str, list[End]]:
     """Who reads each ensemble tensor: inputs of steps, and responses."""
     found: dict[str, list[End]] = {}
     for step, model in _steps(repository, config):
@@ -76,7 +76,7 @@ def _readers(repository: Repository, config: Any) -> dict[str, list[End]]:
     return found
 
 
-def _pairs(repository: Repository, config: Any) -> Iterator[tuple[str, End, End]]:
+def _pairs(repository: ModelRepository, config: Any) -> Iterator[tuple[str, End, End]]:
     """Ensemble tensor, who writes it, who reads it."""
     readers = _readers(repository, config)
     for name, writers in _writers(repository, config).items():
@@ -95,13 +95,13 @@ def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
     "an ensemble platform without steps, or steps without the platform",
     'an ensemble has platform: "ensemble" and ensemble_scheduling with its steps',
 )
-def not_an_ensemble(repository: Repository) -> Iterator[Found]:
+def not_an_ensemble(repository: ModelRepository) -> Iterator[Violation]:
     """One of the two is missing."""
     for model, config in _ensembles(repository):
         if config.platform != "ensemble":
-            yield Found(model.path, "has ensemble_scheduling, but its platform is not ensemble")
+            yield Violation(model.path, "has ensemble_scheduling, but its platform is not ensemble")
         elif not config.ensemble_scheduling.step:
-            yield Found(model.path, "is an ensemble without steps", model.line_of("platform"))
+            yield Violation(model.path, "is an ensemble without steps", model.line_of("platform"))
 
 
 @rule(
@@ -111,13 +111,13 @@ def not_an_ensemble(repository: Repository) -> Iterator[Found]:
     "a step whose model is not in the repository",
     "add the model, or correct model_name",
 )
-def unknown_model(repository: Repository) -> Iterator[Found]:
+def unknown_model(repository: ModelRepository) -> Iterator[Violation]:
     """The ensemble does not load without it."""
     for model, config in _ensembles(repository):
         for step in config.ensemble_scheduling.step:
             if step.model_name not in repository.models:
                 line = model.line_of("model_name", step.model_name)
-                yield Found(model.path, f"a step is of model {step.model_name!r}, which is not here", line)
+                yield Violation(model.path, f"a step is of model {step.model_name!r}, which is not here", line)
 
 
 @rule(
@@ -127,7 +127,7 @@ def unknown_model(repository: Repository) -> Iterator[Found]:
     "a map of a tensor that the step's model does not have",
     "the keys of input_map and output_map are the model's own tensors, the values the ensemble's",
 )
-def unknown_tensor(repository: Repository) -> Iterator[Found]:
+def unknown_tensor(repository: ModelRepository) -> Iterator[Violation]:
     """Misspelt, or renamed between releases."""
     for model, config in _ensembles(repository):
         for step, member in _steps(repository, config):
@@ -138,7 +138,7 @@ def unknown_tensor(repository: Repository) -> Iterator[Found]:
                 known = {tensor.name for tensor in tensors}
                 for name in sorted(set(names) - known):
                     said = f"{step.model_name} has no {kind} {name}"
-                    yield Found(model.path, said, model.line_of("key", name))
+                    yield Violation(model.path, said, model.line_of("key", name))
 
 
 @rule(
@@ -148,13 +148,13 @@ def unknown_tensor(repository: Repository) -> Iterator[Found]:
     "a tensor written as one data type and read as another",
     "give both ends the same type; logits_datatype must be one word in all models",
 )
-def types_differ(repository: Repository) -> Iterator[Found]:
+def types_differ(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the ensemble."""
     for model, config in _ensembles(repository):
         for name, writer, reader in _pairs(repository, config):
             if writer.type != reader.type:
                 said = f"{name}: {writer} is {writer.type}, {reader} takes {reader.type}"
-                yield Found(model.path, said, model.line_of("value", name))
+                yield Violation(model.path, said, model.line_of("value", name))
 
 
 @rule(
@@ -164,24 +164,24 @@ def types_differ(repository: Repository) -> Iterator[Found]:
     "a tensor whose dims differ between writer and reader, the batch dimension included",
     "-1 fits any size; a model with max_batch_size 0 has no batch dimension",
 )
-def dims_differ(repository: Repository) -> Iterator[Found]:
+def dims_differ(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the ensemble."""
     for model, config in _ensembles(repository):
         for name, writer, reader in _pairs(repository, config):
             if not _fits(writer.shape, reader.shape):
                 said = f"{name}: {writer} is {list(writer.shape)}, {reader} takes {list(reader.shape)}"
-                yield Found(model.path, said, model.line_of("value", name))
+                yield Violation(model.path, said, model.line_of("value", name))
 
 
 @rule("TRT306", "input-not-mapped", "error", "a step without an input that its model needs", "add it to input_map")
-def input_not_mapped(repository: Repository) -> Iterator[Found]:
+def input_not_mapped(repository: ModelRepository) -> Iterator[Violation]:
     """Not optional, and in no input_map."""
     for model, config in _ensembles(repository):
         for step, member in _steps(repository, config):
             for tensor in member.input:
                 if not tensor.optional and tensor.name not in step.input_map:
                     line = model.line_of("model_name", step.model_name)
-                    yield Found(model.path, f"nothing is mapped to input {tensor.name} of {step.model_name}", line)
+                    yield Violation(model.path, f"nothing is mapped to input {tensor.name} of {step.model_name}", line)
 
 
 @rule(
@@ -191,7 +191,7 @@ def input_not_mapped(repository: Repository) -> Iterator[Found]:
     "a tensor that is read or answered, and that nothing writes",
     "map an output of a step to it, or make it an input of the ensemble",
 )
-def not_written(repository: Repository) -> Iterator[Found]:
+def not_written(repository: ModelRepository) -> Iterator[Violation]:
     """An output of the ensemble, or a step's input, from nowhere."""
     for model, config in _ensembles(repository):
         if not _whole(repository, config):
@@ -202,7 +202,7 @@ def not_written(repository: Repository) -> Iterator[Found]:
         for name, readers in _readers(repository, config).items():
             if name not in written:
                 said = f"{name} is read by {readers[0]}, and nothing writes it"
-                yield Found(model.path, said, model.line_of("value", name))
+                yield Violation(model.path, said, model.line_of("value", name))
 
 
 @rule(
@@ -212,7 +212,7 @@ def not_written(repository: Repository) -> Iterator[Found]:
     "a tensor of a request or of a step that nothing reads",
     "map it to a step's input or make it an output of the ensemble, or remove it",
 )
-def not_read(repository: Repository) -> Iterator[Found]:
+def not_read(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the ensemble."""
     for model, config in _ensembles(repository):
         if not _whole(repository, config):
@@ -222,17 +222,17 @@ def not_read(repository: Repository) -> Iterator[Found]:
         for name, writers in _writers(repository, config).items():
             if name not in read:
                 line = model.line_of("value", name) or model.line_of("name", name)
-                yield Found(model.path, f"{name}, written by {writers[0]}, is read by nothing", line)
+                yield Violation(model.path, f"{name}, written by {writers[0]}, is read by nothing", line)
 
 
 @rule("TRT309", "written-twice", "error", "a tensor that two steps write", "give one of them another name")
-def written_twice(repository: Repository) -> Iterator[Found]:
+def written_twice(repository: ModelRepository) -> Iterator[Violation]:
     """Which of them counts is not defined."""
     for model, config in _ensembles(repository):
         for name, writers in _writers(repository, config).items():
             if len(writers) > 1:
                 said = f"{name} is written by {' and by '.join(map(str, writers))}"
-                yield Found(model.path, said, model.line_of("value", name))
+                yield Violation(model.path, said, model.line_of("value", name))
 
 
 @rule(
@@ -242,7 +242,7 @@ def written_twice(repository: Repository) -> Iterator[Found]:
     "an ensemble that lets larger batches in than one of its models",
     "Triton refuses it: its max_batch_size is at most the least of its models'",
 )
-def ensemble_batch_size(repository: Repository) -> Iterator[Found]:
+def ensemble_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """A batch that a member could not take."""
     for model, config in _ensembles(repository):
         for step, member in _steps(repository, config):
@@ -250,7 +250,7 @@ def ensemble_batch_size(repository: Repository) -> Iterator[Found]:
                 said = (
                     f"max_batch_size is {config.max_batch_size}, that of {step.model_name} only {member.max_batch_size}"
                 )
-                yield Found(model.path, said, model.line_of("max_batch_size"))
+                yield Violation(model.path, said, model.line_of("max_batch_size"))
 
 
 @rule(
@@ -260,7 +260,7 @@ def ensemble_batch_size(repository: Repository) -> Iterator[Found]:
     "a tensorrt_llm_bls model that is decoupled where the model it calls is not, or the other way round",
     "fill decoupled_mode with the same word in both: true to stream, false for one response a request",
 )
-def decoupled_differs(repository: Repository) -> Iterator[Found]:
+def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
     """Streaming needs both; one response a request needs neither."""
     for model, config in repository.parsed():
         callee = repository.models.get(model.parameters.get("tensorrt_llm_model_name") or "tensorrt_llm")
@@ -270,7 +270,7 @@ def decoupled_differs(repository: Repository) -> Iterator[Found]:
         own, other = (each.model_transaction_policy.decoupled for each in (config, callee.config))
         if own != other:
             said = f"is {_words(own)}, {callee.name}, which it calls, is {_words(other)}"
-            yield Found(model.path, said, model.line_of("decoupled"))
+            yield Violation(model.path, said, model.line_of("decoupled"))
 
 
 def _words(decoupled: bool) -> str:

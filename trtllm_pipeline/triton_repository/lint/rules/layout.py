@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
 _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}
 """What each backend loads where `default_model_filename` does not say otherwise."""
 
 
 @rule("TRT101", "no-models", "error", "a repository without a model", "name the folder that holds the model folders")
-def no_models(repository: Repository) -> Iterator[Found]:
+def no_models(repository: ModelRepository) -> Iterator[Violation]:
     """Nothing in the folder looks like a model."""
     if not any(model.text is not None for model in repository.models.values()):
-        yield Found(repository.folder, "no folder in it has a config.pbtxt")
+        yield Violation(repository.folder, "no folder in it has a config.pbtxt")
 
 
 @rule(
@@ -26,12 +26,12 @@ def no_models(repository: Repository) -> Iterator[Found]:
     "a model folder without config.pbtxt",
     "write one, or move the folder out of the repository: Triton tries to load every folder in it",
 )
-def config_missing(repository: Repository) -> Iterator[Found]:
+def config_missing(repository: ModelRepository) -> Iterator[Violation]:
     """Among models, one has no configuration."""
     if any(model.text is not None for model in repository.models.values()):
         for model in repository.models.values():
             if model.text is None:
-                yield Found(model.folder, "has no config.pbtxt")
+                yield Violation(model.folder, "has no config.pbtxt")
 
 
 @rule(
@@ -41,20 +41,20 @@ def config_missing(repository: Repository) -> Iterator[Found]:
     "a model whose folder is called otherwise",
     "give the folder and `name` the same name, or leave `name` out",
 )
-def name_differs(repository: Repository) -> Iterator[Found]:
+def name_differs(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses to load it."""
     for model, config in repository.parsed():
         if config.name and config.name != model.name:
             line = model.line(r"(?m)^\s*name\s*:")
-            yield Found(model.path, f"name is {config.name!r}, its folder is {model.name!r}", line)
+            yield Violation(model.path, f"name is {config.name!r}, its folder is {model.name!r}", line)
 
 
 @rule("TRT104", "no-version", "error", "a model without a version folder", "make a folder 1 in it, for ensembles too")
-def no_version(repository: Repository) -> Iterator[Found]:
+def no_version(repository: ModelRepository) -> Iterator[Violation]:
     """Triton finds no version to load."""
     for model in repository.models.values():
         if model.text is not None and not any(version.name.lstrip("0") for version in model.versions):
-            yield Found(model.folder, "has no version folder, named by a whole number from 1")
+            yield Violation(model.folder, "has no version folder, named by a whole number from 1")
 
 
 @rule(
@@ -64,10 +64,10 @@ def no_version(repository: Repository) -> Iterator[Found]:
     "a version without the file that its backend loads",
     "put the file there; `default_model_filename` names another one",
 )
-def model_file_missing(repository: Repository) -> Iterator[Found]:
+def model_file_missing(repository: ModelRepository) -> Iterator[Violation]:
     """A version folder lacks the model."""
     for model, config in repository.parsed():
         wanted = config.default_model_filename or _FILES.get(config.backend)
         for version in model.versions:
             if wanted and not (version / wanted).exists():
-                yield Found(version, f"has no {wanted}, which the {config.backend} backend loads")
+                yield Violation(version, f"has no {wanted}, which the {config.backend} backend loads")

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.triton_repository.lint.repository import Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
 FILE_NAME: Final = "model.yaml"
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "max_seq_len")
 
 
-def _files(repository: Repository) -> Iterator[Path]:
+def _files(repository: ModelRepository) -> Iterator[Path]:
     for model in repository.models.values():
         if model.text is not None and model.is_llmapi:
             yield from (version / FILE_NAME for version in model.versions)
 
 
-def _settings(repository: Repository) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def _settings(repository: ModelRepository) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The files that are a mapping, with it."""
     for path in _files(repository):
         found = _load(path)
@@ -50,16 +50,16 @@ def _line(path: Path, key: str) -> int | None:
     "an LLM API model without a model.yaml that can be read",
     "write 1/model.yaml: model, backend, tensor_parallel_size, pipeline_parallel_size, triton_config",
 )
-def model_yaml(repository: Repository) -> Iterator[Found]:
+def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
     """Its model.py reads all its settings there."""
     for path in _files(repository):
         found = _load(path)
         if isinstance(found, FileNotFoundError):
-            yield Found(path.parent, "has no model.yaml")
+            yield Violation(path.parent, "has no model.yaml")
         elif not isinstance(found, dict):
             mark = getattr(found, "problem_mark", None)
             said = getattr(found, "problem", None) or "is not a mapping"
-            yield Found(path, str(said), None if mark is None else mark.line + 1)
+            yield Violation(path, str(said), None if mark is None else mark.line + 1)
 
 
 @rule(
@@ -69,14 +69,14 @@ def model_yaml(repository: Repository) -> Iterator[Found]:
     "a model.yaml whose model is missing, or is a path that leads nowhere",
     "model: is the absolute path of a Hugging Face folder",
 )
-def yaml_model(repository: Repository) -> Iterator[Found]:
+def yaml_model(repository: ModelRepository) -> Iterator[Violation]:
     """A name is a download when the server starts; a path must be there."""
     for path, settings in _settings(repository):
         model = settings.get("model")
         if not isinstance(model, str) or not model:
-            yield Found(path, "says no model", _line(path, "model"))
+            yield Violation(path, "says no model", _line(path, "model"))
         elif Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
-            yield Found(path, f"model {model} is no folder with a config.json", _line(path, "model"))
+            yield Violation(path, f"model {model} is no folder with a config.json", _line(path, "model"))
 
 
 @rule(
@@ -86,14 +86,14 @@ def yaml_model(repository: Repository) -> Iterator[Found]:
     "a model.yaml without triton_config.max_batch_size and triton_config.decoupled",
     "triton_config: {max_batch_size: 0, decoupled: true}",
 )
-def triton_config(repository: Repository) -> Iterator[Found]:
+def triton_config(repository: ModelRepository) -> Iterator[Violation]:
     """The model's code takes both from there when Triton asks for its configuration."""
     for path, settings in _settings(repository):
         triton = settings.get("triton_config")
         values = triton if isinstance(triton, dict) else {}
         if type(values.get("max_batch_size")) is not int or type(values.get("decoupled")) is not bool:
             said = "triton_config needs max_batch_size, a whole number, and decoupled, true or false"
-            yield Found(path, said, _line(path, "triton_config"))
+            yield Violation(path, said, _line(path, "triton_config"))
 
 
 @rule(
@@ -103,12 +103,12 @@ def triton_config(repository: Repository) -> Iterator[Found]:
     "a size in model.yaml that is not a whole number from 1",
     "write a whole number, or leave the key out",
 )
-def yaml_sizes(repository: Repository) -> Iterator[Found]:
+def yaml_sizes(repository: ModelRepository) -> Iterator[Violation]:
     """Parallel sizes and limits."""
     for path, settings in _settings(repository):
         for name in _SIZES:
             if name in settings and (type(settings[name]) is not int or settings[name] < 1):
-                yield Found(path, f"{name} is {settings[name]!r}", _line(path, name))
+                yield Violation(path, f"{name} is {settings[name]!r}", _line(path, name))
 
 
 @rule(
@@ -118,14 +118,14 @@ def yaml_sizes(repository: Repository) -> Iterator[Found]:
     "a kv_cache_config.free_gpu_memory_fraction that is not above 0 and at most 1",
     "0.9 is TensorRT-LLM's default",
 )
-def yaml_fraction(repository: Repository) -> Iterator[Found]:
+def yaml_fraction(repository: ModelRepository) -> Iterator[Violation]:
     """90 instead of 0.9."""
     for path, settings in _settings(repository):
         cache = settings.get("kv_cache_config")
         value = cache.get("free_gpu_memory_fraction") if isinstance(cache, dict) else None
         if value is not None and (isinstance(value, bool | str) or not 0 < value <= 1):
             line = _line(path, "free_gpu_memory_fraction")
-            yield Found(path, f"free_gpu_memory_fraction is {value!r}", line)
+            yield Violation(path, f"free_gpu_memory_fraction is {value!r}", line)
 
 
 @rule(
@@ -135,10 +135,10 @@ def yaml_fraction(repository: Repository) -> Iterator[Found]:
     "a backend in model.yaml that the release does not have",
     "backend: pytorch; the LLM API model lost its TensorRT engine mode in release 1.0",
 )
-def yaml_backend(repository: Repository) -> Iterator[Found]:
+def yaml_backend(repository: ModelRepository) -> Iterator[Violation]:
     """Engines are for the five-model repository from 1.0 on. Asked only where the release is given."""
     major = int(repository.release.partition(".")[0]) if repository.release else 0
     for path, settings in _settings(repository):
         backend = settings.get("backend", "pytorch")
         if major >= 1 and backend in {"tensorrt", "trt", None}:
-            yield Found(path, f"backend {backend!r} with release {repository.release}", _line(path, "backend"))
+            yield Violation(path, f"backend {backend!r} with release {repository.release}", _line(path, "backend"))

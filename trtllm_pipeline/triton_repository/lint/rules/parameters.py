@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.triton_repository.lint.repository import Repository
-from trtllm_pipeline.triton_repository.lint.rule import Found, rule
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
+from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
 BATCHING: Final = ("inflight_fused_batching", "inflight_batching", "V1", "v1")
 POLICIES: Final = ("guaranteed_no_evict", "max_utilization")
@@ -85,14 +85,16 @@ TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
 there. What they cannot do without, other rules look for."""
 
 
-def _wrong(repository: Repository, names: tuple[str, ...], fault: Callable[[str], str | None]) -> Iterator[Found]:
+def _wrong(
+    repository: ModelRepository, names: tuple[str, ...], fault: Callable[[str], str | None]
+) -> Iterator[Violation]:
     """Parameters of these names, with a value, that `fault` has words for."""
     for model, _ in repository.parsed():
         for name in names:
             value = model.parameters.get(name, "")
             said = fault(value) if value else None
             if said:
-                yield Found(model.path, f"{name} is {value!r}; {said}", model.line_of_parameter(name))
+                yield Violation(model.path, f"{name} is {value!r}; {said}", model.line_of_parameter(name))
 
 
 def _one_of(known: tuple[str, ...]) -> Callable[[str], str | None]:
@@ -106,7 +108,7 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str], str | None]:
     "a gpt_model_type that does not exist",
     "inflight_fused_batching; V1 turns in-flight batching off",
 )
-def batching_strategy(repository: Repository) -> Iterator[Found]:
+def batching_strategy(repository: ModelRepository) -> Iterator[Violation]:
     """The model does not load."""
     yield from _wrong(repository, ("gpt_model_type",), _one_of(BATCHING))
 
@@ -118,7 +120,7 @@ def batching_strategy(repository: Repository) -> Iterator[Found]:
     "a batch_scheduler_policy that does not exist; the backend says so in its log and takes guaranteed_no_evict",
     "guaranteed_no_evict or max_utilization",
 )
-def scheduler_policy(repository: Repository) -> Iterator[Found]:
+def scheduler_policy(repository: ModelRepository) -> Iterator[Violation]:
     """Silently the default."""
     yield from _wrong(repository, ("batch_scheduler_policy",), _one_of(POLICIES))
 
@@ -130,7 +132,7 @@ def scheduler_policy(repository: Repository) -> Iterator[Found]:
     "a fraction of memory that is not above 0 and at most 1",
     "fractions are of what is free after the engine was loaded; 0.9 is the backend's default for the KV cache",
 )
-def fraction(repository: Repository) -> Iterator[Found]:
+def fraction(repository: ModelRepository) -> Iterator[Violation]:
     """90 instead of 0.9, or a word. No weights at all on the GPU is possible: they are streamed."""
     yield from _wrong(repository, _FRACTIONS, _not_a_fraction)
     yield from _wrong(repository, ("gpu_weights_percent",), lambda value: _not_a_fraction(value, zero=True))
@@ -150,16 +152,16 @@ def _not_a_fraction(value: str, *, zero: bool = False) -> str | None:
     "two limits of the KV cache, of which the smaller wins",
     "give max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, unless you mean both",
 )
-def two_kv_limits(repository: Repository) -> Iterator[Found]:
+def two_kv_limits(repository: ModelRepository) -> Iterator[Violation]:
     """Often the fraction is left from another time."""
     for model, _ in repository.parsed():
         if all(model.parameters.get(name) for name in ("max_tokens_in_paged_kv_cache", _FRACTIONS[0])):
             said = f"max_tokens_in_paged_kv_cache and {_FRACTIONS[0]} are both given"
-            yield Found(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
+            yield Violation(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
 
 
 @rule("TRT505", "switch", "error", "a switch that is neither true nor false; it has no effect", "write true or false")
-def switch(repository: Repository) -> Iterator[Found]:
+def switch(repository: ModelRepository) -> Iterator[Violation]:
     """`yes`, `on`, `enable`."""
     known = ("true", "false", "1", "0")
     yield from _wrong(repository, _SWITCHES, lambda value: None if value.lower() in known else "expected true or false")
@@ -172,7 +174,7 @@ def switch(repository: Repository) -> Iterator[Found]:
     "a number that is not whole, that is negative, or no beam or node at all; it has no effect or stops the model",
     "write a whole number, or remove the parameter",
 )
-def whole_number(repository: Repository) -> Iterator[Found]:
+def whole_number(repository: ModelRepository) -> Iterator[Violation]:
     """Counts, sizes and periods."""
     said = "expected a whole number of at least"
     yield from _wrong(repository, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{said} 0")
@@ -186,12 +188,12 @@ def whole_number(repository: Repository) -> Iterator[Found]:
     "an engine model whose backend is neither tensorrtllm nor python",
     "fill triton_backend with tensorrtllm (C++), or python",
 )
-def triton_backend(repository: Repository) -> Iterator[Found]:
+def triton_backend(repository: ModelRepository) -> Iterator[Violation]:
     """Such as tensorrt_llm or tensorrt."""
     for model, config in repository.engines():
         if config.backend and config.backend not in BACKENDS:
             said = f"backend is {config.backend!r}; expected {' or '.join(BACKENDS)}"
-            yield Found(model.path, said, model.line_of("backend"))
+            yield Violation(model.path, said, model.line_of("backend"))
 
 
 @rule(
@@ -202,7 +204,7 @@ def triton_backend(repository: Repository) -> Iterator[Found]:
     "give the absolute path of the model's Hugging Face folder, as the server sees it; what is no folder is taken for "
     "the name of a model to download",
 )
-def tokenizer(repository: Repository) -> Iterator[Found]:
+def tokenizer(repository: ModelRepository) -> Iterator[Violation]:
     """Preprocessing and postprocessing load it when they start."""
     for model, config in repository.parsed():
         if "tokenizer_dir" not in config.parameters or (model.is_engine and not model.parameters.get("tokenizer_dir")):
@@ -211,13 +213,13 @@ def tokenizer(repository: Repository) -> Iterator[Found]:
         said = model.parameters.get("tokenizer_dir", "")
         path = Path(said)
         if not said:
-            yield Found(model.path, "tokenizer_dir has no value", line)
+            yield Violation(model.path, "tokenizer_dir has no value", line)
         elif not path.is_absolute():
-            yield Found(model.path, f"tokenizer_dir {said} is not an absolute path", line)
+            yield Violation(model.path, f"tokenizer_dir {said} is not an absolute path", line)
         elif not path.is_dir():
-            yield Found(model.path, f"tokenizer_dir {said} is not a folder", line)
+            yield Violation(model.path, f"tokenizer_dir {said} is not a folder", line)
         elif not any((path / name).is_file() for name in TOKENIZER_FILES):
-            yield Found(model.path, f"tokenizer_dir {said} has no tokenizer files", line)
+            yield Violation(model.path, f"tokenizer_dir {said} has no tokenizer files", line)
 
 
 @rule(
@@ -227,7 +229,7 @@ def tokenizer(repository: Repository) -> Iterator[Found]:
     "models that tokenize differently",
     "give preprocessing and postprocessing the same tokenizer_dir",
 )
-def tokenizers_differ(repository: Repository) -> Iterator[Found]:
+def tokenizers_differ(repository: ModelRepository) -> Iterator[Violation]:
     """Text in by one vocabulary, text out by another."""
     first: tuple[str, str] | None = None
     for model, _ in repository.parsed():
@@ -238,7 +240,7 @@ def tokenizers_differ(repository: Repository) -> Iterator[Found]:
             first = model.name, path
         elif path != first[1]:
             said = f"tokenizer_dir is {path}, that of {first[0]} is {first[1]}"
-            yield Found(model.path, said, model.line_of_parameter("tokenizer_dir"))
+            yield Violation(model.path, said, model.line_of_parameter("tokenizer_dir"))
 
 
 @rule(
@@ -248,7 +250,7 @@ def tokenizers_differ(repository: Repository) -> Iterator[Found]:
     "a decoding_mode that does not exist; the backend says so in its log and chooses itself",
     "one of top_k, top_p, top_k_top_p, beam_search, medusa, redrafter, lookahead, eagle, or none",
 )
-def decoding_mode(repository: Repository) -> Iterator[Found]:
+def decoding_mode(repository: ModelRepository) -> Iterator[Violation]:
     """Silently the default."""
     yield from _wrong(repository, ("decoding_mode",), _one_of(DECODING_MODES))
 
@@ -260,7 +262,7 @@ def decoding_mode(repository: Repository) -> Iterator[Found]:
     "a tensorrt_llm_bls model that calls a model which is not in the repository",
     "correct the name, or remove the parameter",
 )
-def callee(repository: Repository) -> Iterator[Found]:
+def callee(repository: ModelRepository) -> Iterator[Violation]:
     """Requests to it would fail."""
     models: Mapping[str, object] = repository.models
     yield from _wrong(repository, _MODEL_NAMES, lambda name: None if name in models else "there is no such model here")
@@ -273,11 +275,11 @@ def callee(repository: Repository) -> Iterator[Found]:
     "lookahead decoding without its three sizes",
     "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size",
 )
-def lookahead_sizes(repository: Repository) -> Iterator[Found]:
+def lookahead_sizes(repository: ModelRepository) -> Iterator[Violation]:
     """The model does not load."""
     for model, _ in repository.engines():
         needed = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
         lacking = [name for name in needed if not model.parameters.get(name)]
         if model.parameters.get("decoding_mode") == "lookahead" and lacking:
             said = f"decoding_mode is lookahead; {', '.join(lacking)} missing"
-            yield Found(model.path, said, model.line_of_parameter("decoding_mode"))
+            yield Violation(model.path, said, model.line_of_parameter("decoding_mode"))
