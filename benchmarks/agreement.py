@@ -31,7 +31,7 @@ from typing import Any, Final
 from trtllm_pipeline.bench import synthetic
 from trtllm_pipeline.bench.load import drawn
 from trtllm_pipeline.bench.prompts import read
-from trtllm_pipeline.report.intervals import from_pairs
+from trtllm_pipeline.bench.stats import paired_change
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LEVELS: Final = (1, 2, 4, 8)
@@ -132,7 +132,7 @@ def compare(server: str, mine: Measure, other: Measure, rounds: int) -> Iterator
     for level, pairs in found.items():
         for name in Figures.__dataclass_fields__:
             left, right = ([getattr(figures, name) for figures in side] for side in zip(*pairs, strict=True))
-            interval = from_pairs(right, left)
+            interval = paired_change(right, left)
             ends = (None, None) if interval is None else (1 + interval[0], 1 + interval[1])
             medians = statistics.median(left), statistics.median(right)
             yield Row(server, level, name, *medians, medians[0] / medians[1], *ends)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trtllm_pipeline.bench.requests import TimedRequest
 from trtllm_pipeline.bench.stats import Summary, summary
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.bench.metrics import Request
 
 DEFINITIONS: Final = {
     "genai_perf": "ttft_ms: first content - sent. itl_ms: (e2e - TTFT) / (n - 1), one value a request. n: whole text "
@@ -26,7 +24,7 @@ DEFINITIONS: Final = {
 }
 
 
-def columns(requests: Sequence[Request], *, special_tokens: int | None) -> dict[str, Any]:
+def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:
     """Each tool's figures for the answered requests of a level's repeat or level.
 
     `special_tokens` is how many a tokenizer adds to a text; None without one, and then no tool that encodes is there.
@@ -37,13 +35,13 @@ def columns(requests: Sequence[Request], *, special_tokens: int | None) -> dict[
     last_ns = max(request.times_ns[-1] for request in requests)
     end_ns = max(int(request.record["end_ns"]) for request in requests)
 
-    def first_ms(request: Request) -> float:
+    def first_ms(request: TimedRequest) -> float:
         return ((request.record.get("first_event_ns") or request.times_ns[0]) - request.sent_ns) / 1e6
 
-    def end_ms(request: Request) -> float:
+    def end_ms(request: TimedRequest) -> float:
         return (int(request.record["end_ns"]) - request.sent_ns) / 1e6
 
-    def messages_ms(request: Request) -> Iterable[float]:
+    def messages_ms(request: TimedRequest) -> Iterable[float]:
         first = request.record.get("first_event_ns")
         times = request.times_ns if first in {None, request.times_ns[0]} else [first, *request.times_ns]
         return ((later - earlier) / 1e6 for earlier, later in pairwise(times))

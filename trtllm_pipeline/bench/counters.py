@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from trtllm_pipeline.bench.events import GpuRecord, GpuSample, TritonRecord
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 
 TRITON: Final = {
@@ -138,11 +139,11 @@ def _sample(pynvml: Any, handle: Any) -> list[float | None]:
     ]
 
 
-def gpu_summary(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def gpu_summary(record: GpuRecord) -> list[dict[str, Any]]:
     """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
     from statistics import fmean
 
-    def column(samples: list[list[float | None]], index: int) -> list[float]:
+    def column(samples: Sequence[GpuSample], index: int) -> list[float]:
         return [value for row in samples if len(row) > index and (value := row[index]) is not None]
 
     summaries = []
@@ -166,7 +167,7 @@ def gpu_summary(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return summaries
 
 
-def triton_summary(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:
     """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
     return {
         model: {

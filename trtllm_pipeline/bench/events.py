@@ -32,7 +32,7 @@ Growth = Annotated[float, Field(ge=0, le=1e18)]
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 
 
-class Event(NamedTuple):
+class EventRecord(NamedTuple):
     """Text that came."""
 
     time_ns: Ns
@@ -41,7 +41,7 @@ class Event(NamedTuple):
     reasoning: bool = False
 
 
-class Sample(NamedTuple):
+class GpuSample(NamedTuple):
     """A look at a GPU."""
 
     time_ns: Ns
@@ -140,7 +140,7 @@ class RequestRecord(_OfLevel):
     first_byte_ns: NotRequired[Ns | None]
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
-    events: list[Event]
+    events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
     input_tokens: NotRequired[Count | None]
@@ -171,7 +171,7 @@ class TritonRecord(_OfLevel):
 class _Device(_Record):
     name: str
     uuid: str
-    samples: list[Sample]
+    samples: list[GpuSample]
 
 
 class GpuRecord(_OfLevel):
@@ -251,6 +251,8 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "probe": ("pair", "send"),
 }
 """Type of record -> the keys of which no two have the same values."""
+_KINDS: Final = ("conditions", "server", "client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe")
+"""Types of records that `Records` holds, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +263,26 @@ class Records:
     prompts: Mapping[str, str]
     """Text by id."""
     requests: Sequence[RequestRecord]
-    by_type: Mapping[str, Sequence[Mapping[str, Any]]]
-    """All records, those of types that are not known here too."""
+    conditions: ConditionsRecord | None
+    server: Mapping[str, ServerRecord]
+    """The server's process at the "start" and at the "end"."""
+    clients: Sequence[ClientRecord]
+    triton: Sequence[TritonRecord]
+    gpus: Sequence[GpuRecord]
+    settings: Sequence[SettingsRecord]
+    roofline: Sequence[RooflineRecord]
+    reused_blocks: Sequence[ReusedRecord]
+    probes: Sequence[ProbeRecord]
 
 
-def read(path: Path) -> Records:
+def level_of(record: _OfLevel) -> float:
+    """What a record's level is called by: concurrency (an int), or in an open loop request rate (a float)."""
+    if record["concurrency"] is not None:
+        return record["concurrency"]
+    return float(record["request_rate"] or 0)
+
+
+def read_records(path: Path) -> Records:
     """The records in `path`. A last line cut off by a crash is left out.
 
     Raises StageError with the line that is no record, or that says what cannot have happened.
@@ -301,7 +318,15 @@ def read(path: Path) -> Records:
         if wrong:
             _fail(path, number, wrong)
     _check_together(path, list(zip(lines["request"], requests, strict=True)))
-    return Records(header, prompts, requests, by_type)
+    found: Any = {kind: by_type.get(kind, ()) for kind in _KINDS}
+    return Records(
+        header,
+        prompts,
+        requests,
+        next(iter(found["conditions"]), None),
+        {record["at"]: record for record in found["server"]},
+        *(found[kind] for kind in _KINDS[2:]),
+    )
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

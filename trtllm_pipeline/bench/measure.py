@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trtllm_pipeline.bench import conditions, counters, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Level, run_level
-from trtllm_pipeline.bench.metrics import Tokenizer
 from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.requests import Tokenizer
 from trtllm_pipeline.bench.server_checks import Claim
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.domain import Json

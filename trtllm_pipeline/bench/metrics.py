@@ -7,17 +7,16 @@ again later, or by somebody else.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from trtllm_pipeline.bench import compat_metrics, counters, validity
-from trtllm_pipeline.bench.events import read as records_of
+from trtllm_pipeline.bench.events import ClientRecord, Header, level_of
+from trtllm_pipeline.bench.requests import LoadRun, TimedRequest, Tokenizer, read_run
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary, summary
 
 DEFINITIONS: Final = {
@@ -64,234 +63,10 @@ RATES: Final = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 """Figures of the headline window."""
 
 
-class Encoding(Protocol):
-    """The part of `tokenizers.Encoding` used here."""
-
-    @property
-    def ids(self) -> list[int]: ...  # noqa: D102
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]: ...  # noqa: D102
-
-
-class Tokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` used here."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of an event file with its tokens counted."""
-
-    record: Mapping[str, Any]
-    prompt: str
-    input_tokens: int | None
-    """None without a tokenizer, unless the server counts."""
-    tokens: tuple[int, ...]
-    """New tokens with each content event."""
-    output_tokens: int
-    """N. More than the sum of `tokens` when some came after the last content event."""
-    encoded_again: int
-    """Tokens of the whole text, encoded without special tokens."""
-
-    @property
-    def sent_ns(self) -> int:
-        """When it was sent."""
-        return int(self.record["sent_ns"])
-
-    @property
-    def times_ns(self) -> list[int]:
-        """Arrival of each content event."""
-        return [event.time_ns for event in self.record["events"]]
-
-    @property
-    def text(self) -> str:
-        """The answer."""
-        return "".join(event.text for event in self.record["events"])
-
-    @property
-    def ok(self) -> bool:
-        """The server answered without an error."""
-        return self.record["error"] is None
-
-    @property
-    def answered(self) -> bool:
-        """There is text, and there are tokens."""
-        return self.ok and bool(self.tokens) and self.output_tokens > 0
-
-    @property
-    def counted_by_server(self) -> bool:
-        """The server counted the tokens of the whole answer."""
-        return server_total(self.record) is not None
-
-    @property
-    def measured(self) -> bool:
-        """Not part of the warm-up."""
-        return bool(self.record["phase"] == "measured")
-
-    @property
-    def ttft_ms(self) -> float:
-        """First content - sent. Needs content."""
-        return (self.times_ns[0] - self.sent_ns) / 1e6
-
-    @property
-    def e2e_ms(self) -> float:
-        """Last content - sent. Needs content."""
-        return (self.times_ns[-1] - self.sent_ns) / 1e6
-
-    @property
-    def tpot_ms(self) -> float | None:
-        """(Last content - first content) / tokens that came in between; None when there are none."""
-        later = sum(self.tokens[1:])
-        return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
-
-    @property
-    def ttfa_ms(self) -> float | None:
-        """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
-        thought = [event.reasoning for event in self.record["events"]]
-        if not any(thought) or all(thought):
-            return None
-        return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
-
-    @property
-    def lag_ms(self) -> float:
-        """Sent - scheduled."""
-        return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
-
-    def met(self, objectives: Mapping[str, float]) -> bool:
-        """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
-        if not self.answered:
-            return False
-        waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
-        times: dict[str, float | None] = {
-            "ttft": self.ttft_ms + waited,
-            "tpot": self.tpot_ms,
-            "e2e": self.e2e_ms + waited,
-        }
-        return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
-
-    def gaps_ms(self) -> list[float]:
-        """Time between neighbouring content events."""
-        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
-
-    def itl_ms(self) -> Iterable[float]:
-        """Time per token after the first event, one value for each token.
-
-        An event without a token of its own (a character that needed several tokens) lends its gap to the next one.
-        """
-        waited = 0.0
-        for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
-            waited += gap
-            if count:
-                yield from (waited / count for _ in range(count))
-                waited = 0.0
-
-
-def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """How many tokens each event brought: a token is there when its last character is.
-
-    `offsets` are the tokens' (start, end) in the joined text, in characters.
-    """
-    ends = list(accumulate(map(len, texts)))
-    counts = Counter(min(bisect_left(ends, end), len(ends) - 1) for _, end in offsets)
-    return tuple(counts[index] for index in range(len(ends)))
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One event file, read."""
-
-    header: Mapping[str, Any]
-    requests: tuple[Request, ...]
-    clients: tuple[Mapping[str, Any], ...]
-    server: Mapping[str, Mapping[str, Any]]
-    """Record of the server's process by "start" and "end"."""
-    counted_by_server: bool
-    special_tokens: int | None
-    """How many the tokenizer adds to a text; None without a tokenizer."""
-    evidence: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """All records by type: what `bench/validity.py` judges by beside the requests."""
-
-    def levels(self) -> dict[float, dict[int, list[Request]]]:
-        """Concurrency (an int), or in an open loop request rate (a float) -> repeat -> requests, in the order measured."""
-        levels: dict[float, dict[int, list[Request]]] = {}
-        for request in self.requests:
-            repeats = levels.setdefault(validity.level_of(request.record), {})
-            repeats.setdefault(request.record["repeat"], []).append(request)
-        return levels
-
-
-def read(events: Path, tokenizer: Tokenizer | None) -> Run:
-    """Read an event file and count its tokens: as the server did if it counted every answer, else by encoding again.
-
-    Raises StageError when it is not an event file of ours, or says what cannot have happened.
-    """
-    told = records_of(events)
-    prompts, asked = told.prompts, told.requests
-    answers = [record for record in asked if record["error"] is None]
-    by_server = bool(answers) and all(server_total(record) is not None for record in answers)
-    input_tokens: dict[str, int] = {}
-    if tokenizer is not None:
-        input_tokens = {id_: len(tokenizer.encode(text).ids) for id_, text in prompts.items()}
-    requests = []
-    for record in asked:
-        texts = [event.text for event in record["events"]]
-        if tokenizer is None:
-            tokens = (1,) * len(texts)
-        else:
-            tokens = tokens_by_event(texts, tokenizer.encode("".join(texts), add_special_tokens=False).offsets)
-        total = again = sum(tokens)
-        if by_server and (counted := server_total(record)) is not None:
-            total = counted
-            tokens = server_tokens(record) or (
-                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
-            )
-            again = total if tokenizer is None else again
-        id_ = record["prompt"]
-        input_count = input_tokens.get(id_, record.get("input_tokens"))
-        requests.append(Request(record, prompts[id_], input_count, tokens, total, again))
-    return Run(
-        told.header,
-        tuple(requests),
-        tuple(told.by_type.get("client", ())),
-        {record["at"]: record for record in told.by_type.get("server", ())},
-        by_server,
-        None if tokenizer is None else len(tokenizer.encode("").ids),
-        told.by_type,
-    )
-
-
-def server_total(record: Mapping[str, Any]) -> int | None:
-    """The server's count of a whole answer's tokens; None unless it counted all of it."""
-    total: int | None = record.get("output_tokens")
-    return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
-
-
-def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
-    """`tokens` with the last ones lowered until their sum is not above `total`."""
-    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
-    return tuple(later - earlier for earlier, later in pairwise(sums))
-
-
-def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
-    """`total` tokens shared out over events by their share of the characters."""
-    ends = list(accumulate(map(len, texts), initial=0))
-    sums = [round(total * end / max(1, ends[-1])) for end in ends]
-    return tuple(later - earlier for earlier, later in pairwise(sums))
-
-
-def server_tokens(record: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
-    totals = [event.tokens for event in record["events"] if event.tokens is not None]
-    if record.get("output_tokens") is None or len(totals) < len(record["events"]):
-        return None
-    return tuple(later - earlier for earlier, later in pairwise([0, *totals]))
-
-
 def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
     """All figures of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
-    run = read(events, tokenizer)
+    run = read_run(events, tokenizer)
+    header = run.records.header
     findings = validity.findings(run)
     levels = [_level(run, load, repeats, objectives or {}) for load, repeats in run.levels().items()]
     refused = sorted({finding["check"] for finding in findings if finding["severity"] == "invalid"})
@@ -300,31 +75,38 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, 
     return {
         "schema": 1,
         "valid": not refused,
-        "protocol": run.header["protocol"],
-        "model": run.header["model"],
-        "settings": run.header["settings"],
+        "protocol": header["protocol"],
+        "model": header["model"],
+        "settings": header["settings"],
         **_conditions(run),
         "levels": levels,
         "findings": [_placed(finding) for finding in findings],
         "token_count": _token_count(run),
         "client": {
             "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
-            "self_test": run.header.get("self_test"),
-            "levels": [_client(record) for record in run.clients],
+            "self_test": header.get("self_test"),
+            "levels": [_client(record) for record in run.records.clients],
         },
         "definitions": {**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
     }
 
 
-def _conditions(run: Run) -> dict[str, Any]:
+def _conditions(run: LoadRun) -> dict[str, Any]:
     """When, on what and under which load it was measured; null for what the event file does not say."""
-    found = next(iter(run.evidence.get("conditions", ())), {})
-    anchor = run.header.get("anchor")
+    found = run.records.conditions
+    anchor = run.records.header.get("anchor")
     measured_s = None if anchor is None else round(float(anchor["unix_ns"]) / 1e9, 3)
-    return {"measured_s": measured_s, "system": found.get("system"), "workload": found.get("workload")}
+    return {
+        "measured_s": measured_s,
+        **(
+            {"system": None, "workload": None}
+            if found is None
+            else {name: found[name] for name in ("system", "workload")}
+        ),
+    }
 
 
-def _token_count(run: Run) -> dict[str, Any]:
+def _token_count(run: LoadRun) -> dict[str, Any]:
     """Who counted the output tokens of the measured answers, and what the other count says."""
     answers = [request for request in run.requests if request.measured and request.ok]
     server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
@@ -338,7 +120,7 @@ def _token_count(run: Run) -> dict[str, Any]:
     }
 
 
-def _mismatch(requests: Iterable[Request]) -> int:
+def _mismatch(requests: Iterable[TimedRequest]) -> int:
     return sum(abs(request.output_tokens - request.encoded_again) for request in requests)
 
 
@@ -355,14 +137,14 @@ def _placed(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 def _level(
-    run: Run, load: float, repeats: Mapping[int, Sequence[Request]], objectives: Mapping[str, float]
+    run: LoadRun, load: float, repeats: Mapping[int, Sequence[TimedRequest]], objectives: Mapping[str, float]
 ) -> dict[str, Any]:
     closed = isinstance(load, int)
     windows: list[dict[str, Any]] = []
     for repeat, requests in repeats.items():
         whole, steady = _whole(requests), _steady(requests, load) if closed else _while_sending(requests)
         latencies = _latencies([request for request in requests if request.measured and request.answered])
-        started_s = _started_s(requests, run.header)
+        started_s = _started_s(requests, run.records.header)
         active = _active(requests)
         windows.append(
             {"repeat": repeat, "started_s": started_s, "whole": whole, "active": active, "steady": steady, **latencies}
@@ -373,7 +155,7 @@ def _level(
     good = [request for request in measured if request.answered]
     at_limit = sum(request.output_tokens >= request.record["max_tokens"] for request in good)
     here = {"concurrency": load if closed else None, "request_rate": None if closed else load}
-    result = {
+    result: dict[str, Any] = {
         **here,
         "requests": len(measured),
         "failures": sum(not request.ok for request in measured),
@@ -409,10 +191,12 @@ def _level(
             "share": round(met / len(measured), 6) if measured else None,
             "requests_per_s": round(met / seconds, 3) if seconds > 0 else None,
         }
-    for kind, told in (("triton", counters.triton_summary), ("gpu", counters.gpu_summary)):
-        records = [record for record in run.evidence.get(kind, ()) if validity.level_of(record) == load]
-        if records:
-            result[kind] = [{"repeat": record["repeat"], "of": told(record)} for record in records]
+    for each in run.records.triton:
+        if level_of(each) == load:
+            result.setdefault("triton", []).append({"repeat": each["repeat"], "of": counters.triton_summary(each)})
+    for record in run.records.gpus:
+        if level_of(record) == load:
+            result.setdefault("gpu", []).append({"repeat": record["repeat"], "of": counters.gpu_summary(record)})
     return result
 
 
@@ -422,17 +206,17 @@ def _whole_or_none(how: Callable[[Iterable[float]], float], windows: Sequence[An
     return None if None in values else round(how(values), 3)
 
 
-def _connect_ms(request: Request) -> float:
-    return float(request.record["connected_ns"] - request.record["scheduled_ns"]) / 1e6
+def _connect_ms(request: TimedRequest) -> float:
+    return ((request.record.get("connected_ns") or 0) - request.record["scheduled_ns"]) / 1e6
 
 
-def _per_event(good: Sequence[Request], which: slice) -> float:
+def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
     """Tokens per content event, of the events `which` of each request."""
     tokens = [count for request in good for count in request.tokens[which]]
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _schedule(repeats: Mapping[int, Sequence[Request]], good: Sequence[Request]) -> dict[str, Any]:
+def _schedule(repeats: Mapping[int, Sequence[TimedRequest]], good: Sequence[TimedRequest]) -> dict[str, Any]:
     """How an open loop went: was it kept, and what users waited who came when they were due."""
     measured = [[request for request in requests if request.measured] for requests in repeats.values()]
     rates: list[float] = []
@@ -453,7 +237,7 @@ def _schedule(repeats: Mapping[int, Sequence[Request]], good: Sequence[Request])
     }
 
 
-def _latencies(good: Sequence[Request]) -> dict[str, Summary]:
+def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     return {
         "ttft_ms": summary(request.ttft_ms for request in good),
         "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
@@ -463,7 +247,7 @@ def _latencies(good: Sequence[Request]) -> dict[str, Summary]:
     }
 
 
-def _started_s(requests: Sequence[Request], header: Mapping[str, Any]) -> float | None:
+def _started_s(requests: Sequence[TimedRequest], header: Header) -> float | None:
     """Unix time of the first measured request: tells which of two measurements came first."""
     anchor = header.get("anchor")
     sent_ns = min((request.sent_ns for request in requests if request.measured), default=None)
@@ -486,13 +270,13 @@ def _window(duration_ns: int, *, input_tokens: int | None, output_tokens: int, r
     }
 
 
-def _input_tokens(requests: Iterable[Request]) -> int | None:
+def _input_tokens(requests: Iterable[TimedRequest]) -> int | None:
     """Of all `requests`; None when those of one are not known."""
     counts = [request.input_tokens for request in requests]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _whole(requests: Sequence[Request]) -> dict[str, Any]:
+def _whole(requests: Sequence[TimedRequest]) -> dict[str, Any]:
     """First send to last content of the measured requests."""
     measured = [request for request in requests if request.measured]
     good = [request for request in measured if request.answered]
@@ -505,7 +289,7 @@ def _whole(requests: Sequence[Request]) -> dict[str, Any]:
     )
 
 
-def _active(requests: Sequence[Request]) -> dict[str, Any]:
+def _active(requests: Sequence[TimedRequest]) -> dict[str, Any]:
     """The time in which at least one measured request was in flight."""
     measured = [request for request in requests if request.measured]
     good = [request for request in measured if request.answered]
@@ -551,7 +335,7 @@ def steady_window(
     return best if best is not None and best[1] > best[0] else None
 
 
-def _steady(requests: Sequence[Request], concurrency: float) -> dict[str, Any] | None:
+def _steady(requests: Sequence[TimedRequest], concurrency: float) -> dict[str, Any] | None:
     slots: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
         slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
@@ -560,13 +344,13 @@ def _steady(requests: Sequence[Request], concurrency: float) -> dict[str, Any] |
     return None if window is None else _between(requests, *window)
 
 
-def _while_sending(requests: Sequence[Request]) -> dict[str, Any] | None:
+def _while_sending(requests: Sequence[TimedRequest]) -> dict[str, Any] | None:
     """First to last measured sending of an open loop: without what drains after it."""
     sent = [request.sent_ns for request in requests if request.measured]
     return _between(requests, min(sent), max(sent)) if len(sent) > 1 else None
 
 
-def _between(requests: Sequence[Request], start_ns: int, end_ns: int) -> dict[str, Any]:
+def _between(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> dict[str, Any]:
     """What happened from `start_ns` to `end_ns`, warm-up requests included: each token at its own time."""
     good = [request for request in requests if request.answered]
     return _window(
@@ -595,7 +379,7 @@ def _headline(windows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     return "steady", "every repeat has a steady window that is long enough"
 
 
-def _client(record: Mapping[str, Any]) -> dict[str, Any]:
+def _client(record: ClientRecord) -> dict[str, Any]:
     lag_ms = sorted(value / 1e6 for value in record["lag_ns"])
     return {
         "concurrency": record["concurrency"],

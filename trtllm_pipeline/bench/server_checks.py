@@ -15,8 +15,8 @@ from typing import Final
 from trtllm_pipeline.bench import counters, roofline
 from trtllm_pipeline.bench.effective_config import read_back
 from trtllm_pipeline.bench.load import EventFile
-from trtllm_pipeline.bench.metrics import Tokenizer
 from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.requests import Tokenizer
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.service import Client, running_since
 from trtllm_pipeline.domain import Json

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from trtllm_pipeline.bench.events import ProbeRecord, level_of
+from trtllm_pipeline.bench.requests import LoadRun, TimedRequest
 from trtllm_pipeline.bench.roofline import CPU_MARGIN
 from trtllm_pipeline.bench.stats import percentile
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.bench.metrics import Request, Run
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
@@ -57,8 +56,8 @@ PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words"})
 """Reasons to end an answer that a plan has. Not in it: content_filter, cancelled, timeout, abort, error."""
 
 
-class Found(NamedTuple):
-    """One thing a gate has to say. `concurrency` is a level's as in `Run.levels`, None for the run as a whole."""
+class GateFinding(NamedTuple):
+    """One thing a gate has to say. `concurrency` is a level's as in `LoadRun.levels`, None for the run as a whole."""
 
     severity: str
     message: str
@@ -74,10 +73,10 @@ class Gate:
     limit: str
     """Beyond it the numbers are not published; "-" for a gate that only tells."""
     why: str
-    look: Callable[[Run], Iterable[Found]]
+    look: Callable[[LoadRun], Iterable[GateFinding]]
 
 
-def findings(run: Run) -> list[dict[str, Any]]:
+def findings(run: LoadRun) -> list[dict[str, Any]]:
     """What all gates found, as in perf.json: severity, check, concurrency, message."""
     return [
         {"severity": found.severity, "check": gate.id, "concurrency": found.concurrency, "message": found.message}
@@ -86,42 +85,36 @@ def findings(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def level_of(record: Mapping[str, Any]) -> float:
-    """What a record's level is called by: concurrency (an int), or in an open loop request rate (a float)."""
-    concurrency = record["concurrency"]
-    return int(concurrency) if concurrency is not None else float(record["request_rate"])
-
-
-def _each(run: Run) -> Iterator[tuple[float, list[Request]]]:
+def _each(run: LoadRun) -> Iterator[tuple[float, list[TimedRequest]]]:
     """Concurrency and requests of each level, all repeats together, warm-up included."""
     for concurrency, repeats in run.levels().items():
         yield concurrency, [request for requests in repeats.values() for request in requests]
 
 
-def _measured(requests: Iterable[Request]) -> list[Request]:
+def _measured(requests: Iterable[TimedRequest]) -> list[TimedRequest]:
     return [request for request in requests if request.measured]
 
 
-def _answered(requests: Iterable[Request]) -> list[Request]:
+def _answered(requests: Iterable[TimedRequest]) -> list[TimedRequest]:
     return [request for request in requests if request.measured and request.answered]
 
 
-def failures(run: Run) -> Iterator[Found]:
+def failures(run: LoadRun) -> Iterator[GateFinding]:
     """Requests that ended with an error."""
     for concurrency, requests in _each(run):
         measured = _measured(requests)
         if not measured:
-            yield Found("invalid", "nothing was measured: all its requests are warm-up", concurrency)
+            yield GateFinding("invalid", "nothing was measured: all its requests are warm-up", concurrency)
         causes = Counter(request.record["error"] for request in measured if not request.ok)
         failed = causes.total()
         if failed:
             cause, times = causes.most_common(1)[0]
             severity = "invalid" if failed > MAX_FAILURES * len(measured) else "warning"
             message = f"{failed} of {len(measured)} requests failed, {times} of them with: {cause}"
-            yield Found(severity, message, concurrency)
+            yield GateFinding(severity, message, concurrency)
 
 
-def empty_answers(run: Run) -> Iterator[Found]:
+def empty_answers(run: LoadRun) -> Iterator[GateFinding]:
     """Answers without text, or without tokens."""
     for concurrency, requests in _each(run):
         good = [request for request in _measured(requests) if request.ok]
@@ -133,16 +126,16 @@ def empty_answers(run: Run) -> Iterator[Found]:
             what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
             what = "are empty, ended by the model at once, and in no latency or rate" if at_once else what
             message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
-            yield Found("warning" if at_once else "invalid", message, concurrency)
+            yield GateFinding("warning" if at_once else "invalid", message, concurrency)
 
 
-def _ended_at_once(request: Request) -> bool:
+def _ended_at_once(request: TimedRequest) -> bool:
     """The server says that the model's first token was its end: by its reason, or by counting no more than that one."""
     count = request.record.get("output_tokens")
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
 
-def stop_reasons(run: Run) -> Iterator[Found]:
+def stop_reasons(run: LoadRun) -> Iterator[GateFinding]:
     """Answers that did not end as planned: by the reason the server gave, and by their length."""
     for concurrency, requests in _each(run):
         good = _answered(requests)
@@ -151,7 +144,7 @@ def stop_reasons(run: Run) -> Iterator[Found]:
         if odd:
             told = ", ".join(f"{end} ({times})" for end, times in odd.items())
             message = f"{sum(odd.values())} of {len(good)} answers ended for reasons nobody planned: {told}"
-            yield Found("invalid", message, concurrency)
+            yield GateFinding("invalid", message, concurrency)
         # Encoding again may find one token where the server made two.
         allowed = 0 if run.counted_by_server else 1
         cut = [r for r in good if r.record.get("finish_reason") == "length" and _missing(r) > allowed]
@@ -160,36 +153,36 @@ def stop_reasons(run: Run) -> Iterator[Found]:
                 f"{len(cut)} of {len(good)} answers were cut off before the length asked for, for prompt "
                 f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
             )
-            yield Found(_severity_of_missing(run, cut, good), message, concurrency)
+            yield GateFinding(_severity_of_missing(run, cut, good), message, concurrency)
         early = [request for request in good if _fixed_length(run) and _missing(request) > allowed]
         if early:
             message = (
                 f"answers of a fixed length were asked for, {len(early)} of {len(good)} are shorter, for prompt "
                 f"{early[0].record['prompt']!r} {early[0].output_tokens} of {early[0].record['max_tokens']} tokens"
             )
-            yield Found(_severity_of_missing(run, early, good), message, concurrency)
+            yield GateFinding(_severity_of_missing(run, early, good), message, concurrency)
 
 
-def _fixed_length(run: Run) -> bool:
+def _fixed_length(run: LoadRun) -> bool:
     """The requests asked the server to go on past the model's own end, as `ignore_eos` does."""
-    given = run.header["settings"].get("extra_inputs")
+    given = run.records.header["settings"].get("extra_inputs")
     asked = given if isinstance(given, list) else ()
     return any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in asked)
 
 
-def _missing(request: Request) -> int:
+def _missing(request: TimedRequest) -> int:
     """Tokens that were asked for and did not come."""
     return int(request.record["max_tokens"]) - request.output_tokens
 
 
-def _severity_of_missing(run: Run, short: Iterable[Request], good: Iterable[Request]) -> str:
+def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iterable[TimedRequest]) -> str:
     """The server's own count is exact; of tokens encoded again, one an answer and a few of the whole may be missing."""
     asked = sum(int(request.record["max_tokens"]) for request in good)
     few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * asked
     return "warning" if few and not run.counted_by_server else "invalid"
 
 
-def token_count(run: Run) -> Iterator[Found]:
+def token_count(run: LoadRun) -> Iterator[GateFinding]:
     """Can the token counts be right? What tokenizers do is a warning, what nothing explains is invalid."""
     for concurrency, requests in _each(run):
         if run.counted_by_server:
@@ -198,27 +191,29 @@ def token_count(run: Run) -> Iterator[Found]:
             yield from _counts_encoded_again(concurrency, requests, encoded=run.special_tokens is not None)
 
 
-def _counts_encoded_again(concurrency: float, requests: Sequence[Request], *, encoded: bool) -> Iterator[Found]:
+def _counts_encoded_again(
+    concurrency: float, requests: Sequence[TimedRequest], *, encoded: bool
+) -> Iterator[GateFinding]:
     good = _answered(requests)
     total = sum(request.output_tokens for request in good)
     if total and not encoded:
         message = "there is no tokenizer and the server does not count: each event with text is taken for a token"
-        yield Found("warning", message, concurrency)
+        yield GateFinding("warning", message, concurrency)
         return
     uncounted = [request for request in requests if request.ok and not request.counted_by_server]
     if len(uncounted) < sum(request.ok for request in requests):
         message = f"the server counted the tokens of some answers, not of {len(uncounted)}; all are encoded again"
-        yield Found("warning", message, concurrency)
+        yield GateFinding("warning", message, concurrency)
     excess = sum(max(0, request.output_tokens - request.record["max_tokens"]) for request in good)
     if excess > MAX_MISMATCH * total:
         message = f"{excess} of {total} output tokens, by encoding the answers again, are more than was asked for"
         if excess <= MAX_EXCESS * total:
-            yield Found("warning", message, concurrency)
+            yield GateFinding("warning", message, concurrency)
         else:
-            yield Found("invalid", f"{message}: is this the right tokenizer?", concurrency)
+            yield GateFinding("invalid", f"{message}: is this the right tokenizer?", concurrency)
 
 
-def _server_counts(concurrency: float, requests: Sequence[Request]) -> Iterator[Found]:
+def _server_counts(concurrency: float, requests: Sequence[TimedRequest]) -> Iterator[GateFinding]:
     good = _answered(requests)
     total = sum(request.output_tokens for request in good)
     over = [request for request in good if request.output_tokens > request.record["max_tokens"]]
@@ -228,57 +223,57 @@ def _server_counts(concurrency: float, requests: Sequence[Request]) -> Iterator[
             f"the server counts more tokens than were asked for in {len(over)} of {len(good)} answers, for prompt "
             f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
         )
-        yield Found("invalid", message, concurrency)
+        yield GateFinding("invalid", message, concurrency)
     encoded = sum(request.encoded_again for request in good)
     mismatch = sum(abs(request.output_tokens - request.encoded_again) for request in good)
     if encoded > MAX_BYTES_PER_TOKEN * total:
         message = f"the server counts {total} output tokens where encoding the answers again gives {encoded}"
-        yield Found("invalid", message, concurrency)
+        yield GateFinding("invalid", message, concurrency)
     elif mismatch > MAX_MISMATCH * total:
         message = (
             f"the server counts {total} output tokens, encoding the answers again gives {encoded}; answer by answer "
             f"they differ by {mismatch / total:.1%}. The server's count is used"
         )
-        yield Found("warning", message, concurrency)
+        yield GateFinding("warning", message, concurrency)
 
 
-def prompt_echo(run: Run) -> Iterator[Found]:
+def prompt_echo(run: LoadRun) -> Iterator[GateFinding]:
     """Answers that begin with their prompt."""
     for concurrency, requests in _each(run):
         good = [request for request in _measured(requests) if request.ok]
         echoed = [request for request in good if request.text.lstrip().startswith(request.prompt.strip())]
         if echoed:
             message = f"{len(echoed)} of {len(good)} answers begin with their prompt, which would count as output"
-            yield Found("invalid", message, concurrency)
+            yield GateFinding("invalid", message, concurrency)
 
 
-def server(run: Run) -> Iterator[Found]:
+def server(run: LoadRun) -> Iterator[GateFinding]:
     """Was the server there at both ends, ready, and the same process?"""
-    start, end = run.server.get("start"), run.server.get("end")
+    start, end = run.records.server.get("start"), run.records.server.get("end")
     if start is None or end is None:
-        yield Found("invalid", "the run was interrupted: the server was not looked at after it")
+        yield GateFinding("invalid", "the run was interrupted: the server was not looked at after it")
         return
     if start["pid"] is None:
-        yield Found("info", "the server's process is not known here; that it stayed the same is unchecked")
+        yield GateFinding("info", "the server's process is not known here; that it stayed the same is unchecked")
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
-        yield Found("invalid", f"the server's process {start['pid']} did not live through the run")
+        yield GateFinding("invalid", f"the server's process {start['pid']} did not live through the run")
     if not end["ready"]:
-        yield Found("invalid", "the server was not ready after the run")
+        yield GateFinding("invalid", "the server was not ready after the run")
 
 
-def client_cpu(run: Run) -> Iterator[Found]:
+def client_cpu(run: LoadRun) -> Iterator[GateFinding]:
     """Did the client have processor time to spare?"""
-    for record in run.clients:
+    for record in run.records.clients:
         cpu = record["cpu_ns"] / max(1, record["wall_ns"])
         if cpu > MAX_CLIENT_CPU:
             # An open loop looks at the clock before each sending, which is processor time too; `schedule` judges it.
             closed = record["concurrency"] is not None
             severity = "invalid" if closed and record["wall_ns"] >= MIN_CLIENT_WALL_NS else "warning"
             message = f"the client used {cpu:.0%} of a core; beyond {MAX_CLIENT_CPU:.0%} it measures itself"
-            yield Found(severity, message, level_of(record))
+            yield GateFinding(severity, message, level_of(record))
 
 
-def client_lag(run: Run) -> Iterator[Found]:
+def client_lag(run: LoadRun) -> Iterator[GateFinding]:
     """Was the client there when something arrived?
 
     A read has the kernel's time of its last bytes, so a client that is late does not lengthen the time of an event that
@@ -286,7 +281,7 @@ def client_lag(run: Run) -> Iterator[Found]:
     next request late, so the load is thinner than asked. Over TLS the times are those of its reads.
     """
     answered = {load: good for load, each in _each(run) if (good := _answered(each))}
-    for record in run.clients:
+    for record in run.records.clients:
         lags_ms = sorted(value / 1e6 for value in record["lag_ns"])
         late_ms = percentile(lags_ms, 0.99) if lags_ms else 0.0
         if late_ms <= MARKED_LAG_MS:
@@ -300,25 +295,27 @@ def client_lag(run: Run) -> Iterator[Found]:
         together = bool(gaps_ms) and late_ms > median(gaps_ms)
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         told = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
-        if run.header.get("tls") and late_ms > MAX_LAG_MS:
-            yield Found("invalid", f"{said}, and over TLS the times are those of its reads", load)
+        if run.records.header.get("tls") and late_ms > MAX_LAG_MS:
+            yield GateFinding("invalid", f"{said}, and over TLS the times are those of its reads", load)
         elif told and thinner > MAX_LAG_SHARE:
             message = (
                 f"{said}, {mean_ms:.1f} ms on average, {thinner:.0%} of a request's time: the load was thinner by that"
             )
-            yield Found("invalid", message, load)
+            yield GateFinding("invalid", message, load)
         elif told and moved > MAX_LAG_SHARE:
             message = (
                 f"{said}, {mean_ms:.1f} ms on average, {moved:.0%} of the time to the first token, while events came "
                 f"every {median(gaps_ms):.1f} ms: of those that came together all have the time of the last"
             )
-            yield Found("invalid", message, load)
+            yield GateFinding("invalid", message, load)
         else:
-            other = "times" if run.header.get("tls") else "times of events that came closer together"
-            yield Found("warning", f"{said}: requests may have been sent late, and {other} be longer, by that", load)
+            other = "times" if run.records.header.get("tls") else "times of events that came closer together"
+            yield GateFinding(
+                "warning", f"{said}: requests may have been sent late, and {other} be longer, by that", load
+            )
 
 
-def schedule(run: Run) -> Iterator[Found]:
+def schedule(run: LoadRun) -> Iterator[GateFinding]:
     """Were the requests of an open loop sent when they were due?"""
     for rate, requests in _each(run):
         measured = [request for request in _measured(requests) if request.record.get("request_rate") is not None]
@@ -335,14 +332,14 @@ def schedule(run: Run) -> Iterator[Found]:
             message = (
                 f"the client sent up to {lag_ms:.1f} ms after the schedule (p99), {fmean(lags_ms):.1f} ms on average"
             )
-            yield Found(severity, message, rate)
+            yield GateFinding(severity, message, rate)
 
 
-def server_queue(run: Run) -> Iterator[Found]:
+def server_queue(run: LoadRun) -> Iterator[GateFinding]:
     """Did requests wait for the models around the engine, which are quick and have a setting for how many there are?"""
     for load, requests in _each(run):
         good = _answered(requests)
-        records = [record for record in run.evidence.get("triton", ()) if level_of(record) == load]
+        records = [record for record in run.records.triton if level_of(record) == load]
         if not good or not records:
             continue
         typical_ms = median(request.e2e_ms for request in good)
@@ -355,24 +352,24 @@ def server_queue(run: Run) -> Iterator[Found]:
                     f"each request waited {waited_ms:.1f} ms for the {model}, {waited_ms / typical_ms:.0%} of its time: "
                     f"more of it would help (settings.repository.{model}_instances)"
                 )
-                yield Found("warning", message, load)
+                yield GateFinding("warning", message, load)
 
 
-def _apart(request: Request) -> int:
+def _apart(request: TimedRequest) -> int:
     """How many events came after the first and by themselves."""
     return sum(gap > BURST_MS for gap in request.gaps_ms())
 
 
-def roofline(run: Run) -> Iterator[Found]:
+def roofline(run: LoadRun) -> Iterator[GateFinding]:
     """Every token of an answer needs one pass over the weights: no request can be faster than memory allows."""
-    limits = run.evidence.get("roofline", ())
-    known = [limit for limit in limits if limit["pass_s"] is not None]
+    limits = run.records.roofline
+    known = [(pass_s, limit) for limit in limits if (pass_s := limit["pass_s"]) is not None]
     if limits and not known:
-        yield Found("info", f"the speed is not held against the memory's: {limits[0]['reason']}")
+        yield GateFinding("info", f"the speed is not held against the memory's: {limits[0]['reason']}")
     if not known:
         return
-    limit = min(known, key=lambda each: float(each["pass_s"]))
-    pass_ms = limit["pass_s"] * 1e3
+    pass_s, limit = min(known, key=lambda each: each[0])
+    pass_ms = pass_s * 1e3
     for concurrency, requests in _each(run):
         good = _answered(requests)
         # A whole answer cannot seem faster than it was. Between events, buffering on the way can bring tokens closer
@@ -383,15 +380,15 @@ def roofline(run: Run) -> Iterator[Found]:
         token_ms, what = min(typical, default=(pass_ms, ""))
         if token_ms < pass_ms:
             message = (
-                f"a token took {token_ms:.3f} ms ({what}, median), yet reading the {limit['weight_bytes'] / 1e6:.0f} MB "
+                f"a token took {token_ms:.3f} ms ({what}, median), yet reading the {(limit['weight_bytes'] or 0) / 1e6:.0f} MB "
                 f"of weights it needs takes {pass_ms:.3f} ms: {limit['reason']}"
             )
-            yield Found("invalid", message, concurrency)
+            yield GateFinding("invalid", message, concurrency)
 
 
-def settings(run: Run) -> Iterator[Found]:
+def settings(run: LoadRun) -> Iterator[GateFinding]:
     """Does the server run with what was asked for?"""
-    checks = [check for record in run.evidence.get("settings", ()) for check in record["checks"]]
+    checks = [check for record in run.records.settings for check in record["checks"]]
     wrong = dict.fromkeys(
         f"{check['setting']} is {check['got']} by {check['got_from']}, {check['asked']} by {check['asked_by']}"
         for check in checks
@@ -400,30 +397,32 @@ def settings(run: Run) -> Iterator[Found]:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         told = "; ".join(list(wrong)[:3])
-        yield Found("invalid", f"the server does not run with the settings asked for: {told}{more}")
-    unchecked = sorted({name for record in run.evidence.get("settings", ()) for name in record.get("unchecked", ())})
+        yield GateFinding("invalid", f"the server does not run with the settings asked for: {told}{more}")
+    unchecked = sorted({name for record in run.records.settings for name in record.get("unchecked", ())})
     if unchecked:
-        yield Found("info", f"neither the server nor the engine tells: {', '.join(unchecked)}")
+        yield GateFinding("info", f"neither the server nor the engine tells: {', '.join(unchecked)}")
 
 
-def kv_cache_reuse(run: Run) -> Iterator[Found]:
+def kv_cache_reuse(run: LoadRun) -> Iterator[GateFinding]:
     """Declared off, is it? By what the server tells, and by a prompt that is answered faster the second time."""
-    blocks = [record["blocks"] for record in run.evidence.get("reused_blocks", ()) if record["blocks"] is not None]
+    blocks = [record["blocks"] for record in run.records.reused_blocks if record["blocks"] is not None]
     if blocks and max(blocks) > blocks[0]:
         message = f"KV cache reuse is declared off, yet the server reused {max(blocks) - blocks[0]:g} of its blocks"
-        yield Found("invalid", message)
-    pairs: dict[int, dict[int, Mapping[str, Any]]] = {}
-    for record in run.evidence.get("probe", ()):
+        yield GateFinding("invalid", message)
+    pairs: dict[int, dict[int, ProbeRecord]] = {}
+    for record in run.records.probes:
         pairs.setdefault(record["pair"], {})[record["send"]] = record
     if not pairs:
         return
     told = [tokens for pair in pairs.values() for record in pair.values() if (tokens := record["cached_tokens"])]
     if told:
-        yield Found("invalid", f"KV cache reuse is declared off, yet the server took up to {max(told)} tokens from it")
+        yield GateFinding(
+            "invalid", f"KV cache reuse is declared off, yet the server took up to {max(told)} tokens from it"
+        )
     whole = [(pair[0]["ttft_ms"], pair[1]["ttft_ms"]) for pair in pairs.values() if len(pair) == 2]
     times = [(first, second) for first, second in whole if first and second]
     if not times:
-        yield Found("warning", "KV cache reuse is declared off; that is unchecked, since no probe was answered")
+        yield GateFinding("warning", "KV cache reuse is declared off; that is unchecked, since no probe was answered")
         return
     shares = [second / first for first, second in times]
     first_ms, second_ms = (median(column) for column in zip(*times, strict=True))
@@ -432,27 +431,27 @@ def kv_cache_reuse(run: Run) -> Iterator[Found]:
             f"KV cache reuse is declared off, yet a prompt's first token came after {first_ms:.1f} ms and, sent again, "
             f"after {second_ms:.1f} ms (medians of {len(times)} prompts)"
         )
-        yield Found("invalid", message)
+        yield GateFinding("invalid", message)
 
 
-def warmup(run: Run) -> Iterator[Found]:
+def warmup(run: LoadRun) -> Iterator[GateFinding]:
     """Prompts of the warm-up among the measured ones."""
     for concurrency, requests in _each(run):
         warm = {request.record["prompt"] for request in requests if not request.measured}
         shared = warm & {request.record["prompt"] for request in _measured(requests)}
         if shared:
             message = f"the warm-up used prompts that were measured as well: {', '.join(sorted(shared)[:3])}"
-            yield Found("warning", message, concurrency)
+            yield GateFinding("warning", message, concurrency)
 
 
-def repeated_prompts(run: Run) -> Iterator[Found]:
+def repeated_prompts(run: LoadRun) -> Iterator[GateFinding]:
     """The same prompt several times."""
     for concurrency, requests in _each(run):
         times = Counter((request.record["prompt"], request.record["repeat"]) for request in _measured(requests))
         most = max(times.values(), default=0)
         if most > 1:
             message = f"prompts were sent up to {most} times; a server that keeps their KV cache is flattered"
-            yield Found("info", message, concurrency)
+            yield GateFinding("info", message, concurrency)
 
 
 GATES: Final = (

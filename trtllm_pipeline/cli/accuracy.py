@@ -267,12 +267,12 @@ def _configure_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from trtllm_pipeline.bench.stats import MEAN_INTERVAL
     from trtllm_pipeline.evaluate import drift
-    from trtllm_pipeline.evaluate.intervals import METHOD
 
     found = drift.compare(drift.read(args.reference), drift.read(args.other))
     if args.format == "json":
-        emit_json({"schema": 1, **found.to_json(), "interval_method": METHOD, "definitions": drift.DEFINITIONS})
+        emit_json({"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": drift.DEFINITIONS})
         return 0
     if args.format == "table":
         low, high = found.interval
@@ -300,7 +300,7 @@ def _compare(args: argparse.Namespace) -> int:
         args.format,
     )
     if args.format == "table":
-        emit(f"\nlow to high, of the difference: {METHOD}")
+        emit(f"\nlow to high, of the difference: {MEAN_INTERVAL}")
     return 0
 
 

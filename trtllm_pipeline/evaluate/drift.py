@@ -15,9 +15,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.bench.events import STRICT, Count, Rate, told
-from trtllm_pipeline.bench.stats import Summary, summary
+from trtllm_pipeline.bench.stats import Interval, Summary, mean_interval, summary
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.evaluate.intervals import Interval, mean_interval
 from trtllm_pipeline.files import user_files
 
 DEFINITIONS: Final = {

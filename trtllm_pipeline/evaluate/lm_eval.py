@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.evaluate.intervals import CONFIDENCE, Interval, mean_interval
 
 PROGRAM: Final = "lm_eval"
 _Z: Final = 1.959964

@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, mean_interval
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import functions
-from trtllm_pipeline.evaluate.intervals import CONFIDENCE, METHOD, mean_interval
 from trtllm_pipeline.evaluate.scores import METRICS, NORMALISATION, Metric, Question
 from trtllm_pipeline.files.writing import write_json
 
@@ -117,7 +117,7 @@ def summary(scored: Scored, metrics: Mapping[str, Metric]) -> dict[str, Any]:
             for (concurrency, rate), samples in levels.items()
         ],
         "confidence": CONFIDENCE,
-        "interval_method": METHOD,
+        "interval_method": MEAN_INTERVAL,
         "rows_digest": _digest(scored.samples),
         "normalisation": NORMALISATION,
         "definitions": {name: metrics[name].definition for name in means},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.bench.events import read as records_of
+from trtllm_pipeline.bench.events import read_records
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate.result import Place, Sample
 from trtllm_pipeline.evaluate.scores import Question
@@ -32,7 +32,7 @@ def read(events: Path, questions: Mapping[str, Question], tokens: Callable[[str]
 
     Raises StageError for what is no event file, and for questions that are not those that were asked.
     """
-    told = records_of(events)
+    told = read_records(events)
     samples: list[Sample] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     asked: set[str] = set()

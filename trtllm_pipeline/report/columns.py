@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.bench.metrics import DEFINITIONS
+from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.drift import DEFINITIONS as DRIFT
-from trtllm_pipeline.evaluate.intervals import METHOD as INTERVAL_METHOD
 from trtllm_pipeline.evaluate.scores import METRICS as SCORES
 from trtllm_pipeline.evaluate.scores import NORMALISATION
 from trtllm_pipeline.report.rows import Level, Row
@@ -42,7 +42,7 @@ METRICS: Final = (
     ),
     *(Metric(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
     Metric("normalisation", "", NORMALISATION),
-    Metric("interval", "", INTERVAL_METHOD),
+    Metric("interval", "", MEAN_INTERVAL),
     Metric("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
     Metric("difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"),
     Metric("first_divergence", "", DRIFT["first_divergence"]),

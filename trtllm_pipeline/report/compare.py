@@ -12,13 +12,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.bench.stats import PERCENTILES
+from trtllm_pipeline.bench.stats import STATISTICS, Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import load_words
-from trtllm_pipeline.report import intervals
-from trtllm_pipeline.report.intervals import Interval, Statistic
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Sample, Side, split
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 LATENCY_STEMS: Final = ("ttft", "tpot", "itl", "icl", "e2e")
 TAIL: Final = 5
 """Requests that must lie beyond a percentile, or resampling them says nothing of it: p99 takes 500."""
-STATISTICS: Final = ("min", "mean", *(f"p{share}" for share in PERCENTILES), "max")
 LEVEL_METRICS: Final = (*(f"{stem}_{each}" for stem in LATENCY_STEMS for each in STATISTICS), *RATES)
 CELL_METRICS: Final = ("accuracy", "build_s", "preparation_s", "engine_bytes")
 DEFAULT: Final = (
@@ -343,15 +341,15 @@ def _level_delta(metric: str, new: Figures, base: Figures, *, same: bool) -> Del
     repeats, others = new.repeats(metric), base.repeats(metric)
     if len(repeats) > 1 and len(others) > 1:
         if alternate(base.started_s, new.started_s):
-            return delta(metric, after, before, intervals.from_pairs(others, repeats), "paired_repeats")
-        return delta(metric, after, before, intervals.from_repeats(others, repeats), "repeats")
+            return delta(metric, after, before, stats.paired_change(others, repeats), "paired_repeats")
+        return delta(metric, after, before, stats.unpaired_change(others, repeats), "repeats")
     statistic = _statistic(metric)
     if statistic is None or after is None or not before or not new.samples or not base.samples:
         return delta(metric, after, before)
     left, right, paired = _rows(base.samples, new.samples, statistic.columns)
     if min(len(left), len(right)) < statistic.least:
         return delta(metric, after, before)
-    found = intervals.from_requests(left, right, statistic.of, paired=paired)
+    found = stats.resampled_change(left, right, statistic.of, paired=paired)
     if found is not None and metric in RATES:
         # Requests tell how much work was done in how much time, not the window; their noise is put on the figure.
         work = _work(new.samples, statistic.columns) / _work(base.samples, statistic.columns)
@@ -375,7 +373,7 @@ class _Requests:
 
     columns: Callable[[Sample], tuple[float, ...] | None]
     of: Statistic
-    least: int = intervals.LEAST_REQUESTS
+    least: int = stats.LEAST_REQUESTS
     """Requests it takes."""
 
 
@@ -546,7 +544,7 @@ def to_json(comparison: Comparison) -> dict[str, Json]:
         "schema": 1,
         "new": comparison.new,
         "base": comparison.base,
-        "confidence": intervals.CONFIDENCE,
+        "confidence": stats.CONFIDENCE,
         "methods": dict(methods),
         "pairs": pairs,
         "paybacks": paybacks,

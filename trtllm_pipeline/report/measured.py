@@ -384,10 +384,10 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ..
 
 
 def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
-    from trtllm_pipeline.bench.metrics import read
+    from trtllm_pipeline.bench.requests import read_run
 
     try:
-        run = read(events, None if tokenizer is None else tokenizer_at(tokenizer))
+        run = read_run(events, None if tokenizer is None else tokenizer_at(tokenizer))
     except (OSError, StageError, UsageError):
         return {}
     found: dict[str, list[Sample]] = {}

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.bench.metrics import analyze, steady_window, tokens_by_event
+from trtllm_pipeline.bench.metrics import analyze, steady_window
+from trtllm_pipeline.bench.requests import tokens_by_event
 from trtllm_pipeline.errors import StageError
 
 MS = 1_000_000

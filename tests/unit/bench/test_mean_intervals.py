@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trtllm_pipeline.evaluate.intervals import CONFIDENCE, mean_interval
+from trtllm_pipeline.bench.stats import CONFIDENCE, mean_interval
 
 
 def test_no_values_have_no_interval() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtllm_pipeline.bench.stats import RESAMPLES, paired_change, resampled_change, unpaired_change
 from trtllm_pipeline.report.compare import alternate
-from trtllm_pipeline.report.intervals import RESAMPLES, from_pairs, from_repeats, from_requests
 
 
 def means(rows: Any) -> Any:
@@ -17,7 +17,7 @@ def means(rows: Any) -> Any:
 
 def test_welch_agrees_with_a_worked_example() -> None:
     # Logarithms 1, 2, 3 against 2, 4, 6: difference 2, variances 1/3 and 4/3, 2.94 degrees of freedom, t of 2.
-    found = from_repeats([math.e**x for x in (1, 2, 3)], [math.e**x for x in (2, 4, 6)])
+    found = unpaired_change([math.e**x for x in (1, 2, 3)], [math.e**x for x in (2, 4, 6)])
     assert found is not None
     half = 4.303 * math.sqrt(5 / 3)
     assert found == (pytest.approx(math.expm1(2 - half)), pytest.approx(math.expm1(2 + half)))
@@ -25,7 +25,7 @@ def test_welch_agrees_with_a_worked_example() -> None:
 
 def test_pairs_take_out_what_both_have() -> None:
     drifting, faster = [100.0, 150.0, 220.0], [91.0, 134.0, 199.0]
-    paired, apart = from_pairs(drifting, faster), from_repeats(drifting, faster)
+    paired, apart = paired_change(drifting, faster), unpaired_change(drifting, faster)
     assert paired is not None
     assert apart is not None
     assert paired[1] < 0, "always a tenth less, whatever the machine did"
@@ -33,11 +33,11 @@ def test_pairs_take_out_what_both_have() -> None:
 
 
 def test_too_little_gives_no_interval() -> None:
-    assert from_pairs([1.0], [2.0]) is None
-    assert from_pairs([1.0, 2.0], [1.0]) is None
-    assert from_repeats([1.0], [2.0, 3.0]) is None
-    assert from_repeats([0.0, 1.0], [2.0, 3.0]) is None
-    assert from_requests([(1.0,)] * 4, [(1.0,)] * 9, means, paired=False) is None
+    assert paired_change([1.0], [2.0]) is None
+    assert paired_change([1.0, 2.0], [1.0]) is None
+    assert unpaired_change([1.0], [2.0, 3.0]) is None
+    assert unpaired_change([0.0, 1.0], [2.0, 3.0]) is None
+    assert resampled_change([(1.0,)] * 4, [(1.0,)] * 9, means, paired=False) is None
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
@@ -51,8 +51,8 @@ def test_repeats_hold_the_truth_as_often_as_they_say(repeats: int) -> None:
         return [draw.lognormvariate(3, 0.1) for _ in range(repeats)]
 
     trials = 1000
-    pairs = sum(held(from_pairs(series(), series())) for _ in range(trials)) / trials
-    apart = sum(held(from_repeats(series(), series())) for _ in range(trials)) / trials
+    pairs = sum(held(paired_change(series(), series())) for _ in range(trials)) / trials
+    apart = sum(held(unpaired_change(series(), series())) for _ in range(trials)) / trials
     assert 0.93 < pairs < 0.97
     assert 0.94 < apart <= 1, "rounding the degrees of freedom down makes it wide, never narrow"
 
@@ -62,7 +62,7 @@ def test_requests_hold_the_truth_about_as_often_as_they_say() -> None:
     held = 0
     for _ in range(100):
         base, new = generator.gamma(4, 10, (2, 60, 1))
-        found = from_requests(base.tolist(), new.tolist(), means, paired=False)
+        found = resampled_change(base.tolist(), new.tolist(), means, paired=False)
         assert found is not None
         held += found[0] <= 0 <= found[1]
     assert 88 <= held <= 99
@@ -73,13 +73,13 @@ def test_pairing_requests_takes_out_the_prompts() -> None:
     base = generator.gamma(2, 50, 40)
     new = base * generator.normal(0.9, 0.02, 40)
     rows = [[[value] for value in side] for side in (base, new)]
-    paired = from_requests(*rows, means, paired=True)
-    apart = from_requests(*rows, means, paired=False)
+    paired = resampled_change(*rows, means, paired=True)
+    apart = resampled_change(*rows, means, paired=False)
     assert paired is not None
     assert apart is not None
     assert -0.12 < paired[0] < paired[1] < -0.08
     assert apart[0] < 0 < apart[1]
-    assert from_requests(*rows, means, paired=True) == paired, "the same files, the same interval"
+    assert resampled_change(*rows, means, paired=True) == paired, "the same files, the same interval"
     assert RESAMPLES >= 1000
 
 
