@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.files.digest import StatCache
     from trtllm_pipeline.machine.model import Machine
-    from trtllm_pipeline.report.rows import Row
+    from trtllm_pipeline.report.rows import CellResult
 
 logger = logging.getLogger(__name__)
 
@@ -408,7 +408,7 @@ class Result:
     run_id: str
     plan: Plan
     outcome: Outcome
-    rows: tuple[Row, ...]
+    rows: tuple[CellResult, ...]
 
 
 def run(

@@ -27,7 +27,7 @@ _TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})
 _BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 
 
-class Check(NamedTuple):
+class SettingCheck(NamedTuple):
     """One setting: what was asked, by whom, and what was found where."""
 
     setting: str
@@ -44,7 +44,7 @@ async def read_back(
     engine: Path | None,
     repository: Path | None,
     asked_by: str = "the matrix",
-) -> list[Check]:
+) -> list[SettingCheck]:
     """Every setting that two sources know. `declared` is what `asked_by` asked for, under TensorRT-LLM's names; without
     a repository it is held against the client's model and `tensorrt_llm`. A client of None is no Triton's.
 
@@ -66,10 +66,10 @@ async def read_back(
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise
-            checks.append(Check(f"model {name}", "there", "the repository", "not there", "the server"))
+            checks.append(SettingCheck(f"model {name}", "there", "the repository", "not there", "the server"))
             continue
         checks += [
-            Check(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
+            SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
             for key, asked, got in compare(parse_config(path), served)
         ]
         checks += _model(declared, name, served, asked_by)
@@ -114,15 +114,15 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
         yield from compare(asked, got, f"{path}.")
 
 
-def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[Check]:
+def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
     """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
     built = Fields.read_optional(engine, "config.json").fields("build_config").values
     for name in _BUILD:
         if declared.get(name) is not None and built.get(name) is not None:
-            yield Check(name, declared[name], asked_by, built[name], "the engine's config.json")
+            yield SettingCheck(name, declared[name], asked_by, built[name], "the engine's config.json")
 
 
-def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[Check]:
+def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[SettingCheck]:
     """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
     if not path.is_file():
         return
@@ -130,10 +130,10 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
     got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
     for name in (*_BUILD, "enable_kv_cache_reuse"):
         if declared.get(name) is not None and got.get(name) is not None:
-            yield Check(name, declared[name], asked_by, got[name], "model.yaml")
+            yield SettingCheck(name, declared[name], asked_by, got[name], "model.yaml")
 
 
-def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[Check]:
+def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[SettingCheck]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
     for key, asked in declared.items():
         if asked is None or key in _BUILD:
@@ -141,7 +141,9 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
         if key in served.parameters:
             text = str(asked).lower() if isinstance(asked, bool) else str(asked)
             got = str(served.parameters[key].string_value)
-            yield Check(f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server")
+            yield SettingCheck(
+                f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server"
+            )
     if name == ENGINE_MODEL:
         for key, got in (
             ("max_batch_size", served.max_batch_size),
@@ -149,4 +151,4 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
         ):
             # Without a batch dimension a model batches by itself, as llmapi does.
             if declared.get(key) is not None and not (key == "max_batch_size" and got == 0):
-                yield Check(f"{name}: {key}", declared[key], asked_by, got, "the server")
+                yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

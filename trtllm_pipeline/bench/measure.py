@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trtllm_pipeline.bench import conditions, counters, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Level, run_level
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.requests import Tokenizer
-from trtllm_pipeline.bench.server_checks import Claim
+from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
+from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.domain import Json
 
@@ -20,7 +19,7 @@ async def measure(
     events: EventFile,
     done: Callable[[], None],
     *,
-    claim: Claim,
+    claim: ExpectedServer,
     tokenizer: Tokenizer | None = None,
     processes: int | None = None,
     synthetic: Mapping[str, Json] | None = None,

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench import compat_metrics, counters, validity
 from trtllm_pipeline.bench.events import ClientRecord, Header, level_of
-from trtllm_pipeline.bench.requests import LoadRun, TimedRequest, Tokenizer, read_run
+from trtllm_pipeline.bench.prompts import Tokenizer
+from trtllm_pipeline.bench.requests import LoadRun, TimedRequest, read_run
 from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary, summary
 
 DEFINITIONS: Final = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
@@ -14,6 +14,22 @@ from trtllm_pipeline.files.user_files import RowError, read_json_lines
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
+
+
+class Encoding(Protocol):
+    """The part of `tokenizers.Encoding` used here."""
+
+    @property
+    def ids(self) -> list[int]: ...  # noqa: D102
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...  # noqa: D102
+
+
+class Tokenizer(Protocol):
+    """The part of `tokenizers.Tokenizer` used to count tokens."""
+
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

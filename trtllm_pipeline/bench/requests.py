@@ -8,25 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
 
 from trtllm_pipeline.bench.events import Records, RequestRecord, level_of, read_records
-
-
-class Encoding(Protocol):
-    """The part of `tokenizers.Encoding` used here."""
-
-    @property
-    def ids(self) -> list[int]: ...  # noqa: D102
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]: ...  # noqa: D102
-
-
-class Tokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` used here."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...  # noqa: D102
+from trtllm_pipeline.bench.prompts import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from typing import Final
 from trtllm_pipeline.bench import counters, roofline
 from trtllm_pipeline.bench.effective_config import read_back
 from trtllm_pipeline.bench.load import EventFile
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.requests import Tokenizer
+from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.service import Client, running_since
 from trtllm_pipeline.domain import Json
@@ -34,8 +33,8 @@ _NOT_TOLD: Final = frozenset({"tp"})
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What is said of a server, to be held against what it is."""
+class ExpectedServer:
+    """Expected server configuration, verified against the server."""
 
     declared: Mapping[str, Json] = field(default_factory=dict)
     """Settings under TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`; `tp` is how many GPUs read the weights."""
@@ -52,7 +51,7 @@ class Claim:
         return self.declared.get("enable_kv_cache_reuse") is False
 
 
-async def look(client: AnyClient, target: Target, claim: Claim, events: EventFile, at: str) -> None:
+async def look(client: AnyClient, target: Target, claim: ExpectedServer, events: EventFile, at: str) -> None:
     """Write down what the server is, at the "start" or the "end" of a run. Nothing may be timed meanwhile.
 
     Raises StageError for an engine or repository that cannot be read.
@@ -119,7 +118,7 @@ def _ends(text: str, tokenizer: Tokenizer | None) -> Sequence[int]:
 async def probe(
     client: AnyClient,
     target: Target,
-    claim: Claim,
+    claim: ExpectedServer,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer | None,
     events: EventFile,

@@ -10,27 +10,20 @@ import random
 from pathlib import Path
 from typing import Final, Protocol
 
-from trtllm_pipeline.bench.prompts import Prompt
+from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
 from trtllm_pipeline.errors import FailureClass, StageError
 
 CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
 _TRIES: Final = 20
 
 
-class _Encoding(Protocol):
-    @property
-    def ids(self) -> list[int]: ...
-
-
-class Tokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` used here."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> _Encoding: ...  # noqa: D102
+class Decoder(Tokenizer, Protocol):
+    """A tokenizer that also gives the text of tokens."""
 
     def decode(self, ids: list[int]) -> str: ...  # noqa: D102
 
 
-def prompts(tokenizer: Tokenizer, count: int, *, mean: int, stddev: float = 0.0, seed: int = 0) -> tuple[Prompt, ...]:
+def prompts(tokenizer: Decoder, count: int, *, mean: int, stddev: float = 0.0, seed: int = 0) -> tuple[Prompt, ...]:
     """`count` prompts of `mean` tokens, special ones included; normally distributed with `stddev`, never below one.
 
     Each begins at another place of the corpus, so that none shares a prefix with another. The same seed gives the same
@@ -52,7 +45,7 @@ def prompts(tokenizer: Tokenizer, count: int, *, mean: int, stddev: float = 0.0,
     return tuple(made)
 
 
-def _text(tokenizer: Tokenizer, corpus: list[int], draw: random.Random, wanted: int) -> str:
+def _text(tokenizer: Decoder, corpus: list[int], draw: random.Random, wanted: int) -> str:
     """Text that encodes to `wanted` tokens, or the nearest below that cutting gives."""
     best = ""
     for _ in range(_TRIES):

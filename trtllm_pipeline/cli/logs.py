@@ -83,11 +83,11 @@ def _stage_run(outline: Outline, store: Store, args: argparse.Namespace) -> Outl
 
 def _telling(outline: Outline, store: Store, cell: OutlineCell, *, as_json: bool) -> OutlineRun | None:
     """The stage of a cell that runs or failed, or None after the cell's logs have been listed."""
-    from trtllm_pipeline.planning.stage_status import standings
+    from trtllm_pipeline.planning.stage_status import stage_states
 
     if cell.reason is not None:
         raise UsageError(f"{cell.id} has no logs, it can never work: {cell.reason}")
-    seen = standings(outline, store)
+    seen = stage_states(outline, store)
     runs = _runs(outline, cell)
     for status in (StageStatus.FAILED, StageStatus.RUNNING):
         # Of a server and what runs inside it, the latter says more.

@@ -30,7 +30,7 @@ from trtllm_pipeline.terminal import raw
 if TYPE_CHECKING:
     from trtllm_pipeline.bench.load import Level
     from trtllm_pipeline.bench.prompts import Prompt
-    from trtllm_pipeline.bench.server_checks import Claim
+    from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.target import Target
 
 _URL_FLAGS: Final = ("-u", "--url")
@@ -260,14 +260,14 @@ def _target(args: argparse.Namespace) -> Target:
     )
 
 
-def _claim(args: argparse.Namespace) -> Claim:
-    from trtllm_pipeline.bench.server_checks import Claim
+def _claim(args: argparse.Namespace) -> ExpectedServer:
+    from trtllm_pipeline.bench.server_checks import ExpectedServer
 
     for option, folder in (("--engine", args.engine), ("--repository", args.repository)):
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{option} {folder}: there is no such folder")
     declared = dict(_pair("--declare", text, "=") for text in args.declare)
-    return Claim(declared, args.engine, args.repository, "the command line")
+    return ExpectedServer(declared, args.engine, args.repository, "the command line")
 
 
 def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
@@ -347,7 +347,7 @@ def _check_server(target: Target) -> None:
 def _measure(
     args: argparse.Namespace,
     target: Target,
-    claim: Claim,
+    claim: ExpectedServer,
     prompts: Sequence[Prompt],
     plan: Sequence[Level],
     path: Path,

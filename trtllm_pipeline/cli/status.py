@@ -13,7 +13,7 @@ from trtllm_pipeline.cli.output import emit_json, emit_rendered
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell
-from trtllm_pipeline.planning.stage_status import Standing, standings
+from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         from trtllm_pipeline.config.expand import select
 
         cells = select(cells, args.cells)
-    seen = standings(outline, store)
+    seen = stage_states(outline, store)
     if args.format == "json":
         emit_json(to_json(run_id, outline, cells, seen))
     else:
@@ -63,7 +63,7 @@ def _outline(args: argparse.Namespace, store: Store) -> tuple[str | None, Outlin
 
 
 def to_json(
-    run_id: str | None, outline: Outline, cells: Sequence[OutlineCell], seen: Mapping[StageRunId, Standing]
+    run_id: str | None, outline: Outline, cells: Sequence[OutlineCell], seen: Mapping[StageRunId, StageState]
 ) -> dict[str, Json]:
     """The status as JSON values, see docs/formats.md."""
 
@@ -91,7 +91,7 @@ def to_json(
 
 
 def to_text(
-    run_id: str | None, outline: Outline, cells: Sequence[OutlineCell], seen: Mapping[StageRunId, Standing]
+    run_id: str | None, outline: Outline, cells: Sequence[OutlineCell], seen: Mapping[StageRunId, StageState]
 ) -> str:
     """The picture of cells x stages, then what runs, what failed and what can never work."""
     from trtllm_pipeline.planning.names import count, duration, path_from_here, shared_parts, without

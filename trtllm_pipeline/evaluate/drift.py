@@ -84,7 +84,7 @@ class Drift:
         }
 
 
-class Row(TypedDict):
+class ScoredAnswer(TypedDict):
     """A line of answers.jsonl."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
@@ -99,7 +99,7 @@ class Row(TypedDict):
     time: NotRequired[Count | None]
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[ScoredAnswer]:
     """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice.
 
     Raises MatrixError for what is no file.
@@ -107,9 +107,9 @@ def read(path: Path) -> list[Row]:
     if path.is_dir():
         path = path / "answers.jsonl"
     user_files.check(path, hint=_HINT)
-    rows: list[Row] = []
+    rows: list[ScoredAnswer] = []
     seen: dict[Key, int] = {}
-    adapter = TypeAdapter(Row)
+    adapter = TypeAdapter(ScoredAnswer)
     try:
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
     except OSError as error:
@@ -140,7 +140,7 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def compare(reference: Sequence[Row], other: Sequence[Row]) -> Drift:
+def compare(reference: Sequence[ScoredAnswer], other: Sequence[ScoredAnswer]) -> Drift:
     """The drift of `other` from `reference`, both rows of an answers.jsonl.
 
     Raises UsageError when no question is in both, or one with the same id asks something else.
@@ -177,7 +177,7 @@ def compare(reference: Sequence[Row], other: Sequence[Row]) -> Drift:
     )
 
 
-def _key(row: Row) -> Key:
+def _key(row: ScoredAnswer) -> Key:
     return row["id"], *(row.get(name) for name in ("concurrency", "request_rate", "repeat", "time"))
 
 
@@ -194,7 +194,7 @@ def _by_question(keys: Sequence[Key], values: Sequence[float]) -> list[float]:
     return [fmean(of_one) for of_one in found.values()]
 
 
-def _scores(keys: Sequence[Key], pairs: Sequence[tuple[Row, Row]]) -> dict[str, ScoreDrift]:
+def _scores(keys: Sequence[Key], pairs: Sequence[tuple[ScoredAnswer, ScoredAnswer]]) -> dict[str, ScoreDrift]:
     found = {}
     for name in dict.fromkeys(name for a, b in pairs for name in a["scores"] if name in b["scores"]):
         both = [

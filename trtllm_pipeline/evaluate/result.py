@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class AnsweredQuestion:
     """One answer to one question. The same question may have been asked again, at other levels of a load run."""
 
     question: Question
@@ -48,7 +48,7 @@ class Sample:
 class Scored:
     """Samples with the score each metric gives them."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[AnsweredQuestion, ...]
     scores: tuple[Mapping[str, float], ...]
 
     def rows(self) -> Iterable[dict[str, Any]]:
@@ -87,7 +87,7 @@ def _known() -> str:
     return f"there are {', '.join(METRICS)}, and your own functions as module:name"
 
 
-def score(samples: Sequence[Sample], metrics: Mapping[str, Metric], progress: Any = None) -> Scored:
+def score(samples: Sequence[AnsweredQuestion], metrics: Mapping[str, Metric], progress: Any = None) -> Scored:
     """The scores of `samples`. Raises StageError where a user's function fails."""
     scores = []
     for sample in samples:
@@ -100,7 +100,7 @@ def score(samples: Sequence[Sample], metrics: Mapping[str, Metric], progress: An
 def summary(scored: Scored, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     """Means with intervals: every question counts once, with the mean of its answers' scores."""
     means = _means(zip(scored.samples, scored.scores, strict=True))
-    levels: dict[tuple[int | None, float | None], list[tuple[Sample, Mapping[str, float]]]] = {}
+    levels: dict[tuple[int | None, float | None], list[tuple[AnsweredQuestion, Mapping[str, float]]]] = {}
     for sample, scores in zip(scored.samples, scored.scores, strict=True):
         if sample.place is not None:
             key = (sample.place.concurrency, sample.place.request_rate)
@@ -124,7 +124,7 @@ def summary(scored: Scored, metrics: Mapping[str, Metric]) -> dict[str, Any]:
     }
 
 
-def _means(samples: Iterable[tuple[Sample, Mapping[str, float]]]) -> dict[str, list[float]]:
+def _means(samples: Iterable[tuple[AnsweredQuestion, Mapping[str, float]]]) -> dict[str, list[float]]:
     """Metric -> mean score of each question's answers."""
     found: dict[str, dict[str, list[float]]] = {}
     for sample, scores in samples:
@@ -137,7 +137,7 @@ def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: round(fmean(values), 6) for name, values in means.items()}
 
 
-def _digest(samples: Iterable[Sample]) -> str:
+def _digest(samples: Iterable[AnsweredQuestion]) -> str:
     """Of what was asked and what was right: equal for scores that may be compared."""
     questions = {sample.question.prompt.id: sample.question for sample in samples}
     asked = [
@@ -157,7 +157,7 @@ def _digest(samples: Iterable[Sample]) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
-def keep(folder: Path, samples: Sequence[Sample]) -> None:
+def keep(folder: Path, samples: Sequence[AnsweredQuestion]) -> None:
     """Write answers.jsonl without scores: scoring may fail, and the answers took their time."""
     _write_answers(folder, Scored(tuple(samples), tuple({} for _ in samples)))
 

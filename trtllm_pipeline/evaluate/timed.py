@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_pipeline.bench.events import read_records
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate.result import Place, Sample
+from trtllm_pipeline.evaluate.result import AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Question
 
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.evaluate.scores import Question
 class Timed:
     """What a load run has to say about some questions."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[AnsweredQuestion, ...]
     failed: int
     """Measured requests of these questions that have no answer; they are not scored."""
     not_asked: tuple[str, ...]
@@ -33,7 +33,7 @@ def read(events: Path, questions: Mapping[str, Question], tokens: Callable[[str]
     Raises StageError for what is no event file, and for questions that are not those that were asked.
     """
     told = read_records(events)
-    samples: list[Sample] = []
+    samples: list[AnsweredQuestion] = []
     seen: Counter[tuple[Any, ...]] = Counter()
     asked: set[str] = set()
     failed = 0
@@ -53,7 +53,7 @@ def read(events: Path, questions: Mapping[str, Question], tokens: Callable[[str]
         if record["error"] is None:
             answer = "".join(event.text for event in record["events"] if not event.reasoning)
             encoded = None if tokens is None else tokens(answer)
-            samples.append(Sample(questions[record["prompt"]], answer, encoded, Place(*level, seen[key])))
+            samples.append(AnsweredQuestion(questions[record["prompt"]], answer, encoded, Place(*level, seen[key])))
         else:
             failed += 1
         seen[key] += 1

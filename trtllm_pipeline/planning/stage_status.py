@@ -20,7 +20,7 @@ INFEASIBLE: Final = "infeasible"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StageState:
     """How far one stage run is. What is not known or does not apply is None."""
 
     status: StageStatus
@@ -36,7 +36,7 @@ class Standing:
     """done, total and unit, of what runs now and told any."""
 
 
-def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
+def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]:
     """Where each stage run stands now.
 
     UP_TO_DATE: its artifact is there. RUNNING: some process holds its claim. FAILED: its last attempt failed, or it is
@@ -49,20 +49,20 @@ def standings(outline: Outline, store: Store) -> dict[StageRunId, Standing]:
     infeasible = store.index.infeasible()
     claimed = store.claimed()
     needed = _needed(outline, present)
-    found: dict[StageRunId, Standing] = {}
+    found: dict[StageRunId, StageState] = {}
     for run in runs:  # after everything it needs
         artifact = present.get(run.fingerprint)
         attempt = attempts.get(run.fingerprint)
         if artifact is not None:
-            found[run.id] = Standing(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
+            found[run.id] = StageState(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
         elif run.fingerprint in claimed and store.is_claimed(run.fingerprint):
             found[run.id] = _running(attempt)
         elif run.id not in needed:
-            found[run.id] = Standing(StageStatus.SKIPPED, log=_log(attempt))
+            found[run.id] = StageState(StageStatus.SKIPPED, log=_log(attempt))
         elif run.fingerprint in infeasible:
             message = infeasible[run.fingerprint]
             hint = "pipeline resume --retry-infeasible tries it again"
-            found[run.id] = Standing(StageStatus.FAILED, None, INFEASIBLE, message, hint, log=_log(attempt))
+            found[run.id] = StageState(StageStatus.FAILED, None, INFEASIBLE, message, hint, log=_log(attempt))
         else:
             found[run.id] = _after(run, attempt, found)
     return found
@@ -82,27 +82,27 @@ def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[St
     return needed
 
 
-def _running(attempt: AttemptRow | None) -> Standing:
+def _running(attempt: AttemptRow | None) -> StageState:
     if attempt is None or attempt.outcome is not None:
-        return Standing(StageStatus.RUNNING)
+        return StageState(StageStatus.RUNNING)
     progress: Mapping[str, Json] | None
     try:
         progress = json.loads((attempt.folder / PROGRESS_FILE).read_bytes())
     except (OSError, ValueError):
         progress = None
-    return Standing(StageStatus.RUNNING, log=_log(attempt), started_s=attempt.started_s, progress=progress)
+    return StageState(StageStatus.RUNNING, log=_log(attempt), started_s=attempt.started_s, progress=progress)
 
 
-def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, Standing]) -> Standing:
+def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, StageState]) -> StageState:
     """Where a stage run stands that is neither there nor being worked on."""
     if attempt is not None and attempt.outcome == "failed":
-        return Standing(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
+        return StageState(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
     bad = (StageStatus.FAILED, StageStatus.BLOCKED)
     if any(need in found and found[need].status in bad for need in run.needs):
-        return Standing(StageStatus.BLOCKED, log=_log(attempt))
+        return StageState(StageStatus.BLOCKED, log=_log(attempt))
     if attempt is not None and run.scope is not Scope.SERVICE and attempt.outcome != "succeeded":
-        return Standing(StageStatus.CANCELLED, log=_log(attempt))
-    return Standing(StageStatus.PENDING, log=_log(attempt))
+        return StageState(StageStatus.CANCELLED, log=_log(attempt))
+    return StageState(StageStatus.PENDING, log=_log(attempt))
 
 
 def _log(attempt: AttemptRow | None) -> Path | None:
@@ -112,6 +112,6 @@ def _log(attempt: AttemptRow | None) -> Path | None:
     return attempt.folder / LOG
 
 
-def running_s(standing: Standing) -> float | None:
+def running_s(standing: StageState) -> float | None:
     """Seconds for which the attempt that runs now has been running."""
     return None if standing.started_s is None else max(0.0, time.time() - standing.started_s)

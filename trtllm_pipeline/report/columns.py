@@ -14,11 +14,11 @@ from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.drift import DEFINITIONS as DRIFT
 from trtllm_pipeline.evaluate.scores import METRICS as SCORES
 from trtllm_pipeline.evaluate.scores import NORMALISATION
-from trtllm_pipeline.report.rows import Level, Row
+from trtllm_pipeline.report.rows import CellResult, LevelResult
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class MetricDefinition:
     """A measured quantity and what it means."""
 
     name: str
@@ -27,27 +27,31 @@ class Metric:
 
 
 METRICS: Final = (
-    Metric("ttft_ms", "ms", f"time to first token: {DEFINITIONS['ttft_ms']}"),
-    Metric("tpot_ms", "ms", f"time per output token: {DEFINITIONS['tpot_ms']}"),
-    Metric("itl_ms", "ms", f"inter-token latency: {DEFINITIONS['itl_ms']}"),
-    Metric("icl_ms", "ms", f"inter-chunk latency: {DEFINITIONS['icl_ms']}"),
-    Metric("e2e_ms", "ms", f"end-to-end latency: {DEFINITIONS['e2e_ms']}"),
-    Metric("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
-    Metric("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
-    Metric("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
-    Metric("goodput", "0 to 1", DEFINITIONS["goodput"]),
+    MetricDefinition("ttft_ms", "ms", f"time to first token: {DEFINITIONS['ttft_ms']}"),
+    MetricDefinition("tpot_ms", "ms", f"time per output token: {DEFINITIONS['tpot_ms']}"),
+    MetricDefinition("itl_ms", "ms", f"inter-token latency: {DEFINITIONS['itl_ms']}"),
+    MetricDefinition("icl_ms", "ms", f"inter-chunk latency: {DEFINITIONS['icl_ms']}"),
+    MetricDefinition("e2e_ms", "ms", f"end-to-end latency: {DEFINITIONS['e2e_ms']}"),
+    MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
+    MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
+    MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
+    MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
     *(
-        Metric(name, "", DEFINITIONS[name])
+        MetricDefinition(name, "", DEFINITIONS[name])
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
     ),
-    *(Metric(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
-    Metric("normalisation", "", NORMALISATION),
-    Metric("interval", "", MEAN_INTERVAL),
-    Metric("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
-    Metric("difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"),
-    Metric("first_divergence", "", DRIFT["first_divergence"]),
-    Metric("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
-    Metric("seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"),
+    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
+    MetricDefinition("normalisation", "", NORMALISATION),
+    MetricDefinition("interval", "", MEAN_INTERVAL),
+    MetricDefinition("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
+    MetricDefinition(
+        "difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"
+    ),
+    MetricDefinition("first_divergence", "", DRIFT["first_divergence"]),
+    MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
+    MetricDefinition(
+        "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
+    ),
 )
 """What is measured, and the terms its formulas use."""
 
@@ -59,7 +63,7 @@ class Column:
     """One column of the table. `head` is one line; `rank` 0 is never dropped, the highest goes first."""
 
     head: str
-    value: Callable[[Row], str | None]
+    value: Callable[[CellResult], str | None]
     rank: int
     metric: str | None = None
 
@@ -69,7 +73,7 @@ class Column:
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 
-def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
     """The columns for these rows, after the cell's id, in the order shown; those without any value are left out."""
     shown = [_shown(row) for row in rows if row.levels]
     low = _head_of({levels[0].key for levels in shown}, "lowest")
@@ -98,7 +102,7 @@ def columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     return tuple(column for column in found if any(column.value(row) is not None for row in rows))
 
 
-def _shown(row: Row) -> tuple[Level, ...]:
+def _shown(row: CellResult) -> tuple[LevelResult, ...]:
     """Closed loops where there are any: in an open one the throughput is what was offered."""
     return tuple(level for level in row.levels if level.request_rate is None) or row.levels
 
@@ -109,21 +113,21 @@ def _head_of(keys: Iterable[str], word: str) -> str:
     return f"@{values.pop()}" if len(values) == 1 else f"@{word}"
 
 
-def _at(place: int, value: Callable[[Level], float | None]) -> Callable[[Row], str | None]:
+def _at(place: int, value: Callable[[LevelResult], float | None]) -> Callable[[CellResult], str | None]:
     return lambda row: _number(value(_shown(row)[place])) if row.levels else None
 
 
-def _goodput(level: Level) -> str | None:
+def _goodput(level: LevelResult) -> str | None:
     return None if level.goodput is None else _share(level.goodput.get("share"))
 
 
 def _score(name: str, *, first: bool) -> tuple[Column, ...]:
     """A score, its interval, and its difference from the unquantized cell's."""
 
-    def interval(row: Row) -> str | None:
+    def interval(row: CellResult) -> str | None:
         return _ends(row.accuracy_intervals.get(name))
 
-    def difference(row: Row) -> str | None:
+    def difference(row: CellResult) -> str | None:
         drift = (row.accuracy_drift or {}).get("scores", {}).get(name)
         return None if drift is None else f"{drift['difference']:+.2f} ({_ends(drift['interval'])})"
 

@@ -18,7 +18,7 @@ from trtllm_pipeline.bench.stats import STATISTICS, Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import load_words
-from trtllm_pipeline.report.measured import RATES, Figures, Measured, Sample, Side, split
+from trtllm_pipeline.report.measured import RATES, Figures, Measured, RequestSample, Side, split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ METHODS: Final = {
 """What an interval is made of, by the name in `method`."""
 
 
-class Verdict(str, Enum):
+class ChangeVerdict(str, Enum):
     """What a difference comes to."""
 
     BETTER = "better"
@@ -71,7 +71,7 @@ class Delta:
     change: float | None
     interval: Interval | None
     method: str | None
-    verdict: Verdict
+    verdict: ChangeVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Payback:
     saved_s_per_token: float
     tokens: float | None
     """Output tokens; None when the cell saves nothing."""
-    verdict: Verdict
+    verdict: ChangeVerdict
     """Of the throughput: whether what it saves is beyond noise."""
 
 
@@ -322,15 +322,15 @@ def delta(
 ) -> Delta:
     """A difference, judged. The base 0 has no relative difference, so it counts as missing unless both are 0."""
     if new is None or base is None or (base == 0 and new != 0):
-        return Delta(metric, base, new, None, None, None, Verdict.MISSING)
+        return Delta(metric, base, new, None, None, None, ChangeVerdict.MISSING)
     change = 0.0 if base == 0 else new / base - 1
     if interval is None:
-        return Delta(metric, base, new, change, None, None, Verdict.UNKNOWN)
+        return Delta(metric, base, new, change, None, None, ChangeVerdict.UNKNOWN)
     low, high = interval
     if low <= 0 <= high:
-        verdict = Verdict.NOISE
+        verdict = ChangeVerdict.NOISE
     else:
-        verdict = Verdict.BETTER if (low > 0) == better_is_higher(metric) else Verdict.WORSE
+        verdict = ChangeVerdict.BETTER if (low > 0) == better_is_higher(metric) else ChangeVerdict.WORSE
     return Delta(metric, base, new, change, interval, method, verdict)
 
 
@@ -371,7 +371,7 @@ def alternate(base: Sequence[float], new: Sequence[float]) -> bool:
 class _Requests:
     """How a figure comes from requests: the numbers of each, and the figure of many rows of them."""
 
-    columns: Callable[[Sample], tuple[float, ...] | None]
+    columns: Callable[[RequestSample], tuple[float, ...] | None]
     of: Statistic
     least: int = stats.LEAST_REQUESTS
     """Requests it takes."""
@@ -382,7 +382,10 @@ def _statistic(metric: str) -> _Requests | None:
     import numpy as np
 
     if metric in RATES:
-        work: dict[str, Callable[[Sample], float]] = {"output_tps": lambda s: s.output_tokens, "rps": lambda _s: 1.0}
+        work: dict[str, Callable[[RequestSample], float]] = {
+            "output_tps": lambda s: s.output_tokens,
+            "rps": lambda _s: 1.0,
+        }
         if metric not in work:
             return None
         return _Requests(
@@ -393,7 +396,7 @@ def _statistic(metric: str) -> _Requests | None:
     if latency not in {"ttft_ms", "tpot_ms", "e2e_ms"} or statistic in {"min", "max"}:
         return None  # an extreme of resampled requests is never beyond the extreme measured
 
-    def columns(sample: Sample) -> tuple[float, ...] | None:
+    def columns(sample: RequestSample) -> tuple[float, ...] | None:
         value: float | None = getattr(sample, latency)
         return None if value is None else (value,)
 
@@ -412,7 +415,9 @@ _Rows = list[tuple[float, ...]]
 
 
 def _rows(
-    base: Sequence[Sample], new: Sequence[Sample], columns: Callable[[Sample], tuple[float, ...] | None]
+    base: Sequence[RequestSample],
+    new: Sequence[RequestSample],
+    columns: Callable[[RequestSample], tuple[float, ...] | None],
 ) -> tuple[_Rows, _Rows, bool]:
     """Numbers of the requests of both sides; row by row the same prompt, if both sent the same ones."""
     left, right = _by_prompt(base, columns), _by_prompt(new, columns)
@@ -423,7 +428,7 @@ def _rows(
 
 
 def _by_prompt(
-    samples: Sequence[Sample], columns: Callable[[Sample], tuple[float, ...] | None]
+    samples: Sequence[RequestSample], columns: Callable[[RequestSample], tuple[float, ...] | None]
 ) -> dict[tuple[str, str, int], tuple[float, ...]]:
     """(prompt, its text, which time it was sent) -> numbers."""
     found: dict[tuple[str, str, int], tuple[float, ...]] = {}
@@ -435,7 +440,7 @@ def _by_prompt(
     return found
 
 
-def _work(samples: Sequence[Sample], columns: Callable[[Sample], tuple[float, ...] | None]) -> float:
+def _work(samples: Sequence[RequestSample], columns: Callable[[RequestSample], tuple[float, ...] | None]) -> float:
     rows = [values for sample in samples if (values := columns(sample)) is not None]
     return sum(row[0] for row in rows) / sum(row[1] for row in rows)
 

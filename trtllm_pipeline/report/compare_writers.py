@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.bench.conditions import UNKNOWN
 from trtllm_pipeline.files.writing import csv_value
 from trtllm_pipeline.planning.names import count, shared_parts, without
-from trtllm_pipeline.report.compare import Comparison, Delta, Pair, Payback, Verdict
+from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.report.gate import Break
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 MARKS: Final = {
-    Verdict.BETTER: "✔",
-    Verdict.WORSE: "✘",
-    Verdict.NOISE: "≈",
-    Verdict.UNKNOWN: "?",
-    Verdict.MISSING: "n/a",
+    ChangeVerdict.BETTER: "✔",
+    ChangeVerdict.WORSE: "✘",
+    ChangeVerdict.NOISE: "≈",
+    ChangeVerdict.UNKNOWN: "?",
+    ChangeVerdict.MISSING: "n/a",
 }
 LEGEND: Final = "✔ better, ✘ worse, ≈ within noise, ? no interval, n/a missing on one side"
-_STYLES: Final = {Verdict.BETTER: "green", Verdict.WORSE: "bold red", Verdict.NOISE: "dim", Verdict.UNKNOWN: ""}
+_STYLES: Final = {
+    ChangeVerdict.BETTER: "green",
+    ChangeVerdict.WORSE: "bold red",
+    ChangeVerdict.NOISE: "dim",
+    ChangeVerdict.UNKNOWN: "",
+}
 _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requests/s", "engine_bytes": "bytes"}
 
 
@@ -69,8 +74,8 @@ def sentence(delta: Delta) -> str:
 
 
 def _cell_text(delta: Delta | None) -> str:
-    if delta is None or delta.verdict is Verdict.MISSING:
-        return "" if delta is None else MARKS[Verdict.MISSING]
+    if delta is None or delta.verdict is ChangeVerdict.MISSING:
+        return "" if delta is None else MARKS[ChangeVerdict.MISSING]
     assert delta.change is not None
     return f"{percent(delta.change)} {MARKS[delta.verdict]}"
 
@@ -82,7 +87,7 @@ def _place(pair: Pair, parts: Sequence[str]) -> str:
 
 def _metrics(pairs: Sequence[Pair]) -> list[str]:
     """Those that are there on both sides in some pair, in order."""
-    known = (delta for pair in pairs for delta in pair.deltas if delta.verdict is not Verdict.MISSING)
+    known = (delta for pair in pairs for delta in pair.deltas if delta.verdict is not ChangeVerdict.MISSING)
     found = {delta.metric for delta in known}
     return list(dict.fromkeys(delta.metric for pair in pairs for delta in pair.deltas if delta.metric in found))
 
@@ -93,9 +98,9 @@ def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
         (pair, delta)
         for pair in comparison.pairs
         for delta in pair.deltas
-        if delta.verdict in {Verdict.BETTER, Verdict.WORSE}
+        if delta.verdict in {ChangeVerdict.BETTER, ChangeVerdict.WORSE}
     ]
-    return sorted(found, key=lambda each: (each[1].verdict is Verdict.BETTER, -abs(each[1].change or 0)))
+    return sorted(found, key=lambda each: (each[1].verdict is ChangeVerdict.BETTER, -abs(each[1].change or 0)))
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -134,7 +139,10 @@ def _problems(comparison: Comparison) -> list[str]:
 def _paid_back(each: Payback, parts: Sequence[str]) -> str:
     place = f"{without(each.cell, parts)} @{each.level}"
     made = f"{each.preparation_s:.1f} s of quantizing, converting and building"
-    doubts = {Verdict.NOISE: "; the difference is within noise", Verdict.UNKNOWN: "; the difference has no interval"}
+    doubts = {
+        ChangeVerdict.NOISE: "; the difference is within noise",
+        ChangeVerdict.UNKNOWN: "; the difference has no interval",
+    }
     doubt = doubts.get(each.verdict, "")
     if each.tokens is None:
         return f"{place}: {made} are never paid back (a token takes no less time than with the base{doubt})"

@@ -34,7 +34,7 @@ def by_cell(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, 
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
-    known: dict[CellId, list[drift.Row]] = {}
+    known: dict[CellId, list[drift.ScoredAnswer]] = {}
     found = {}
     for cell, reference in references(axes).items():
         if cell not in answers or reference not in answers:

@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.compare import LEVEL_METRICS, Comparison, Delta, Verdict, check_metric
+from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, Comparison, Delta, check_metric
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"
@@ -120,10 +120,10 @@ def _reasons(
             lacks = "base" if delta.base is None else "new side" if delta.new is None else "base is 0, no share of it"
             yield delta, f"missing: {lacks}" if "0" in lacks else f"missing: the {lacks} has no value"
         elif condition.broken_by(delta.change):
-            if beyond_noise and delta.verdict is Verdict.NOISE:
+            if beyond_noise and delta.verdict is ChangeVerdict.NOISE:
                 continue
             words = {
-                Verdict.NOISE: "beyond the limit, though within noise",
-                Verdict.UNKNOWN: "beyond the limit; whether beyond noise is not known",
+                ChangeVerdict.NOISE: "beyond the limit, though within noise",
+                ChangeVerdict.UNKNOWN: "beyond the limit; whether beyond noise is not known",
             }
             yield delta, words.get(delta.verdict, "beyond the limit and beyond noise")

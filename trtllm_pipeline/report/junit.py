@@ -15,7 +15,7 @@ from xml.etree import ElementTree as Xml
 from trtllm_pipeline.bench.conditions import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellStatus, Row
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import moment
 from trtllm_pipeline.terminal import clean
 
@@ -29,7 +29,7 @@ _SKIPPED: Final = {
 }
 
 
-def to_junit(rows: Sequence[Row], record: Record, matrix: str = "") -> str:
+def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:
     """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
     findings = {row.id: [text for text in row.findings if not text.startswith("info:")] for row in rows}
     of_cell = {row.id: row.conditions for row in rows if row.levels}
@@ -95,7 +95,7 @@ def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
     return case
 
 
-def _impossible(row: Row) -> Xml.Element:
+def _impossible(row: CellResult) -> Xml.Element:
     case = Xml.Element("testcase", {"classname": "plan", "name": _clean(row.id), "time": "0.000"})
     Xml.SubElement(case, "skipped", {"message": _clean(f"can never work: {row.reason}")})
     return case

@@ -24,7 +24,7 @@ from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, U
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.planning.names import load_key, load_words
 from trtllm_pipeline.planning.runs import find_run, read_run
-from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellStatus, Level, Row, levels_of, rows_of
+from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellResult, CellStatus, LevelResult, levels_of, rows_of
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
@@ -45,7 +45,7 @@ _LATEST: Final = re.compile(r"latest(?:~(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RequestSample:
     """One measured request with an answer."""
 
     prompt: str
@@ -61,7 +61,7 @@ class Sample:
 class Figures:
     """One level of one cell. Names of figures: `ttft_p99`, `tpot_p50`, ... in ms, and RATES."""
 
-    level: Level
+    level: LevelResult
     samples_of: tuple[Path, Path | None] | None = None
     """Event file, and the tokenizer that counts its tokens where the server did not."""
 
@@ -90,7 +90,7 @@ class Figures:
         return [time for time in times if time is not None] if None not in times else []
 
     @cached_property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[RequestSample, ...]:
         """Its measured requests, from the event file; empty where that is gone or cannot be read."""
         if self.samples_of is None:
             return ()
@@ -210,7 +210,7 @@ def _artifacts(folder: Path, store: Store) -> dict[str, dict[str, Path]]:
     return found
 
 
-def _cells(rows: Iterable[Row], artifacts: Mapping[str, Mapping[str, Path]]) -> tuple[Measured, ...]:
+def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path]]) -> tuple[Measured, ...]:
     cells = []
     for row in rows:
         made = artifacts.get(row.id, {})
@@ -369,33 +369,33 @@ def _pooled(levels: Sequence[Figures]) -> Figures:
     return Figures(replace(first, repeats=repeats, latencies=latencies, **rates))
 
 
-def _as_repeat(level: Level) -> Mapping[str, Any]:
+def _as_repeat(level: LevelResult) -> Mapping[str, Any]:
     return {"started_s": None, **{name: getattr(level, name) for name in RATES.values()}, **level.latencies}
 
 
-_read_already: dict[tuple[Path, Path | None], dict[str, tuple[Sample, ...]]] = {}
+_read_already: dict[tuple[Path, Path | None], dict[str, tuple[RequestSample, ...]]] = {}
 
 
-def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
+def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSample, ...]]:
     """Level -> its measured requests. An event file is read once."""
     if (events, tokenizer) not in _read_already:
         _read_already[events, tokenizer] = _read(events, tokenizer)
     return _read_already[events, tokenizer]
 
 
-def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[Sample, ...]]:
+def _read(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSample, ...]]:
     from trtllm_pipeline.bench.requests import read_run
 
     try:
         run = read_run(events, None if tokenizer is None else tokenizer_at(tokenizer))
     except (OSError, StageError, UsageError):
         return {}
-    found: dict[str, list[Sample]] = {}
+    found: dict[str, list[RequestSample]] = {}
     for request in run.requests:
         if request.measured and request.answered:
             key = load_key(request.record.get("concurrency"), request.record.get("request_rate"))
             found.setdefault(key, []).append(
-                Sample(
+                RequestSample(
                     request.record["prompt"],
                     request.prompt,
                     request.record["repeat"],

@@ -15,7 +15,7 @@ from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import load_words
-from trtllm_pipeline.report.compare import LEVEL_METRICS, Verdict, accuracy_delta
+from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.drift import UNQUANTIZED, references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
 from trtllm_pipeline.report.workloads import Workload, workloads
@@ -235,7 +235,7 @@ def _inaccurate(
         return apart
     if score >= reference * (1 - least.share):
         return None
-    noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is Verdict.NOISE
+    noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is ChangeVerdict.NOISE
     return (
         f"{metric} {score:.3f} is {1 - score / reference:.1%} below the {reference:.3f} of {base.axes.get('precision')}, "
         f"{least.share:.1%} allowed" + (" (within noise: more questions would tell)" if noise else "")
@@ -257,7 +257,7 @@ def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None, al
         return None
     if (apart := _apart(metric, cell, base, allow)) is not None:
         return apart
-    if accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is not Verdict.WORSE:
+    if accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is not ChangeVerdict.WORSE:
         return None
     score, reference = cell.accuracy[metric], base.accuracy[metric]
     return (

@@ -51,7 +51,7 @@ class Ending(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class StageAttempt:
     """One try, in seconds of Unix time. Of one that goes on, `ended_s` is the time of looking."""
 
     number: int
@@ -77,7 +77,7 @@ class StageRecord:
     scope: Scope
     cells: tuple[CellId, ...]
     ending: Ending
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[StageAttempt, ...]
     """Those of this run, in order."""
     made_s: float | None
     """Wall-clock seconds its artifact took when it was made, in whichever run that was."""
@@ -177,7 +177,7 @@ def _stage(
         cells=run.cells,
         ending=ending,
         attempts=tuple(
-            Attempt(row.number, row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
+            StageAttempt(row.number, row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
             for row in attempts
             # Without an end and without anybody at work, its pipeline was killed: when is not known.
             if row.ended_s is not None or ending is Ending.RUNNING

@@ -22,7 +22,7 @@ from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.planning.names import load_key
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
-from trtllm_pipeline.planning.stage_status import Standing, standings
+from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.report import drift
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Artifact, Store
@@ -58,7 +58,7 @@ class CellStatus(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LevelResult:
     """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
 
     concurrency: int | None
@@ -92,7 +92,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CellResult:
     """What is known of one cell."""
 
     id: CellId
@@ -110,7 +110,7 @@ class Row:
     """Stage -> wall-clock seconds it took when its artifact was made, in whichever run that was."""
     engine_size_bytes: int | None = None
     """Bytes of the engine's files, each hard link counted once."""
-    levels: tuple[Level, ...] = ()
+    levels: tuple[LevelResult, ...] = ()
     """By rising concurrency, then by rising request rate."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """Metric -> mean score, 0 to 1."""
@@ -180,10 +180,10 @@ class Row:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Row:
+    def from_json(data: Mapping[str, Any]) -> CellResult:
         """The row that `to_json` wrote. Raises KeyError, ValueError, TypeError for anything else."""
         fields = {name: value for name, value in data.items() if name in _PLAIN_FIELDS}
-        return Row(
+        return CellResult(
             **fields,
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
@@ -192,38 +192,40 @@ class Row:
         )
 
 
-_PLAIN_FIELDS: Final = frozenset(Row.__dataclass_fields__) - {"status", "levels", "findings", "conditions"}
+_PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {"status", "levels", "findings", "conditions"}
 
 
-def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Row, ...]:
+def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[CellResult, ...]:
     """One row for each cell of `plan`, in its order. Without an outcome, the store says how far each cell is."""
     shape = outline(plan)
     if outcome is None:
         return rows_of(shape, store)
-    seen: dict[StageRunId, Standing] = {}
+    seen: dict[StageRunId, StageState] = {}
     for run_id, status in outcome.statuses.items():
         artifact = outcome.artifacts.get(shape.stage_runs[run_id].fingerprint)
         error = outcome.errors.get(run_id) if status is StageStatus.FAILED else None
         if error is None:
-            seen[run_id] = Standing(status, artifact)
+            seen[run_id] = StageState(status, artifact)
         else:
-            seen[run_id] = Standing(status, artifact, error.failure.value, error.message, error.hint, error.log)
+            seen[run_id] = StageState(status, artifact, error.failure.value, error.message, error.hint, error.log)
     return _rows(shape, seen, store, interrupted=outcome.interrupted)
 
 
-def rows_of(shape: Outline, store: Store) -> tuple[Row, ...]:
+def rows_of(shape: Outline, store: Store) -> tuple[CellResult, ...]:
     """One row for each cell of a plan file, from what the store holds now."""
-    return _rows(shape, standings(shape, store), store, interrupted=True)
+    return _rows(shape, stage_states(shape, store), store, interrupted=True)
 
 
-def _rows(shape: Outline, seen: Mapping[StageRunId, Standing], store: Store, *, interrupted: bool) -> tuple[Row, ...]:
+def _rows(
+    shape: Outline, seen: Mapping[StageRunId, StageState], store: Store, *, interrupted: bool
+) -> tuple[CellResult, ...]:
     found = [_row(cell, shape, seen, store.workspace, interrupted=interrupted) for cell in shape.cells]
     answers = {cell.id: scored.out for cell in shape.cells if (scored := _scored(_made(cell, shape, seen))) is not None}
     drifts = drift.by_cell({row.id: row.axes for row in found}, answers)
     return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
 
 
-def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, Standing]) -> dict[str, Artifact]:
+def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, StageState]) -> dict[str, Artifact]:
     """Stage -> artifact of a cell, as far as they are there."""
     runs = (shape.stage_runs[run_id] for run_id in cell.stage_runs)
     return {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
@@ -246,16 +248,16 @@ def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
 def _row(
     cell: OutlineCell,
     shape: Outline,
-    seen: Mapping[StageRunId, Standing],
+    seen: Mapping[StageRunId, StageState],
     workspace: Path,
     *,
     interrupted: bool,
-) -> Row:
+) -> CellResult:
     if cell.reason is not None:
-        return Row(cell.id, cell.axes, CellStatus.INFEASIBLE, reason=cell.reason)
+        return CellResult(cell.id, cell.axes, CellStatus.INFEASIBLE, reason=cell.reason)
     runs = [shape.stage_runs[run_id] for run_id in cell.stage_runs]
     failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
-    why = seen[failed.id] if failed else Standing(StageStatus.PENDING)
+    why = seen[failed.id] if failed else StageState(StageStatus.PENDING)
     made = _made(cell, shape, seen)
     levels, findings, conditions = _perf(made.get("perf"))
     scored = _scored(made)
@@ -263,7 +265,7 @@ def _row(
         scores, total, intervals, questions = _accuracy(why.log.parent / "out")  # too low a score is to be seen
     else:
         scores, total, intervals, questions = _accuracy(None if scored is None else scored.out)
-    return Row(
+    return CellResult(
         id=cell.id,
         axes=cell.axes,
         status=_status(
@@ -332,7 +334,7 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _perf(artifact: Artifact | None) -> tuple[tuple[Level, ...], tuple[str, ...], Conditions]:
+def _perf(artifact: Artifact | None) -> tuple[tuple[LevelResult, ...], tuple[str, ...], Conditions]:
     data = (_read(artifact.out, "perf.json") if artifact is not None else None) or {}
     client = data.get("client")
     tested = client.get("self_test") if isinstance(client, dict) else None
@@ -361,7 +363,7 @@ def _accuracy(folder: Path | None) -> _Scores:
     return _numbers(data.get("scores")), _count(data.get("total")), intervals, known
 
 
-def levels_of(data: object) -> tuple[Level, ...]:
+def levels_of(data: object) -> tuple[LevelResult, ...]:
     """The levels of a perf.json, or of a cell in a report.json; what is not one is left out."""
     levels = []
     for entry in data if isinstance(data, list) else ():
@@ -369,7 +371,7 @@ def levels_of(data: object) -> tuple[Level, ...]:
         rate = _number(entry.get("request_rate")) if isinstance(entry, dict) else None
         if concurrency is not None or rate is not None:
             levels.append(
-                Level(
+                LevelResult(
                     concurrency=concurrency,
                     request_rate=rate,
                     requests=_count(entry.get("requests")),

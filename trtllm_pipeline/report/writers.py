@@ -22,7 +22,7 @@ from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import csv_value, json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellResult, CellStatus, LevelResult
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -49,7 +49,7 @@ _SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s", "wa
 # JSON
 
 
-def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = True) -> Iterator[str]:
+def to_json(rows: Sequence[CellResult], run_id: str, matrix: str, *, finished: bool = True) -> Iterator[str]:
     """Lines of the report as JSON, see docs/formats.md. `finished` is False while the run has not written its own."""
     counts = Counter(row.status.value for row in rows)
     return json_lines(
@@ -60,13 +60,13 @@ def to_json(rows: Sequence[Row], run_id: str, matrix: str, *, finished: bool = T
     )
 
 
-def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
+def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
     """Rows and `run` of a report file. Raises StateError when it is not one."""
     try:
         data = decode_mapping(path.read_bytes())
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
-        return tuple(Row.from_json(cell) for cell in data["cells"]), dict(data["run"])
+        return tuple(CellResult.from_json(cell) for cell in data["cells"]), dict(data["run"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StateError(f"{path}: not a report: {error}", hint="`pipeline run` writes one when it ends") from error
 
@@ -74,7 +74,7 @@ def read_report(path: Path) -> tuple[tuple[Row, ...], dict[str, Any]]:
 # CSV
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[CellResult]) -> str:
     """One line for each cell and level, units in the heads; a cell without measurements has one line."""
     stages = list(dict.fromkeys(stage for row in rows for stage in row.seconds))
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
@@ -120,7 +120,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
+def _uncertain(row: CellResult, scores: Sequence[str]) -> dict[str, object]:
     """What stands behind a cell's scores as columns: their intervals, and the drift from the unquantized cell."""
     flat: dict[str, object] = {}
     drift = row.accuracy_drift or {}
@@ -138,7 +138,7 @@ def _uncertain(row: Row, scores: Sequence[str]) -> dict[str, object]:
     return {**flat, "drift_reference": drift.get("reference"), "drift_agreement": drift.get("agreement")}
 
 
-def _conditions(row: Row) -> dict[str, object]:
+def _conditions(row: CellResult) -> dict[str, object]:
     """On what and under which load a cell was measured, as columns: `system_cpu`, `workload_prompts` and so on."""
     at = row.conditions.measured_s
     flat: dict[str, object] = {
@@ -151,7 +151,7 @@ def _conditions(row: Row) -> dict[str, object]:
     return flat
 
 
-def _asked(row: Row, level: Level | None, lengths: Mapping[str, Sequence[str]]) -> dict[str, object]:
+def _asked(row: CellResult, level: LevelResult | None, lengths: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """What was asked at a level as columns, and how long prompts and answers were: `input_tokens_per_request_mean`."""
     asked = {} if level is None else row.conditions.level(level.concurrency, level.request_rate)
     flat: dict[str, object] = {name: asked.get(name) for name in ("warmup_requests", "repeats")}
@@ -160,7 +160,7 @@ def _asked(row: Row, level: Level | None, lengths: Mapping[str, Sequence[str]]) 
     return flat
 
 
-def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
+def _flat(level: LevelResult | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
     """One level as columns: `ttft_p50_ms` and so on."""
     plain = ("concurrency", "request_rate", "requests", "failures", "duration_s")
     rates = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
@@ -178,7 +178,7 @@ def _flat(level: Level | None, statistics: Mapping[str, Sequence[str]]) -> dict[
 # Markdown
 
 
-def to_markdown(rows: Sequence[Row], run_id: str = "", matrix: str = "") -> str:
+def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") -> str:
     """A table for a pull request: what failed and the definitions of the metrics below it."""
     parts = shared_parts([row.id for row in rows])
     shown = columns(rows)
@@ -230,7 +230,7 @@ def _code(text: str) -> str:
 # Terminal
 
 
-def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) -> Group:
+def to_table(rows: Sequence[CellResult], width: int, *, workspace: Path | None = None) -> Group:
     """The rows as a table no wider than `width`, then why cells failed, then what the numbers mean.
 
     Columns that do not fit are left out, the least telling first; JSON and CSV have all of them.
@@ -266,7 +266,7 @@ def to_table(rows: Sequence[Row], width: int, *, workspace: Path | None = None) 
 
 
 def _fit(
-    rows: Sequence[Row], shown: tuple[Column, ...], parts: Sequence[str], width: int
+    rows: Sequence[CellResult], shown: tuple[Column, ...], parts: Sequence[str], width: int
 ) -> tuple[tuple[Column, ...], bool, int]:
     """Columns that fit, whether rows stand under their model's name, and the width left for names."""
     longest = max((len(without(row.id, parts)) for row in rows), default=1)
@@ -288,7 +288,7 @@ def _fit(
             return shown, by_model, max(min(longest, free), 8)
 
 
-def _width(column: Column, rows: Sequence[Row]) -> int:
+def _width(column: Column, rows: Sequence[CellResult]) -> int:
     return max(map(len, (*_head(column), *(column.value(row) or "" for row in rows))))
 
 
@@ -317,7 +317,7 @@ class _Table:
 
 
 def _table(
-    rows: Sequence[Row], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
+    rows: Sequence[CellResult], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
 ) -> _Table:
     table = _Table()
     aligned = [(_width(column, rows), str.ljust if column.head == "status" else str.rjust) for column in shown]
@@ -345,16 +345,18 @@ def _table(
 # What all formats for people say beside the numbers.
 
 
-def summary_of(rows: Sequence[Row]) -> str:
+def summary_of(rows: Sequence[CellResult]) -> str:
     """How many cells there are, by status."""
     counts = Counter(row.status for row in rows)
     words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
 
 
-def problems_of(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+def problems_of(
+    rows: Sequence[CellResult], workspace: Path | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
     """What went wrong, the cells it struck, and details: cells that a shared stage failed are said once."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
         if row.reason is not None or row.failed_stage is not None:
             groups.setdefault((row.status, row.failed_stage, row.failure, row.reason, row.log), []).append(row)
@@ -370,7 +372,7 @@ def problems_of(rows: Sequence[Row], workspace: Path | None = None) -> Iterator[
         yield f"{what}{kind}", [row.id for row in struck], details
 
 
-def notes_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
+def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     """What is to be known of the numbers and of how many cells, the most frequent first.
 
     Findings that differ in their figures alone are one note, in the words of the first.
@@ -391,14 +393,14 @@ def notes_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [(first[kind], number) for kind, number in cells.most_common()]
 
 
-def client_error_of(rows: Sequence[Row]) -> str | None:
+def client_error_of(rows: Sequence[CellResult]) -> str | None:
     """How wrong the load client was by its self-test; where it was tested several times, at worst."""
     found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
     worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
     return None if worst is None else worst.replace("info: s", "S", 1)
 
 
-def conditions_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
     """When, on what and under which load the figures were measured; what only some cells have in common is said apart."""
     measured = [row for row in rows if row.levels]
     if not measured:
@@ -415,7 +417,7 @@ def conditions_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [*found, ("tokens of a request", lengths)] if lengths else found
 
 
-def lengths_of(levels: Sequence[Level]) -> str:
+def lengths_of(levels: Sequence[LevelResult]) -> str:
     """How long prompts and answers were at these levels: "input mean 61.2, at most 80; output mean 16, at most 16"."""
     return "; ".join(
         f"{name.partition('_')[0]} mean {_range(means)}, at most {max(most):g}"
@@ -454,7 +456,7 @@ def _statistic(head: str) -> str:
 
 
 def print_report(
-    rows: Sequence[Row],
+    rows: Sequence[CellResult],
     form: str = "table",
     *,
     run_id: str = "",

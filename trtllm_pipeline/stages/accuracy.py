@@ -66,10 +66,12 @@ async def ask(
     return [answers[question.prompt.id] for question in questions]
 
 
-def answered(questions: Sequence[Question], answers: Sequence[Answer], encode: Encode | None) -> list[result.Sample]:
+def answered(
+    questions: Sequence[Question], answers: Sequence[Answer], encode: Encode | None
+) -> list[result.AnsweredQuestion]:
     """Questions with their answers, as far as there is one."""
     return [
-        result.Sample(question, answer.text, None if encode is None else encode(answer.text))
+        result.AnsweredQuestion(question, answer.text, None if encode is None else encode(answer.text))
         for question, answer in zip(questions, answers, strict=True)
         if answer.error is None
     ]

@@ -15,7 +15,7 @@ from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile,
 from trtllm_pipeline.bench.measure import measure
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
-from trtllm_pipeline.bench.server_checks import Claim
+from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service, failure_class
 from trtllm_pipeline.domain import Json
@@ -87,11 +87,11 @@ def _target(work: Work) -> Target:
     return Target(protocol, service, model, timeout_s, max_tokens, number(work, "temperature", 0.0))
 
 
-def _claim(work: Work) -> Claim:
+def _claim(work: Work) -> ExpectedServer:
     declared = work.params.get("declared") or {}
     if not isinstance(declared, dict):
         raise StageError(f"declared: expected an object, got {declared!r}", failure=FailureClass.USER)
-    return Claim(declared, work.inputs["engine"], work.inputs.get("repository"))
+    return ExpectedServer(declared, work.inputs["engine"], work.inputs.get("repository"))
 
 
 def _plan(work: Work, prompts: Sequence[Prompt]) -> list[Level]:

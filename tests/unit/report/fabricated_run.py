@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from tests.unit.report.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.report.record import Attempt, Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.record import Ending, Record, StageAttempt, StageRecord
+from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
 from trtllm_pipeline.store.index import RunRow
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>"
@@ -41,7 +41,7 @@ def _id(axes: dict[str, Json]) -> CellId:
     )
 
 
-def _levels(axes: dict[str, Json]) -> Iterator[Level]:
+def _levels(axes: dict[str, Json]) -> Iterator[LevelResult]:
     """Throughput that saturates, latency that grows with it; faster with fewer bits and more GPUs."""
     tp, batch, isl = int(str(axes["tp"])), int(str(axes["max_batch_size"])), int(str(axes["isl"]))
     bits = {"fp16": 16, "fp8": 8, "int8_sq": 8.5, "int4_awq": 5}[str(axes["precision"])]
@@ -65,7 +65,7 @@ def _levels(axes: dict[str, Json]) -> Iterator[Level]:
             "input_tokens_per_request": {"n": 200, "mean": isl * 0.8, "p99": isl, "max": isl},
             "output_tokens_per_request": {"n": 200, "mean": 250.5, "p99": 256, "max": 256},
         }
-        yield Level(
+        yield LevelResult(
             concurrency,
             200,
             0,
@@ -80,18 +80,20 @@ def _levels(axes: dict[str, Json]) -> Iterator[Level]:
         )
 
 
-def row(number: int) -> Row:
+def row(number: int) -> CellResult:
     """Cell `number`. Every 11th failed, every 13th can never work; the first has all it can have."""
     axes = _axes(number)
     id_ = _id(axes)
     if number % 13 == 12:
-        return Row(id_, axes, CellStatus.INFEASIBLE, reason="32 heads cannot be split over tp 3")
+        return CellResult(id_, axes, CellStatus.INFEASIBLE, reason="32 heads cannot be split over tp 3")
     if number % 11 == 10:
         reason = f"build: CUDA out of memory while building {HOSTILE}"
-        return Row(id_, axes, CellStatus.FAILED, "build", "out_of_memory", reason, "lower max_batch_size", "work/x/log")
+        return CellResult(
+            id_, axes, CellStatus.FAILED, "build", "out_of_memory", reason, "lower max_batch_size", "work/x/log"
+        )
     score = {"fp16": 0.82, "fp8": 0.815, "int8_sq": 0.79, "int4_awq": 0.70}[str(axes["precision"])]
     change: Json = {"difference": score - 0.82, "interval": [score - 0.84, score - 0.80]}
-    return Row(
+    return CellResult(
         id_,
         axes,
         CellStatus.DONE if number % 3 else CellStatus.UP_TO_DATE,
@@ -109,11 +111,11 @@ def row(number: int) -> Row:
     )
 
 
-def hostile_row() -> Row:
+def hostile_row() -> CellResult:
     """A cell whose every text is an attack."""
     axes: dict[str, Json] = {**_axes(0), "model": HOSTILE, "precision": HOSTILE}
-    level = Level(1, 10, 0, 1.0, 1.0, 1.0, 1.0, HOSTILE, {"ttft_ms": {"p50": 1.0, "n": 10}})
-    return Row(
+    level = LevelResult(1, 10, 0, 1.0, 1.0, 1.0, 1.0, HOSTILE, {"ttft_ms": {"p50": 1.0, "n": 10}})
+    return CellResult(
         CellId(f"{HOSTILE}/a'b\"c&d"),
         axes,
         CellStatus.DONE,
@@ -139,7 +141,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         scope=Scope.SERVICE if service else Scope.INSIDE if name in STAGES[5:] else Scope.ARTIFACT,
         cells=cells,
         ending=ending,
-        attempts=() if seconds == 0 else (Attempt(1, START_S + start_s, START_S + start_s + seconds, outcome),),
+        attempts=() if seconds == 0 else (StageAttempt(1, START_S + start_s, START_S + start_s + seconds, outcome),),
         made_s=12.5,
         planned="not made yet",
         failure=None,
@@ -160,7 +162,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
     )  # fmt: skip
 
 
-def run(cells: int, *, hostile: bool = False) -> tuple[tuple[Row, ...], Record]:
+def run(cells: int, *, hostile: bool = False) -> tuple[tuple[CellResult, ...], Record]:
     """Rows and record of a run of so many cells."""
     rows = tuple(row(number) for number in range(cells))
     if hostile:
@@ -189,7 +191,7 @@ def run(cells: int, *, hostile: bool = False) -> tuple[tuple[Row, ...], Record]:
     return rows, Record("run-1", about, {"matrix": "/data/matrix.yaml", "sets": []}, tuple(stages))
 
 
-def _failed(record: StageRecord, one: Row) -> StageRecord:
+def _failed(record: StageRecord, one: CellResult) -> StageRecord:
     import dataclasses
 
     attempts = tuple(dataclasses.replace(attempt, outcome="failed") for attempt in record.attempts)

@@ -14,7 +14,7 @@ from tests.unit import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.report.rows import CellStatus, Row, levels_of, rows
+from trtllm_pipeline.report.rows import CellResult, CellStatus, levels_of, rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 
@@ -307,7 +307,9 @@ def test_only_what_went_through_all_its_stages_is_taken(
     failed = {"failed_stage": "smoke", "reason": "no answer"} if status is CellStatus.FAILED else {}
     levels = levels_of([fabricated.level(1, ttft_ms=1.0, output_tokens_per_s=1.0)])
     path = tmp_path / "report.json"
-    path.write_text("\n".join(to_json([Row(DONE.id, {"model": "m"}, status, levels=levels, **failed)], "r", "m")))
+    path.write_text(
+        "\n".join(to_json([CellResult(DONE.id, {"model": "m"}, status, levels=levels, **failed)], "r", "m"))
+    )
     code, out, _ = pipeline("recommend", str(path), "--format", "json")
     assert [each["reason"] for each in json.loads(out)["candidates"]] == [reason]
     assert code == (0 if reason is None else 3)

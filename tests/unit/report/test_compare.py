@@ -18,18 +18,18 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report.compare import Comparison, Verdict, accuracy_delta, compare, compare_by, to_json
+from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by, to_json
 from trtllm_pipeline.report.gate import breaks, parse
 from trtllm_pipeline.report.measured import Figures, Measured, Side, load
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
-from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
 from trtllm_pipeline.report.workloads import words
 from trtllm_pipeline.report.writers import to_json as report_json
 
 
 def level(
     concurrency: int = 1, *, ttft: float = 100.0, tps: float = 50.0, repeats: int = 3, spread: float = 0.01
-) -> Level:
+) -> LevelResult:
     """A level with figures around those given, each repeat off by multiples of `spread`."""
 
     def figures(factor: float) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def level(
         return {**rates, **latencies, "tpot_ms": {"n": 40, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}}
 
     whole = figures(1.0)
-    return Level(
+    return LevelResult(
         concurrency=concurrency,
         requests=40,
         failures=0,
@@ -50,7 +50,7 @@ def level(
     )
 
 
-def cell(precision: str, *levels: Level, **changes: Any) -> Measured:
+def cell(precision: str, *levels: LevelResult, **changes: Any) -> Measured:
     axes = {"model": "m", "toolchain": "embedded", "precision": precision, "tp": 1, "pp": 1, "max_batch_size": 4}
     made = Measured(
         CellId(f"m/{precision}/bs4"),
@@ -84,37 +84,37 @@ def test_differences_beyond_and_within_noise() -> None:
     result = compare(new, base)
     ttft = found(result, "ttft_p50")
     assert (ttft.base, ttft.new, ttft.change) == (100.0, 110.0, pytest.approx(0.1))
-    assert (ttft.verdict, ttft.method) == (Verdict.WORSE, "repeats")
+    assert (ttft.verdict, ttft.method) == (ChangeVerdict.WORSE, "repeats")
     low, high = ttft.interval
     assert 0.05 < low < 0.1 < high < 0.15
-    assert found(result, "output_tps").verdict is Verdict.NOISE
-    assert found(result, "accuracy.exact", None).verdict is Verdict.WORSE
+    assert found(result, "output_tps").verdict is ChangeVerdict.NOISE
+    assert found(result, "accuracy.exact", None).verdict is ChangeVerdict.WORSE
     assert found(result, "accuracy.exact", None).method == "questions"
-    assert found(result, "build_s", None).verdict is Verdict.UNKNOWN
+    assert found(result, "build_s", None).verdict is ChangeVerdict.UNKNOWN
     size = found(result, "engine_bytes", None)
-    assert (size.verdict, size.method) == (Verdict.BETTER, "exact")
-    assert found(compare(base, new), "ttft_p50").verdict is Verdict.BETTER
+    assert (size.verdict, size.method) == (ChangeVerdict.BETTER, "exact")
+    assert found(compare(base, new), "ttft_p50").verdict is ChangeVerdict.BETTER
 
 
 def test_one_repeat_and_no_events_is_no_verdict() -> None:
     result = compare(
         Side("a", (cell("fp16", level(ttft=300.0, repeats=1)),)), Side("b", (cell("fp16", level(repeats=1)),))
     )
-    assert found(result, "ttft_p50").verdict is Verdict.UNKNOWN
+    assert found(result, "ttft_p50").verdict is ChangeVerdict.UNKNOWN
     assert found(result, "ttft_p50").change == pytest.approx(2.0)
 
 
 def test_repeats_measured_in_turn_are_paired() -> None:
-    def at(figures: Level, times: list[float]) -> Level:
+    def at(figures: LevelResult, times: list[float]) -> LevelResult:
         repeats = [{**repeat, "started_s": time} for repeat, time in zip(figures.repeats, times, strict=True)]
         return dataclasses.replace(figures, repeats=tuple(repeats))
 
     base = Side("b", (cell("fp16", at(level(spread=0.2), [1, 3, 5])),))
     new = Side("a", (cell("fp16", at(level(ttft=105.0, spread=0.2), [2, 4, 6])),))
     assert found(compare(new, base), "ttft_p50").method == "paired_repeats"
-    assert found(compare(new, base), "ttft_p50").verdict is Verdict.WORSE, "though each series varies by a fifth"
+    assert found(compare(new, base), "ttft_p50").verdict is ChangeVerdict.WORSE, "though each series varies by a fifth"
     later = Side("a", (cell("fp16", at(level(ttft=105.0, spread=0.2), [6, 7, 8])),))
-    assert found(compare(later, base), "ttft_p50").verdict is Verdict.NOISE
+    assert found(compare(later, base), "ttft_p50").verdict is ChangeVerdict.NOISE
 
 
 def test_cells_are_matched_by_the_axes_both_have() -> None:
@@ -141,7 +141,7 @@ def test_precisions_of_one_run_and_payback() -> None:
     # 20 s, and a token takes 10 ms instead of 20 ms.
     assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
     assert slower.tokens is None
-    doubtful = dataclasses.replace(result, paybacks=(dataclasses.replace(slower, verdict=Verdict.NOISE),))
+    doubtful = dataclasses.replace(result, paybacks=(dataclasses.replace(slower, verdict=ChangeVerdict.NOISE),))
     assert "(a token takes no less time than with the base)" in writers.to_markdown(result)
     assert "than with the base; the difference is within noise)" in writers.to_markdown(doubtful)
     assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == (), "the same configuration"
@@ -155,8 +155,8 @@ def test_a_load_run_against_any_server_is_the_base_of_all() -> None:
     other = dataclasses.replace(cell("?", level(tps=40)), axes={}, accuracy={})
     result = compare(Side("a", (cell("fp16", level()), cell("int8_wo", level()))), Side("vllm", (other,)))
     assert len([pair for pair in result.pairs if pair.level]) == 2
-    assert found(result, "output_tps").verdict is Verdict.BETTER
-    assert found(result, "accuracy.exact", None).verdict is Verdict.MISSING
+    assert found(result, "output_tps").verdict is ChangeVerdict.BETTER
+    assert found(result, "accuracy.exact", None).verdict is ChangeVerdict.MISSING
 
 
 def test_one_measurement_twice_is_said_to_be_the_same(tmp_path: Path) -> None:
@@ -461,10 +461,10 @@ def test_a_paired_interval_that_the_report_noted_is_used() -> None:
     drift = {"reference": "m/fp16/bs4", "scores": {"exact": {"difference": -0.04, "interval": [-0.06, -0.02]}}}
     base, other = cell("fp16", level(8)), cell("int8_wo", level(8), accuracy={"exact": 0.46})
     noted = dataclasses.replace(other, accuracy_drift=drift)
-    assert accuracy_delta("accuracy.exact", "exact", other, base).verdict is Verdict.NOISE, "by the two intervals"
-    assert accuracy_delta("accuracy.exact", "exact", noted, base).verdict is Verdict.WORSE
+    assert accuracy_delta("accuracy.exact", "exact", other, base).verdict is ChangeVerdict.NOISE, "by the two intervals"
+    assert accuracy_delta("accuracy.exact", "exact", noted, base).verdict is ChangeVerdict.WORSE
     elsewhere = dataclasses.replace(noted, accuracy_drift={**drift, "reference": "m/bf16/bs4"})
-    assert accuracy_delta("accuracy.exact", "exact", elsewhere, base).verdict is Verdict.NOISE
+    assert accuracy_delta("accuracy.exact", "exact", elsewhere, base).verdict is ChangeVerdict.NOISE
 
 
 def lengths(isl: int, osl: int, each: Measured) -> Measured:
@@ -626,13 +626,13 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def report(
     path: Path,
-    *levels: Level,
+    *levels: LevelResult,
     precision: str = "fp16",
     lengths: tuple[tuple[int, int], ...] = ((64, 64),),
     conditions: Conditions = CONDITIONS,
 ) -> str:
     rows = [
-        Row(
+        CellResult(
             CellId(f"m/{precision}" + f"/isl{isl}-osl{osl}" * (len(lengths) > 1)),
             {"model": "m", "precision": precision, "isl": isl, "osl": osl},
             CellStatus.DONE,
@@ -690,7 +690,7 @@ def test_what_not_all_repeats_have_is_left_out_with_a_word(pipeline: Pipeline, t
 
 def test_repeats_without_a_load_run_still_have_their_accuracy(pipeline: Pipeline, tmp_path: Path) -> None:
     rows = {
-        name: Row(
+        name: CellResult(
             CellId("m/fp16"),
             {"model": "m"},
             status,
@@ -770,7 +770,7 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     assert "take m/fp16, measured at concurrency 1" in out
     assert "a p99 of fewer than 100 is their slowest" in out
     assert "out tok/s " in out, "of one device, or of none"
-    wide = [Row(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
+    wide = [CellResult(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
     (tmp_path / "wide.json").write_text("\n".join(report_json(wide, "run", "m.yaml")))
     assert "out tok/s/GPU" in pipeline("recommend", str(tmp_path / "wide.json"))[1]
     two = report(tmp_path / "two.json", level(1), level(4), lengths=((128, 16), (256, 32)))
@@ -791,7 +791,7 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
 
 def test_what_accuracy_is_held_against_need_not_be_chosen_from(pipeline: Pipeline, tmp_path: Path) -> None:
     rows = [
-        Row(
+        CellResult(
             CellId(f"m/{precision}"),
             {"model": "m", "precision": precision},
             CellStatus.DONE,
@@ -882,8 +882,10 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
         allow={"system", "workload"},
     )
     ttft = found(result, "ttft_p50")
-    assert (ttft.method, ttft.verdict) == ("paired_requests", Verdict.WORSE)
+    assert (ttft.method, ttft.verdict) == ("paired_requests", ChangeVerdict.WORSE)
     assert ttft.interval[0] > 0.1
-    assert found(result, "ttft_p99").verdict is Verdict.UNKNOWN, "30 requests say nothing of the slowest in a hundred"
-    assert found(result, "tpot_mean").verdict is Verdict.NOISE
-    assert found(result, "e2e_mean").verdict is Verdict.WORSE
+    assert found(result, "ttft_p99").verdict is ChangeVerdict.UNKNOWN, (
+        "30 requests say nothing of the slowest in a hundred"
+    )
+    assert found(result, "tpot_mean").verdict is ChangeVerdict.NOISE
+    assert found(result, "e2e_mean").verdict is ChangeVerdict.WORSE

@@ -13,7 +13,7 @@ from tests.unit import fabricated
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.drift import by_cell, references
-from trtllm_pipeline.report.rows import Row, rows
+from trtllm_pipeline.report.rows import CellResult, rows
 from trtllm_pipeline.report.writers import to_csv
 from trtllm_pipeline.store.store import Store
 
@@ -52,7 +52,7 @@ def test_cells_without_comparable_answers_have_no_drift(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def reported(tmp_path: Path) -> Iterator[tuple[Row, ...]]:
+def reported(tmp_path: Path) -> Iterator[tuple[CellResult, ...]]:
     cells = (fabricated.cell("fp16"), fabricated.cell("int8_wo"), fabricated.cell("int4_wo"))
     plan = fabricated.plan(*cells)
     store = Store(tmp_path / "ws")
@@ -64,7 +64,7 @@ def reported(tmp_path: Path) -> Iterator[tuple[Row, ...]]:
     store.close()
 
 
-def test_rows_tell_drift_and_intervals(reported: tuple[Row, ...]) -> None:
+def test_rows_tell_drift_and_intervals(reported: tuple[CellResult, ...]) -> None:
     full, eight, four = reported
     assert full.accuracy_drift is None
     assert four.accuracy_drift is None
@@ -74,10 +74,10 @@ def test_rows_tell_drift_and_intervals(reported: tuple[Row, ...]) -> None:
     assert eight.accuracy_drift["agreement"] == 0.75
     assert eight.accuracy_drift["scores"]["exact"]["difference"] == -0.25
     assert eight.accuracy_drift["first_divergence"]["chars"]["p50"] == 0
-    assert Row.from_json(json.loads(json.dumps(eight.to_json()))).accuracy_drift == eight.accuracy_drift
+    assert CellResult.from_json(json.loads(json.dumps(eight.to_json()))).accuracy_drift == eight.accuracy_drift
 
 
-def test_tables_show_them(reported: tuple[Row, ...]) -> None:
+def test_tables_show_them(reported: tuple[CellResult, ...]) -> None:
     values = {column.head: [column.value(row) for row in reported] for column in columns(reported)}
     assert values["exact"] == ["0.75", "0.75", None]
     assert values["exact 95%"] == ["0.40 to 1.00", "0.40 to 1.00", None]

@@ -14,8 +14,8 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan
-from trtllm_pipeline.planning.stage_status import standings
-from trtllm_pipeline.report.rows import CellStatus, Row, disk_bytes, levels_of, rows, rows_of
+from trtllm_pipeline.planning.stage_status import stage_states
+from trtllm_pipeline.report.rows import CellResult, CellStatus, disk_bytes, levels_of, rows, rows_of
 from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 
@@ -70,8 +70,8 @@ def test_request_rates_and_goodput() -> None:
     levels = levels_of(perf)
     assert [level.key for level in levels] == ["1", "4", "2.5/s"]
     assert levels[2].goodput == goodput
-    row = Row(CellId("a"), {}, CellStatus.DONE, levels=levels)
-    assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    row = CellResult(CellId("a"), {}, CellStatus.DONE, levels=levels)
+    assert CellResult.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_the_clients_own_error_goes_with_its_figures(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_shared_failure_fails_every_cell_and_keeps_earlier_results(store: Stor
 
 def test_infeasible_cells_say_why(store: Store) -> None:
     plan = fabricated.plan(FP16, NEVER)
-    assert rows(plan, store)[1] == Row(
+    assert rows(plan, store)[1] == CellResult(
         NEVER.id, rows(plan, store)[1].axes, CellStatus.INFEASIBLE, reason="precision fp8: not here"
     )
 
@@ -163,7 +163,7 @@ def test_the_store_alone_knows_how_far_each_cell_is(store: Store) -> None:
         CellStatus.INTERRUPTED,
     ]
     assert (found[1].failed_stage, found[1].reason, found[1].hint) == ("convert", "convert: bad", "mend it")
-    seen = standings(outline(plan), store)
+    seen = stage_states(outline(plan), store)
     assert seen[run.id].progress == {"done": 1, "total": 4, "unit": "bytes"}
     assert seen[fabricated.stage_run(plan, failed, "build").id].status is StageStatus.BLOCKED
     assert seen[fabricated.stage_run(plan, done, "launch").id].status is StageStatus.SKIPPED
@@ -175,7 +175,7 @@ def test_intermediates_that_are_gone_are_not_needed(store: Store) -> None:
     plan = fabricated.plan(FP16)
     for stage in ("smoke", "perf", "accuracy"):
         fabricated.publish(store, fabricated.stage_run(plan, FP16, stage), {"x": b"1"})
-    seen = standings(outline(plan), store)
+    seen = stage_states(outline(plan), store)
     assert seen[fabricated.stage_run(plan, FP16, "build").id].status is StageStatus.SKIPPED
     assert rows(plan, store)[0].status is CellStatus.UP_TO_DATE
 
@@ -210,7 +210,7 @@ def test_rows_survive_json(store: Store) -> None:
     plan = fabricated.plan(FP16, NEVER)
     fabricated.publish_all(store, plan, FP16)
     for row in rows(plan, store):
-        assert Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+        assert CellResult.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:

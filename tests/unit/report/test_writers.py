@@ -16,16 +16,16 @@ from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, shared_parts, shorten, without
 from trtllm_pipeline.progress.grid import LOOKS, grid
-from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
 from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
 
 
-def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> Level:
+def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
     latencies = {"ttft_ms": {"n": 40.0, "p50": ttft_ms}}
-    return Level(concurrency, 40, 0, 12.5, 1000.0, output_tokens_per_s, 2.0, "whole", latencies)
+    return LevelResult(concurrency, 40, 0, 12.5, 1000.0, output_tokens_per_s, 2.0, "whole", latencies)
 
 
-def row(precision: str, batch: int = 4, *, model: str = "smollm2-135m-instruct", **changes: object) -> Row:
+def row(precision: str, batch: int = 4, *, model: str = "smollm2-135m-instruct", **changes: object) -> CellResult:
     axes = {"model": model, "precision": precision, "max_batch_size": batch}
     values: dict[str, object] = {
         "id": CellId(f"{model}/{precision}/tp1pp1/bs{batch}/isl128-osl64"),
@@ -38,10 +38,10 @@ def row(precision: str, batch: int = 4, *, model: str = "smollm2-135m-instruct",
         "accuracy_total": 50,
         "findings": ("warning: the client was busy (concurrency 4)", "info: prompts repeat"),
     }
-    return Row(**{**values, **changes})
+    return CellResult(**{**values, **changes})
 
 
-def failed(precision: str, batch: int = 4) -> Row:
+def failed(precision: str, batch: int = 4) -> CellResult:
     return row(
         precision,
         batch,
@@ -63,7 +63,7 @@ def failed(precision: str, batch: int = 4) -> Row:
 ROWS = (row("fp16"), row("int8_wo"), failed("int4_wo"), failed("int4_wo", 8))
 
 
-def table(rows: tuple[Row, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def table(rows: tuple[CellResult, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
     print_report(rows, "table", stream=stream, workspace=Path("/ws"))
@@ -181,7 +181,7 @@ def test_csv_has_a_line_for_each_cell_and_concurrency() -> None:
     assert to_csv(()) == "cell\n"
 
 
-def rated(precision: str, *, closed: bool) -> Row:
+def rated(precision: str, *, closed: bool) -> CellResult:
     goodput = {"objectives_ms": {"ttft": 50.0}, "share": 0.875, "requests_per_s": 2.2}
     rates = [
         dataclasses.replace(level(1, ttft_ms, 200.0), concurrency=None, request_rate=rate, goodput=goodput)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from trtllm_pipeline.bench.effective_config import Check, compare, read_back
+from trtllm_pipeline.bench.effective_config import SettingCheck, compare, read_back
 from trtllm_pipeline.domain import Json
 
 
@@ -91,7 +91,7 @@ class Served:
         return served
 
 
-def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[Check]:
+def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[SettingCheck]:
     """What is read back of a repository whose model.yaml holds `text`."""
     version = folder / "tensorrt_llm" / "1"
     version.mkdir(parents=True)
@@ -107,10 +107,10 @@ def test_what_llmapi_was_told_is_read_back_under_the_names_of_engines(tmp_path: 
     declared: dict[str, Json] = {"max_batch_size": 4, "max_seq_len": 192, "max_input_len": 128, "tp": 1}
     found = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
     assert found == [
-        Check("max_batch_size", 4, "the matrix", 8, "model.yaml"),
-        Check("max_seq_len", 192, "the matrix", 192, "model.yaml"),
-        Check("enable_kv_cache_reuse", False, "the matrix", True, "model.yaml"),
-        Check("tensorrt_llm: decoupled", True, "the matrix", True, "the server"),
+        SettingCheck("max_batch_size", 4, "the matrix", 8, "model.yaml"),
+        SettingCheck("max_seq_len", 192, "the matrix", 192, "model.yaml"),
+        SettingCheck("enable_kv_cache_reuse", False, "the matrix", True, "model.yaml"),
+        SettingCheck("tensorrt_llm: decoupled", True, "the matrix", True, "the server"),
     ], "the LLM API batches by itself: Triton's 0 is no difference"
 
 
@@ -125,5 +125,5 @@ def test_a_server_that_is_no_triton_tells_nothing(tmp_path: Path) -> None:
     declared: dict[str, Json] = {"max_seq_len": 192}
     assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == [], "a folder of weights"
     (engine / "config.json").write_text('{"build_config": {"max_seq_len": 128}}')
-    expected = [Check("max_seq_len", 192, "the matrix", 128, "the engine's config.json")]
+    expected = [SettingCheck("max_seq_len", 192, "the matrix", 128, "the engine's config.json")]
     assert asyncio.run(read_back(None, declared, engine=engine, repository=tmp_path)) == expected

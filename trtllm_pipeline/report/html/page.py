@@ -29,7 +29,7 @@ from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, load_words, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellStatus, Level, Row
+from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
 from trtllm_pipeline.report.workloads import label_of, words, workloads
 from trtllm_pipeline.report.writers import (
     client_error_of,
@@ -61,7 +61,7 @@ _SYMBOLS: Final = {
 
 
 def to_html(
-    rows: Sequence[Row],
+    rows: Sequence[CellResult],
     record: Record,
     matrix: str = "",
     *,
@@ -150,7 +150,7 @@ def _policy(scripts: Sequence[str], style: str) -> str:
 
 
 def _data(
-    rows: Sequence[Row], record: Record, parts: Sequence[str], limits: Mapping[str, float | str]
+    rows: Sequence[CellResult], record: Record, parts: Sequence[str], limits: Mapping[str, float | str]
 ) -> dict[str, Json]:
     of_cell: dict[CellId, list[int]] = {}
     for place, stage in enumerate(record.stages):
@@ -181,7 +181,7 @@ def _data(
     }
 
 
-def _cell(row: Row, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict[str, Json]:
+def _cell(row: CellResult, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict[str, Json]:
     return {
         "id": row.id,
         "name": without(row.id, parts),
@@ -211,7 +211,7 @@ def _under(conditions: Conditions) -> dict[str, Json]:
     return {label: field.shown(value) for label, (field, value) in known.items() if value is not None}
 
 
-def _level(level: Level) -> dict[str, Json]:
+def _level(level: LevelResult) -> dict[str, Json]:
     latencies: dict[str, Json] = {
         name: {key: _short(values[key]) for key in _STATISTICS if key in values}
         for name, values in level.latencies.items()
@@ -288,7 +288,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     return facts
 
 
-def _line(row: Row, shown: Sequence[Column], parts: Sequence[str]) -> dict[str, Any]:
+def _line(row: CellResult, shown: Sequence[Column], parts: Sequence[str]) -> dict[str, Any]:
     warnings = [text for text in row.findings if not text.startswith("info:")]
     return {
         "id": row.id,
