@@ -20,7 +20,7 @@ from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.client.service import Client, running_since
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
+from trtllm_pipeline.triton_repository.engine import Engine
 
 PROBES: Final = 4
 PROBE_TOKENS: Final = 256
@@ -124,7 +124,7 @@ async def probe(
     events: EventFile,
 ) -> None:
     """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight."""
-    longest = None if claim.engine is None else EngineLimits.read(claim.engine).longest_prompt(PROBE_ANSWER_TOKENS)
+    longest = None if claim.engine is None else Engine.read(claim.engine).longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
     for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):

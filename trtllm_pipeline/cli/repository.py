@@ -99,7 +99,7 @@ def _engine(folder: str | None) -> Engine | None:
     from trtllm_pipeline.triton_repository import lint
 
     try:
-        return lint.Engine.read(Path(folder).absolute())
+        return lint.Engine.of_trtllm_build(Path(folder).absolute())
     except lint.EngineError as error:
         raise UsageError(f"--engine: {error.message}", hint=error.hint) from error
 

@@ -10,7 +10,6 @@ then nothing but what config.json says can be compared.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Gpu, Machine
+from trtllm_pipeline.triton_repository.engine import Engine
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")
@@ -142,23 +142,13 @@ def _public(release: str) -> str:
     return release.partition("+")[0]
 
 
-def _from_config(engine: Path) -> Requirements:
-    path = engine / "config.json"
-    try:
-        config = Fields.read(engine, path.name)
-        mapping = config.fields("pretrained_config").fields("mapping")
-        world_size = mapping.integer("world_size", 1)
-        product = math.prod(mapping.integer(name, 1) for name in ("tp_size", "pp_size", "cp_size"))
-    except ModelFileError as error:
-        raise ServerError(
-            f"{engine} is not an engine folder: {error.short}",
-            failure=FailureClass.USER,
-            hint="an engine is made by `pipeline build`, or by trtllm-build",
-        ) from error
-    if world_size != product:
-        raise _differs(path, "mapping.world_size", f"tp * pp = {product}", world_size, "convert the checkpoint again")
-    version = config.values.get("version")
-    return Requirements(None if version is None else str(version), world_size)
+def _from_config(folder: Path) -> Requirements:
+    engine = Engine.read(folder)
+    if engine.world_size != engine.parallel_size:
+        what = f"tp * pp = {engine.parallel_size}"
+        path = folder / "config.json"
+        raise _differs(path, "mapping.world_size", what, engine.world_size, "convert the checkpoint again")
+    return Requirements(engine.version, engine.world_size)
 
 
 def _rank_files(engine: Path) -> list[Path]:

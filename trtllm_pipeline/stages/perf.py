@@ -24,7 +24,7 @@ from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import number, protocol_for
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
+from trtllm_pipeline.triton_repository.engine import Engine
 
 
 def run(work: Work) -> None:
@@ -36,7 +36,7 @@ def run(work: Work) -> None:
     default_max_tokens = int(number(work, "max_tokens"))
     target, claim, plan, objectives = _target(work), _claim(work), _plan(work, prompts), _objectives(work)
     told = claim.declared.get("max_seq_len")
-    EngineLimits.read(engine, told if isinstance(told, int) else None).check(
+    Engine.read(engine, max_seq_len=told if isinstance(told, int) else None).check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or default_max_tokens)
         for prompt in prompts
     )

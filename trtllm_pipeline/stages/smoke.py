@@ -30,7 +30,7 @@ from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import number
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
+from trtllm_pipeline.triton_repository.engine import Engine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -204,7 +204,7 @@ class _Smoke:
     async def _limits(self, client: AnyClient) -> str:
         """A prompt longer than the engine takes must be refused with words."""
         told = self.work.params.get("max_seq_len")
-        limits = EngineLimits.read(self.work.inputs["engine"], told if isinstance(told, int) else None)
+        limits = Engine.read(self.work.inputs["engine"], max_seq_len=told if isinstance(told, int) else None)
         longest = limits.max_input_len or limits.max_seq_len
         if longest is None:
             return "not tried: the engine names no limit"

@@ -64,28 +64,28 @@ def test_an_engine_of_release_0_8(tmp_path: Path) -> None:
         "pretrained_config": {"dtype": "float16", "logits_dtype": "float32", "mapping": {"tp_size": 4, "pp_size": 2}},
         "build_config": {**build, "plugin_config": {"paged_kv_cache": False, "use_paged_context_fmha": True}},
     }
-    engine = Engine.read(write(tmp_path, config))
+    engine = Engine.of_trtllm_build(write(tmp_path, config))
     assert (engine.version, engine.world_size, engine.max_seq_len) == ("0.8.0", 8, 3072)
     assert (engine.paged_kv_cache, engine.paged_context_fmha) == (False, True)
     assert [path.name for path in engine.rank_files][::7] == ["rank0.engine", "rank7.engine"]
 
 
 def test_what_an_engine_does_not_say_is_none(tmp_path: Path) -> None:
-    engine = Engine.read(write(tmp_path, {"pretrained_config": {}, "build_config": {}}))
-    assert engine == Engine(tmp_path, None, 1, None, None, None, None, None, None, None)
+    engine = Engine.of_trtllm_build(write(tmp_path, {"pretrained_config": {}, "build_config": {}}))
+    assert engine == Engine(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ("{", "not JSON"),
-        ([], "trtllm-build did not write it"),
+        ([], "it is not a JSON object"),
         ({"architecture": "LlamaForCausalLM"}, "trtllm-build did not write it"),
         ({"builder_config": {}, "plugin_config": {}}, "trtllm-build did not write it"),
     ],
 )
 def test_folders_that_are_no_engines(tmp_path: Path, config: Any, words: str) -> None:
     with pytest.raises(EngineError, match=r"is not an engine folder: config\.json: it is missing"):
-        Engine.read(tmp_path)
+        Engine.of_trtllm_build(tmp_path)
     with pytest.raises(EngineError, match=words):
-        Engine.read(write(tmp_path, config))
+        Engine.of_trtllm_build(write(tmp_path, config))

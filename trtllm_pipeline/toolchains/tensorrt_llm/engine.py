@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.serving import engine_requirements
@@ -20,7 +18,7 @@ from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.toolchains.files import link_tokenizer
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
-from trtllm_pipeline.triton_repository.engine_limits import EngineLimits
+from trtllm_pipeline.triton_repository.engine import Engine
 
 
 def run(work: Work) -> None:
@@ -34,27 +32,23 @@ def run(work: Work) -> None:
 
 def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
-    limits = EngineLimits.read(engine)
-    build: Mapping[str, Any] = Fields.read(engine, "config.json").fields("build_config").values
-    got = {"max_input_len": limits.max_input_len, "max_seq_len": limits.max_seq_len} | {
-        name: build.get(name) for name in ("max_batch_size", "max_num_tokens")
-    }
-    for name, value in got.items():
+    built = Engine.read(engine)
+    for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
+        value = getattr(built, name)
         if asked.get(name) is None or value is None or value == asked[name]:
             continue
         what = f"the engine's {name} is {value}, asked for was {asked[name]}"
-        if name != "max_num_tokens" or value not in _bounds_of_num_tokens(build, limits):
+        if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
             raise StageError(f"{engine}: {what}")
         print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
 
 
-def _bounds_of_num_tokens(build: Mapping[str, Any], limits: EngineLimits) -> set[int]:
+def _bounds_of_num_tokens(built: Engine) -> set[int]:
     """What `trtllm-build` itself makes of a max_num_tokens beyond them: a full batch, in the first releases of prompts
     alone, or one block of the KV cache.
     """
-    batch, block = build.get("max_batch_size") or 0, (build.get("plugin_config") or {}).get("tokens_per_block")
-    full = {batch * length for length in (limits.max_seq_len, limits.max_input_len) if length}
-    return full | ({block} if isinstance(block, int) else set())
+    full = {(built.max_batch_size or 0) * length for length in (built.max_seq_len, built.max_input_len) if length}
+    return full | ({built.tokens_per_block} if built.tokens_per_block else set())
 
 
 def run_check(work: Work) -> None:

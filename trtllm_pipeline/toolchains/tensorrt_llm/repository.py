@@ -41,7 +41,7 @@ def write(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path, param
     Raises StageError for what cannot be filled, and when the linter finds an error in the result.
     """
     try:
-        facts = lint.Engine.read(engine.absolute())
+        facts = lint.Engine.of_trtllm_build(engine.absolute())
     except lint.EngineError as error:
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     given = {name: value for name, value in params.items() if value is not None}

@@ -24,7 +24,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import Option
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, parse
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.engine import Engine
+from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"

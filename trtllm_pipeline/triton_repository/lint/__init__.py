@@ -7,8 +7,8 @@ parameters, `model.yaml`. Every rule has an id that stays (`TRT304`), a name, a 
 
 from __future__ import annotations
 
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 from trtllm_pipeline.triton_repository.lint.check import RULES, lint, select
-from trtllm_pipeline.triton_repository.lint.engine import Engine, EngineError
 from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule, Severity
 
 __all__ = ["RULES", "Engine", "EngineError", "Finding", "LintRule", "Severity", "lint", "select"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.triton_repository.engine import Engine
 from trtllm_pipeline.triton_repository.lint import repository
-from trtllm_pipeline.triton_repository.lint.engine import Engine
 from trtllm_pipeline.triton_repository.lint.rule import Finding, LintRule
 from trtllm_pipeline.triton_repository.lint.rules import config, engine, ensemble, layout, llmapi, parameters
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
 if TYPE_CHECKING:
     from trtllm_pipeline.triton_repository.model_config import ModelConfig
@@ -141,7 +141,7 @@ def _engine_of(models: Mapping[str, Model]) -> Engine | None:
     for model in models.values():
         if model.is_engine and "gpt_model_path" in model.parameters:
             try:
-                return Engine.read(Path(model.parameters["gpt_model_path"]))
+                return Engine.of_trtllm_build(Path(model.parameters["gpt_model_path"]))
             except EngineError:
                 return None
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.engine import Engine, EngineError
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository
 from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
 
@@ -67,7 +67,7 @@ def engine_config(repository: ModelRepository) -> Iterator[Violation]:
         path = Path(model.parameters.get("gpt_model_path", ""))
         if path.is_absolute() and path.is_dir():
             try:
-                Engine.read(path)
+                Engine.of_trtllm_build(path)
             except EngineError as error:
                 yield Violation(model.path, error.message, model.line_of_parameter("gpt_model_path"))
 

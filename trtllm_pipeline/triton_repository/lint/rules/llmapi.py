@@ -57,9 +57,8 @@ def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
         if isinstance(found, FileNotFoundError):
             yield Violation(path.parent, "has no model.yaml")
         elif not isinstance(found, dict):
-            mark = getattr(found, "problem_mark", None)
-            said = getattr(found, "problem", None) or "is not a mapping"
-            yield Violation(path, str(said), None if mark is None else mark.line + 1)
+            fault = isinstance(found, Exception)
+            yield Violation(path, str(found) if fault else "is not a mapping", getattr(found, "line", None))
 
 
 @rule(

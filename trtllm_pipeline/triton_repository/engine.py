@@ -1,0 +1,129 @@
+"""The config.json of an engine folder, read in one place: by the linter, before a launch, and before requests are sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_pipeline.errors import FailureClass, ServerError, StageError
+from trtllm_pipeline.files.model_files import Fields, ModelFileError
+
+
+class EngineError(ServerError):
+    """A folder is not an engine folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine folder as its config.json describes it. None stands for what the file does not say.
+
+    The embedded toolchain's engines and folders of weights have fewer of the fields.
+    """
+
+    folder: Path
+    version: str | None = None
+    """TensorRT-LLM release that built it."""
+    world_size: int = 1
+    """Number of ranks."""
+    parallel_size: int = 1
+    """tp_size * pp_size * cp_size, which `world_size` has to be."""
+    dtype: str | None = None
+    logits_dtype: str | None = None
+    max_batch_size: int | None = None
+    max_beam_width: int | None = None
+    max_num_tokens: int | None = None
+    tokens_per_block: int | None = None
+    max_input_len: int | None = None
+    max_seq_len: int | None = None
+    """Tokens of prompt and answer together."""
+    paged_kv_cache: bool | None = None
+    paged_context_fmha: bool | None = None
+
+    @classmethod
+    def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
+        """The engine in `folder`. Raises EngineError.
+
+        `max_seq_len` is used where the file names none: a folder of weights is served with the limit its server was given.
+        """
+        try:
+            return cls._of(folder, Fields.read(folder, "config.json"), max_seq_len)
+        except ModelFileError as error:
+            raise EngineError(
+                f"{folder} is not an engine folder: {error.short}",
+                failure=FailureClass.USER,
+                hint="build an engine with `pipeline build` or trtllm-build",
+            ) from error
+
+    @classmethod
+    def of_trtllm_build(cls, folder: Path) -> Engine:
+        """The same, for a folder that `trtllm-build` wrote. Raises EngineError for any other."""
+        engine = cls.read(folder)
+        if not {"pretrained_config", "build_config"} <= Fields.read(folder, "config.json").values.keys():
+            raise EngineError(
+                f"{folder / 'config.json'} has no pretrained_config and build_config: trtllm-build did not write it",
+                failure=FailureClass.USER,
+                hint="name the folder that trtllm-build wrote, not a checkpoint",
+            )
+        return engine
+
+    @classmethod
+    def _of(cls, folder: Path, config: Fields, max_seq_len: int | None) -> Engine:
+        model, build = config.fields("pretrained_config"), config.fields("build_config")
+        mapping, plugins = model.fields("mapping"), build.fields("plugin_config")
+        parallel_size = math.prod(mapping.integer(name, 1) for name in ("tp_size", "pp_size", "cp_size"))
+        max_input_len, longest = build.optional_integer("max_input_len"), build.optional_integer("max_seq_len")
+        answer = build.optional_integer("max_output_len")  # what releases up to 0.10 write
+        if longest is None and max_input_len is not None and answer is not None:
+            longest = max_input_len + answer
+        version, paged = config.values.get("version"), plugins.values.get("paged_kv_cache")
+        if build.has("kv_cache_type"):  # from release 0.13 on
+            paged = str(build.values["kv_cache_type"]).lower() == "paged"
+        fmha = plugins.values.get("use_paged_context_fmha")
+        return cls(
+            folder,
+            version=None if version is None else str(version),
+            world_size=mapping.integer("world_size", parallel_size),
+            parallel_size=parallel_size,
+            dtype=model.text("dtype"),
+            logits_dtype=model.text("logits_dtype"),
+            max_batch_size=build.optional_integer("max_batch_size"),
+            max_beam_width=build.optional_integer("max_beam_width"),
+            max_num_tokens=build.optional_integer("max_num_tokens"),
+            tokens_per_block=plugins.optional_integer("tokens_per_block"),
+            max_input_len=max_input_len,
+            max_seq_len=max_seq_len if longest is None else longest,
+            paged_kv_cache=paged if isinstance(paged, bool) else None,
+            paged_context_fmha=fmha if isinstance(fmha, bool) else None,
+        )
+
+    @property
+    def rank_files(self) -> tuple[Path, ...]:
+        """The engine files that must be there, one for each rank."""
+        return tuple(self.folder / f"rank{rank}.engine" for rank in range(self.world_size))
+
+    def longest_prompt(self, output_tokens: int) -> int | None:
+        """Maximum number of prompt tokens when the answer has `output_tokens`; None where no limit is known."""
+        known = (self.max_input_len, self.max_seq_len - output_tokens if self.max_seq_len else None)
+        return min((limit for limit in known if limit), default=None)
+
+    def check_lengths(self, requests: Iterable[tuple[str, int, int]]) -> None:
+        """Raise StageError if any (id, input tokens, output tokens) exceeds the engine's limits, naming the worst one."""
+        too_long = [
+            (over, id_, tokens, output, limit, name)
+            for id_, tokens, output in requests
+            for over, name, limit in (
+                (tokens - self.max_input_len if self.max_input_len else 0, "max_input_len", self.max_input_len),
+                (tokens + output - self.max_seq_len if self.max_seq_len else 0, "max_seq_len", self.max_seq_len),
+            )
+            if over > 0
+        ]
+        if too_long:
+            _, id_, tokens, output, limit, name = max(too_long)
+            raise StageError(
+                f"{len({item[1] for item in too_long})} prompts do not fit the engine; the longest, {id_!r}, has "
+                f"{tokens} tokens and asks for {output} more, and the engine's {name} is {limit}",
+                failure=FailureClass.INFEASIBLE,
+                hint="shorten the prompts, ask for fewer tokens, or build for longer lengths",
+            )
