@@ -38,8 +38,25 @@ class FailureClass(str, Enum):
     """Took longer than its limit."""
     USER = "user"
     """The user has to do something first: a token, a licence, a free disk."""
+    CHECK = "check_failed"
+    """A check of the pipeline failed: a wrong answer, a score below its minimum, an invalid measurement."""
     BUG = "bug"
     """Everything else."""
+
+    @property
+    def words(self) -> str:
+        """The class as people read it."""
+        return {
+            FailureClass.INFEASIBLE: "can never work",
+            FailureClass.TRANSIENT: "transient, retries used up",
+            FailureClass.TIMEOUT: "timed out",
+            FailureClass.USER: "action required",
+        }.get(self, self.value.replace("_", " "))
+
+
+def in_brackets(failure: str | None) -> str:
+    """A failure class behind what failed: " (out of memory)"; nothing for a failure that has no better name."""
+    return "" if failure in {None, FailureClass.BUG.value} else f" ({FailureClass(failure).words})"
 
 
 class PipelineError(Exception):
@@ -91,7 +108,10 @@ class PlanError(PipelineError):
 
 
 class StageError(PipelineError):
-    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read."""
+    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read.
+
+    `unexplained` says that nobody named the cause: the end of the log may.
+    """
 
     def __init__(
         self,
@@ -100,10 +120,12 @@ class StageError(PipelineError):
         failure: FailureClass = FailureClass.BUG,
         hint: str | None = None,
         log: Path | None = None,
+        unexplained: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.failure = failure
         self.log = log
+        self.unexplained = unexplained
 
 
 class DownloadError(StageError):

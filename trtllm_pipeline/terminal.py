@@ -43,6 +43,15 @@ def _escape(text: str) -> str:
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
+def same_place(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams end in the same terminal, pipe or file, so that who reads the one reads the other."""
+    try:
+        first, second = (os.fstat(stream.fileno()) for stream in (one, other))
+    except (OSError, ValueError):  # closed, or none of the system's
+        return False
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+
+
 class _Stderr:
     """A stream that may go away or be full: there is nobody to tell, and the work goes on."""
 

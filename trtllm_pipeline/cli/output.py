@@ -104,13 +104,3 @@ _SURROUNDINGS: Final = frozenset(
     }
 )
 """What the system says of a name, a disk or a machine, and never of a mistake of ours."""
-
-FAILURE_WORDS = {
-    FailureClass.INFEASIBLE: "can never work",
-    FailureClass.OUT_OF_MEMORY: "out of memory",
-    FailureClass.TRANSIENT: "transient, retries used up",
-    FailureClass.TIMEOUT: "took too long",
-    FailureClass.USER: "needs you",
-    FailureClass.BUG: "failed",
-}
-"""Failure classes as people read them."""

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from trtllm_pipeline import terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import note
 from trtllm_pipeline.flow import Request
@@ -64,14 +65,22 @@ def run(args: argparse.Namespace) -> int:
         store.index.forget_infeasible()
     if args.refresh:
         store.index.forget_pins()
+    seen = observer(sys.stderr, mode=args.progress)
     result = flow.run(
         request,
         store,
-        observer(sys.stderr, mode=args.progress),
+        seen,
         command=tuple(sys.argv),
         keep_going=not args.fail_fast,
     )
-    print_report(result.rows, args.format, run_id=result.run_id, matrix=str(request.matrix), workspace=store.workspace)
+    print_report(
+        result.rows,
+        args.format,
+        run_id=result.run_id,
+        matrix=str(request.matrix),
+        workspace=store.workspace,
+        told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
+    )
     if result.outcome.interrupted:
         note("interrupted; go on with: pipeline resume" + _workspace(args))
     elif result.outcome.exit_code:

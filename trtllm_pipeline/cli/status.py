@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_json, emit_rendered
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import UsageError, in_brackets
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store.store import Store
@@ -124,8 +124,7 @@ def to_text(
             details += [text] if (text := told(standing.progress)) else []
             lines.append(f"\nrunning: {who}" + (f": {', '.join(details)}" if details else ""))
         elif standing.status is StageStatus.FAILED:
-            kind = f" ({standing.failure.replace('_', ' ')})" if standing.failure not in {None, "bug"} else ""
-            lines.append(f"\nfailed{kind}: {who}\n  {standing.message}")
+            lines.append(f"\nfailed{in_brackets(standing.failure)}: {who}\n  {standing.message}")
             lines += [f"  log: {path_from_here(standing.log)}"] if standing.log else []
             lines += [f"  try: {standing.hint}"] if standing.hint else []
     never = [cell for cell in cells if cell.reason is not None]

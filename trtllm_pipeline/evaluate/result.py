@@ -194,4 +194,8 @@ def check_least(result: Mapping[str, Any], first: str, least: Json) -> None:
     if score is None:
         raise StageError(f"min_score is for {first}, by which no row is scored", failure=FailureClass.USER)
     if score < least:
-        raise StageError(f"{first} is {score:.3f} on {result['questions'][first]} questions, expected at least {least}")
+        raise StageError(
+            f"{first} is {score:.3f} on {result['questions'][first]} questions, expected at least {least}",
+            failure=FailureClass.CHECK,
+            hint=f"{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+        )

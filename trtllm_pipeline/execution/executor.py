@@ -148,7 +148,7 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_mem
     if known is not None:
         message = f"{job.stage}: {how}; its log says: {words(known, text)}"
         return StageError(message, failure=known.failure, hint=known.hint, log=log)
-    return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log)
+    return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log, unexplained=True)
 
 
 def tail(path: Path, lines: int) -> list[str]:

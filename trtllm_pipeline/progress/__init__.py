@@ -14,12 +14,13 @@ import os
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.execution.loop import Observer
+    from trtllm_pipeline.progress.lines import QuietObserver
+    from trtllm_pipeline.progress.live import LiveObserver
 
 Mode = Literal["auto", "live", "plain", "json", "quiet"]
 
 
-def observer(stream: TextIO, *, mode: Mode = "auto") -> Observer:
+def observer(stream: TextIO, *, mode: Mode = "auto") -> QuietObserver | LiveObserver:
     """The observer for `mode`. "auto" is live when `stream` is a terminal that can redraw and CI is not set."""
     if mode == "auto":
         dumb = os.environ.get("TERM", "") in {"", "dumb", "unknown"} or bool(os.environ.get("CI"))
@@ -30,4 +31,5 @@ def observer(stream: TextIO, *, mode: Mode = "auto") -> Observer:
         return LiveObserver(stream)
     from trtllm_pipeline.progress import lines
 
-    return {"plain": lines.PlainObserver, "json": lines.JsonObserver, "quiet": lines.QuietObserver}[mode](stream)
+    kinds = {"plain": lines.PlainObserver, "json": lines.JsonObserver, "quiet": lines.QuietObserver}
+    return kinds[mode](stream)

@@ -13,7 +13,7 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import Clock, Tracker
-from trtllm_pipeline.progress.words import failure, infeasible, told, who
+from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
@@ -28,6 +28,8 @@ class QuietObserver:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.told: set[str] = set()
+        """Reasons that people were given: nothing after the run needs to repeat them."""
 
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """Say nothing."""
@@ -35,7 +37,7 @@ class QuietObserver:
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what failed."""
         if status is _S.FAILED:
-            self._say(*failure(run, error, seconds, log_lines=_LOG_LINES))
+            self._say(*self._failure(run, error, seconds))
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Say nothing."""
@@ -45,6 +47,10 @@ class QuietObserver:
 
     def end(self) -> None:
         """Say nothing."""
+
+    def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
+        self.told |= {error.message} if error is not None else set()
+        return failure(run, error, seconds, log_lines=_LOG_LINES)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(clean("".join(f"{line}\n" for line in lines)))
@@ -72,6 +78,7 @@ class PlainObserver(QuietObserver):
             f"{tracker.to_do} to do",
             *infeasible(plan),
         )
+        self.told |= reasons_told(plan)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what ended."""
@@ -83,7 +90,7 @@ class PlainObserver(QuietObserver):
             return
         self._say_silent()
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, log_lines=_LOG_LINES)
+            first, *rest = self._failure(run, error, seconds)
             self._say(f"{self._place()} {first}", *rest)
         elif status is _S.UP_TO_DATE:
             self._say(f"{self._place()} {run.id}  {who(run)}  done by another invocation")

@@ -17,7 +17,7 @@ from trtllm_pipeline.planning.names import duration, shared_parts, shorten, with
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.grid import LOOKS, flow, grid, legend, symbol
 from trtllm_pipeline.progress.tracker import GOOD, Clock, Tracker
-from trtllm_pipeline.progress.words import failure, infeasible, share, told
+from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, share, told
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -38,6 +38,8 @@ class LiveObserver:
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._clock = clock
+        self.told: set[str] = set()
+        """Reasons that stay above the picture: nothing after the run needs to repeat them."""
         self._console = terminal.console(stream, soft_wrap=False)
         self._picture = Picture(clock, ascii_only=self._console.options.ascii_only)
         self._live: Live | None = None
@@ -51,6 +53,7 @@ class LiveObserver:
 
         self._picture.begin(plan, statuses, durations)
         self._above(infeasible(plan))
+        self.told |= reasons_told(plan)
         if self._picture.tracker.to_do:
             # stdout may be a pipe that reports go to: leave it alone.
             self._live = Live(
@@ -64,6 +67,7 @@ class LiveObserver:
         self._picture.tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, log_lines=0)
+            self.told |= {error.message} if error is not None else set()
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status][2])
 
     def waiting(self, run: StageRun, why: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.errors import StageError, in_brackets
 from trtllm_pipeline.execution.executor import tail
 from trtllm_pipeline.planning.names import amount, count, duration, path_from_here
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -29,14 +29,20 @@ def infeasible(plan: Plan) -> list[str]:
     return lines if len(cells) <= _MAX_LISTED else [*lines, f"  and {len(cells) - _MAX_LISTED} more: pipeline plan"]
 
 
+def reasons_told(plan: Plan) -> set[str]:
+    """The reasons that `infeasible` gives."""
+    return {str(cell.reason) for cell in [cell for cell in plan.cells if cell.reason is not None][:_MAX_LISTED]}
+
+
 def failure(run: StageRun, error: StageError | None, seconds: float | None, *, log_lines: int) -> list[str]:
-    """What to say of a failure: what, why, the log and its end, what to do."""
-    kind = "" if error is None or error.failure is FailureClass.BUG else f" ({error.failure.value.replace('_', ' ')})"
+    """What to say of a failure: what, why, the log, what to do; the log's end where nobody named the cause."""
+    kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
     lines = [f"{run.id}  {who(run)}  failed{after}{kind}{': ' + error.message if error else ''}"]
     if error is not None and error.log is not None:
         lines.append(f"  log: {path_from_here(error.log)}")
-        lines += [f"  | {line}" for line in tail(error.log, log_lines)] if log_lines else []
+        end = tail(error.log, log_lines) if log_lines and error.unexplained else []
+        lines += [f"  | {line}" for line in end if not error.message.endswith(line)]
     if error is not None and error.hint:
         lines.append(f"  try: {error.hint}")
     return lines

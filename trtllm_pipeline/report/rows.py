@@ -100,7 +100,7 @@ class CellResult:
     status: CellStatus
     failed_stage: str | None = None
     failure: str | None = None
-    """Failure class: infeasible, out_of_memory, transient, timeout, user, bug."""
+    """A value of `FailureClass`."""
     reason: str | None = None
     """Why it failed or cannot work, in words."""
     hint: str | None = None

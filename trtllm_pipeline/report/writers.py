@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from trtllm_pipeline import terminal
 from trtllm_pipeline.bench.conditions import FIELDS, system_words, workload_words
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import csv_value, json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
@@ -230,10 +230,13 @@ def _code(text: str) -> str:
 # Terminal
 
 
-def to_table(rows: Sequence[CellResult], width: int, *, workspace: Path | None = None) -> Group:
+def to_table(
+    rows: Sequence[CellResult], width: int, *, workspace: Path | None = None, told: Collection[str] = ()
+) -> Group:
     """The rows as a table no wider than `width`, then why cells failed, then what the numbers mean.
 
-    Columns that do not fit are left out, the least telling first; JSON and CSV have all of them.
+    Reasons that were `told` already are not repeated. Columns that do not fit are left out, the least telling first;
+    JSON and CSV have all of them.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -243,7 +246,7 @@ def to_table(rows: Sequence[CellResult], width: int, *, workspace: Path | None =
     shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
     said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
     said.append(_table(rows, shown, parts, name_width, by_model=by_model))
-    problems = list(problems_of(rows, workspace))
+    problems = [(*each[:2], [] if each[2][0] in told else each[2]) for each in problems_of(rows, workspace)]
     for what, ids, details in problems[:_MAX_PROBLEMS]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
@@ -363,13 +366,12 @@ def problems_of(
     for struck in groups.values():
         row = struck[0]
         what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
-        kind = f" ({row.failure.replace('_', ' ')})" if row.failure not in {None, "bug"} else ""
         details = [row.reason or "no reason was given"]
         if row.log is not None:
             details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}")
         if row.hint is not None:
             details.append(f"try: {row.hint}")
-        yield f"{what}{kind}", [row.id for row in struck], details
+        yield f"{what}{in_brackets(row.failure)}", [row.id for row in struck], details
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
@@ -464,8 +466,12 @@ def print_report(
     finished: bool = True,
     stream: TextIO | None = None,
     workspace: Path | None = None,
+    told: Collection[str] = (),
 ) -> None:
-    """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown"."""
+    """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
+
+    A table does not repeat the reasons that were `told` already.
+    """
     stream = sys.stdout if stream is None else stream
     if form == "json":
         stream.writelines(f"{line}\n" for line in to_json(rows, run_id, matrix, finished=finished))
@@ -476,7 +482,7 @@ def print_report(
     width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
     console = terminal.console(stream, width=width)
     with console.capture() as capture:
-        console.print(to_table(rows, width, workspace=workspace))
+        console.print(to_table(rows, width, workspace=workspace, told=told))
     terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
 
 

@@ -15,13 +15,21 @@ from typing import Final, NamedTuple, Protocol
 from trtllm_pipeline.client.transport.http import HttpError, Parser, request_head
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
-from trtllm_pipeline.processes.signatures import KILLED, classify
+from trtllm_pipeline.processes.signatures import KILLED, classify, words
 
 TAIL_BYTES: Final = 1 << 18
 """As much of a log's end is looked at for a cause."""
 _LOOK_S: Final = 2.0
 """Longest wait for one answer about readiness: another program may hold the port and never answer."""
-_NOISE: Final = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool", re.IGNORECASE)
+_NOISE: Final = re.compile(
+    r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool|^[+|]|^$", re.IGNORECASE
+)
+"""What every server without a GPU writes, and Triton's tables of models and options, which name no cause."""
+_ERROR: Final = re.compile(r"^E\d+ |\[E\]|\[ERROR\]|\berror\b|\w+(?:Error|Exception)\b", re.IGNORECASE)
+"""A line of a server's log that calls itself an error: Triton's, TensorRT-LLM's, Python's."""
+_PREFIX: Final = re.compile(r"^[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] ")
+"""What Triton writes before the text of a line: severity, time, process, place."""
+_LONGEST: Final = 300
 
 
 class Ports(NamedTuple):
@@ -132,7 +140,7 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
             raise diagnose(f"{name} was loading when {who}", -signo, server.log, before=server.before)
         if time.monotonic() > deadline:
             raise ServerError(
-                f"{name} was not ready after {timeout_s:.0f} s{quoted(server.log)}",
+                f"{name} was not ready after {timeout_s:.0f} s{_last_words(server.log)}",
                 failure=FailureClass.TIMEOUT,
                 hint="a large engine loads for minutes: --set settings.serve.ready_timeout_s=SECONDS",
                 log=server.log,
@@ -143,22 +151,25 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
 def diagnose(
     who: str, status: int | None, log: Path, cause: str | None = None, *, before: out_of_memory.Counts | None = None
 ) -> ServerError:
-    """What ended `who`, as an error with the log's own words. `status` is negative for a signal, None if not known.
+    """What ended `who`, as an error of one line. `cause` is known already; else the log's own words are quoted.
 
-    `before` is what the kernel had counted when it was started: whether it was this that ended it.
+    `status` is negative for a signal, None if not known. `before` is what the kernel had counted when it was started:
+    whether it was this that ended it.
     """
-    known = classify("\n".join(telling(log)))
-    if cause is None and status is None:
-        cause = "ended"
-    elif cause is None and status is not None:
-        cause = f"ended with exit status {status}" if status >= 0 else f"was ended by signal {_signal_name(-status)}"
+    text = "\n".join(telling(log))
+    known = classify(text)
+    how = cause
+    if how is None and status is None:
+        how = "ended"
+    elif how is None and status is not None:
+        how = f"ended with exit status {status}" if status >= 0 else f"was ended by signal {_signal_name(-status)}"
     if known is KILLED or (known is None and status == -signal.SIGKILL):
-        failure, words, hint = out_of_memory.verdict(before)
-        return ServerError(f"{who} {cause}; {words}{quoted(log)}", failure=failure, hint=hint, log=log)
-    message = f"{who} {cause}{quoted(log)}"
-    if known:
-        return ServerError(message, failure=known.failure, hint=known.hint, log=log)
-    return ServerError(message, log=log)
+        failure, words_, hint = out_of_memory.verdict(before)
+        return ServerError(f"{who} {how}; {words_}{_last_words(log)}", failure=failure, hint=hint, log=log)
+    if known is None:
+        return ServerError(f"{who} {how}{'' if cause else _last_words(log)}", log=log)
+    said = "" if cause else f"; its log says: {_text(words(known, text))}"
+    return ServerError(f"{who} {how}{said}", failure=known.failure, hint=known.hint, log=log)
 
 
 def _signal_name(number: int) -> str:
@@ -169,17 +180,31 @@ def _signal_name(number: int) -> str:
 
 
 def quoted(log: Path, lines: int = 15) -> str:
-    """The end of a log, indented, behind a colon; nothing where there is none."""
+    """The end of a log, indented, under the log's name; nothing where there is none."""
     tail = telling(log)[-lines:]
-    return "".join([":", *(f"\n    {line[:300]}" for line in tail)]) if tail else ""
+    return "\n".join([f"the end of {log}:", *(f"    {line[:_LONGEST]}" for line in tail)]) if tail else ""
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log that calls itself an error, or else its last line, to be added to a message."""
+    lines = telling(log)
+    error = next((line for line in reversed(lines) if _ERROR.search(line)), None)
+    if error is not None:
+        return f"; its log says: {_text(error)}"
+    return f"; its last line: {_text(lines[-1])}" if lines else ""
+
+
+def _text(line: str) -> str:
+    """A line of a log without what stands before every line."""
+    return _PREFIX.sub("", line.strip()).strip('"')[:_LONGEST]
 
 
 def telling(log: Path) -> list[str]:
-    """The last lines of a log without those that every server without a GPU writes; none where there is no log."""
+    """The last lines of a log that may name a cause; none where there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
-    return [line for line in lines if line.strip() and not _NOISE.search(line)]
+    return [line for line in lines if not _NOISE.search(line.strip())]

@@ -383,8 +383,10 @@ def diagnose(
     status: int | None, log: Path, who: str = "Triton", *, before: out_of_memory.Counts | None = None
 ) -> ServerError:
     """What ended a server, as an error with the log's own words."""
-    loading = re.search(r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+)", "\n".join(telling(log)))
-    cause = f"could not load the model {loading[1]}: {loading[2].strip()}" if loading else None
+    found = re.search(
+        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*\"?$", "\n".join(telling(log)), re.MULTILINE
+    )
+    cause = f"could not load the model {found[1]}: {found[2]}" if found else None
     return explained(who, status, log, cause, before=before)
 
 

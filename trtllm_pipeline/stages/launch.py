@@ -188,7 +188,16 @@ def _openai(command: Sequence[str], work: Work, settings: Settings) -> Server:
 
 
 def _serve(work: Work, begin: Begin) -> None:
-    """Keep a server that `begin` starts; see the module's docstring."""
+    """Keep a server that `begin` starts; see the module's docstring. When it cannot go on, its log's end is in ours."""
+    try:
+        _keep(work, begin)
+    except ServerError as error:
+        if error.log is not None and (end := quoted(error.log)):
+            print(end, flush=True)  # noqa: T201
+        raise
+
+
+def _keep(work: Work, begin: Begin) -> None:
     settings = Settings.of(work.params)
     parent = os.getppid()
     deaths = repairs = 0
@@ -212,7 +221,8 @@ def _serve(work: Work, begin: Begin) -> None:
                 deaths += 1
                 if server.process.poll() is None or deaths > settings.restarts:
                     raise
-                print(f"{error}\nstarting it again ({deaths} of {settings.restarts} times)", flush=True)  # noqa: T201
+                again = f"starting it again ({deaths} of {settings.restarts} times)"
+                print(*filter(None, (error, quoted(server.log), again)), sep="\n", flush=True)  # noqa: T201
             finally:
                 server.stop(settings.stop_timeout_s)
             # Clients know the ports of the first start.
@@ -239,7 +249,8 @@ def _repaired(server: Server, dead: set[str], times: int) -> str:
             hint=f"{server.log} may say why",
             log=server.log,
         )
-    return f"the process of model {names} died{said}{quoted(server.log)}\nstarting the server again"
+    lines = (f"the process of model {names} died{said}", quoted(server.log), "starting the server again")
+    return "\n".join(filter(None, lines))
 
 
 def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:

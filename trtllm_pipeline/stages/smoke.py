@@ -25,7 +25,7 @@ from trtllm_pipeline.client.service import (
     running_since,
     wire_types,
 )
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import number
@@ -70,15 +70,19 @@ def run(work: Work) -> None:
         },
     )
     for check in smoke.checks:
-        mark = "ok" if check.ok else "FAILED"
+        mark = "ok" if check.ok else "failed"
         print(f"{mark:6} {check.name} {check.model} {check.protocol} ({check.duration_ms:.0f} ms): {check.detail}")  # noqa: T201 - the stage's log
     failed = [check for check in smoke.checks if not check.ok]
     if failed:
         one = failed[0]
-        more = f" (and {len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
+        more = f" ({len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
+        failure = failure_class(one.detail)
         raise StageError(
             f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}",
-            failure=failure_class(one.detail),
+            failure=FailureClass.CHECK if failure is FailureClass.BUG else failure,
+            hint="correct settings.smoke.expected, or the recipe's, if the answer is right after all"
+            if one.name == "expected"
+            else None,
         )
 
 
@@ -112,6 +116,8 @@ class _Smoke:
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
+        if self.answer is not None and self.work.params.get("expected") is not None:
+            await self._check("expected", first, service.model, self._expected(self.answer))
         async with self._client(service.model, first) as client:
             if self.answer:
                 await self._check("stop_words", first, service.model, self._stop_words(client))
@@ -179,14 +185,18 @@ class _Smoke:
             raise _CheckError(f"the answer to {self.prompt!r} is empty")
         if text.lstrip().startswith(self.prompt.strip()):
             raise _CheckError(f"the answer begins with the prompt itself: {text!r}; expected new text only")
-        expected = self.work.params.get("expected")
-        if isinstance(expected, str) and expected not in text:
-            raise _CheckError(f"the greedy answer to {self.prompt!r} should contain {expected!r}, got {text!r}")
         if self.answer is None:
             self.answer = text
         elif text != self.answer:
             raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
         return f"{text!r} in {len(answer.events)} parts"
+
+    async def _expected(self, answer: str) -> str:
+        """All protocols gave the same answer, so this is looked at once."""
+        expected = str(self.work.params["expected"])
+        if expected not in answer:
+            raise _CheckError(f"the greedy answer to {self.prompt!r} should contain {expected!r}, got {answer!r}")
+        return f"the answer contains {expected!r}"
 
     async def _stop_words(self, client: AnyClient) -> str:
         """A word the greedy answer is known to contain must end it."""

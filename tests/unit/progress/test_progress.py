@@ -95,17 +95,18 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [f"[1/13] {place}  done in 1:06"]
     log = tmp_path / "log"
     log.write_text("".join(f"line {number}\n" for number in range(30)))
-    error = StageError("build: no memory", failure=FailureClass.OUT_OF_MEMORY, hint="buy some", log=log)
+    error = StageError("build: ended; its last line: line 29", hint="look", log=log, unexplained=True)
     plain.changed(build, S.RUNNING, None, None)
     plain.changed(build, S.FAILED, error, 12.3)
     for stage in ("repository", "launch", "smoke"):
         plain.changed(run(stage), S.BLOCKED, None, None)
     assert lines(stream) == [
-        f"[2/13] {build.id}  {FP16.id}  failed after 12 s (out of memory): build: no memory",
+        f"[2/13] {build.id}  {FP16.id}  failed after 12 s: build: ended; its last line: line 29",
         f"  log: {log}",
-        *(f"  | line {number}" for number in range(20, 30)),
-        "  try: buy some",
+        *(f"  | line {number}" for number in range(20, 29)),
+        "  try: look",
     ]
+    assert plain.told == {error.message, NEVER.reason}
     plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
     plain.end()
     assert lines(stream) == [
@@ -113,6 +114,22 @@ def test_plain_lines(tmp_path: Path) -> None:
         "[5/13] 3 stage runs blocked by what failed",
         "1 of 13 stage runs done, 1 failed, 3 blocked, in 1:06",
     ]
+
+
+def test_a_failure_that_is_explained_needs_no_end_of_a_log(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    quiet = QuietObserver(stream)
+    log = tmp_path / "log"
+    log.write_text("loading\nno memory\n")
+    error = StageError("build: no memory", failure=FailureClass.OUT_OF_MEMORY, hint="buy some", log=log)
+    build = run("build")
+    quiet.changed(build, S.FAILED, error, 12.3)
+    assert lines(stream) == [
+        f"{build.id}  {FP16.id}  failed after 12 s (out of memory): build: no memory",
+        f"  log: {log}",
+        "  try: buy some",
+    ]
+    assert quiet.told == {"build: no memory"}
 
 
 def test_a_server_is_not_up_before_something_ran_in_it() -> None:

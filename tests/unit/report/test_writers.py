@@ -101,6 +101,16 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    print_report(ROWS, stream=stream, workspace=Path("/ws"), told={str(failed("int4_wo").reason)})
+    text = stream.getvalue()
+    assert "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8\n\n" in text
+    assert "somebody" not in text
+    assert "try:" not in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 @pytest.mark.parametrize("models", [("smollm2",), ("smollm2-135m-instruct", "qwen2-72b-instruct-with-a-long-name")])
 def test_the_table_is_never_wider_than_the_terminal(

@@ -20,6 +20,7 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.serving.server import quoted
 from trtllm_pipeline.toolchains import embedded
 
 WHEEL = triton_installation.Triton(
@@ -183,13 +184,22 @@ def test_the_server_s_environment_puts_this_python_first(
 )
 def test_a_dead_server_is_explained(tmp_path: Path, log: str, status: int, failure: FailureClass, words: str) -> None:
     path = tmp_path / "server.log"
-    path.write_text(f"{log}\nW1 CudaDriverHelper has not been initialized.\nthe last line\n")
+    table = "+-------+---------+\n| Model | Status  |\n+-------+---------+\n| x     | READY   |\n+-------+---------+\n"
+    path.write_text(f"{log}\nW1 CudaDriverHelper has not been initialized.\n\n{table}the last line\n")
     error = triton.diagnose(status, path)
     assert error.failure is failure
     assert words in error.message
-    assert error.message.endswith("    the last line")
-    assert "CudaDriverHelper" not in error.message
+    assert "\n" not in error.message
     assert error.log == path
+    assert quoted(path).splitlines() == [f"the end of {path}:", f"    {log}", "    the last line"]
+
+
+def test_the_line_that_calls_itself_an_error_is_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text('I1 starting\nE1 server.cc:10] "no such option"\nI1 waiting for requests to complete\nbye\n')
+    assert triton.diagnose(1, path).message == ("Triton ended with exit status 1; its log says: no such option")
+    path.write_text("I1 starting\nbye\n")
+    assert triton.diagnose(1, path).message == "Triton ended with exit status 1; its last line: bye"
 
 
 def test_memory_noise_of_a_server_without_gpu_is_not_a_cause(tmp_path: Path) -> None:
