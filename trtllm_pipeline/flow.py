@@ -292,7 +292,9 @@ class _Files:
         self._known: dict[tuple[str, str], tuple[str, str]] = {}
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
-        """Path and digest of `name`; see `data_file`. A guess where a hub is not reached and guesses are allowed."""
+        """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
+        from trtllm_pipeline.hub.dataset_file import data_file
+
         found = self._known.get((name, cell.base_dir))
         if found is None:
             try:
@@ -315,26 +317,6 @@ class _Files:
                 raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
             found = self._known[name, cell.base_dir] = (str(path), content)
         return found
-
-
-def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME/PATH", or a path from the matrix file's folder.
-
-    Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
-    """
-    from trtllm_pipeline.hub import dataset_file
-
-    if name.startswith(dataset_file.PREFIX):
-        return dataset_file.fetch(name)
-    if not name.startswith("builtin:"):
-        return (base_dir / name).absolute()
-    known = {f"builtin:{file.stem}": file for file in (Path(__file__).parent / "data").glob("*/*.jsonl")}
-    if name not in known:
-        raise UsageError(
-            f"there is no data set {name}",
-            hint=f"built in are {', '.join(sorted(known))}; or name a JSONL file of yours",
-        )
-    return known[name]
 
 
 @dataclass(frozen=True, slots=True)

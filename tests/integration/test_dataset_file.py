@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline import flow
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import dataset_file
 
@@ -31,7 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_a_file_is_fetched_once_and_kept(hub: FakeHub) -> None:
-    path = flow.data_file(NAME, Path())
+    path = dataset_file.data_file(NAME, Path())
     assert path.read_bytes() == ROWS
     before = sum(method == "GET" for method, _, _ in hub.requests)
     assert dataset_file.fetch(f"{NAME}@main") == path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,6 +75,35 @@ class Target:
     def tls(self) -> bool:
         """Whether what goes over the wire is encrypted: then only a read tells when something arrived."""
         return self.service.http.startswith("https:")
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        interface: str,
+        model: str,
+        *,
+        endpoint: str = "chat",
+        streaming: bool = True,
+        metrics: str | None = None,
+        timeout_s: float = 300.0,
+        max_tokens: int,
+        temperature: float = 0.0,
+        options: Mapping[str, Option] | None = None,
+    ) -> Target:
+        """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
+        protocol = f"openai_{endpoint}" if interface == "openai" else interface
+        return cls(
+            protocol if streaming else f"{protocol}_unary",
+            # With the path, as others write it, or without.
+            service_at(url, interface, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
+            model,
+            timeout_s,
+            max_tokens,
+            temperature,
+            options or {},
+            os.environ.get("OPENAI_API_KEY") if interface == "openai" else None,
+        )
 
     def client(self) -> AnyClient:
         """A client of it, still to be entered."""

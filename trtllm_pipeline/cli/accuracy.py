@@ -9,23 +9,16 @@ pipeline accuracy --matrix FILE | --service FILE ...     the stage
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.writing import csv_value
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.stages.asking import Encode
 
 _URL_FLAGS: Final = ("-u", "--url")
 _FORMATS: Final = ("table", "json", "csv")
@@ -137,59 +130,46 @@ def _score(text: str) -> float:
 
 
 def _score_url(args: argparse.Namespace) -> int:
-    import asyncio
-
     from trtllm_pipeline.bench.prompts import chat_renderer, tokenizer_folder, unrendered
-    from trtllm_pipeline.bench.target import Target, service_at
+    from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.evaluate import result
-    from trtllm_pipeline.evaluate.questions import read, scorable
-    from trtllm_pipeline.flow import data_file
-    from trtllm_pipeline.stages.accuracy import answered, ask, check_all
+    from trtllm_pipeline.evaluate.ask import questions_of, score_server
+    from trtllm_pipeline.files.model_files import tokenizer_at
+    from trtllm_pipeline.hub.dataset_file import data_file
 
     names = [name.strip() for name in args.metrics.split(",") if name.strip()]
     metrics = result.metrics_of(list(names))
     path = data_file(args.input_data, Path())
     # Nobody times these answers: unary is what every OpenAI-compatible server has.
-    protocol = f"openai_{args.endpoint_type}_unary" if args.interface == "openai" else args.interface
-    # Before anything is asked: a wrong folder must not cost the answers.
-    encode = None if args.tokenizer is None else _encoder(args.tokenizer)
-    chats = protocol.startswith("openai_chat")  # the server has the template
-    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(args.tokenizer)) as render:
-        questions, faults = scorable(read(path, metrics, names, render), metrics)
-    if faults:
-        raise UsageError(f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}")
-    _check_new(args.output_dir)
-    target = Target(
-        protocol,
-        service_at(args.url, args.interface, args.model),
+    openai = args.interface == "openai"
+    target = Target.at(
+        args.url,
+        args.interface,
         args.model,
-        args.request_timeout_s,
-        args.max_tokens,
-        api_key=os.environ.get("OPENAI_API_KEY") if args.interface == "openai" else None,
+        endpoint=args.endpoint_type,
+        streaming=not openai,
+        timeout_s=args.request_timeout_s,
+        max_tokens=args.max_tokens,
     )
-    answers = asyncio.run(ask(target, questions, concurrency=args.concurrency, progress=_nothing))
-    samples = answered(questions, answers, encode)
-    if args.output_dir is not None:
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        result.keep(args.output_dir, samples)
-    check_all(questions, answers)
-    scored = result.score(samples, metrics)
-    about = {"source": "url", "settings": {"url": args.url, "model": args.model, "protocol": protocol}}
-    if args.output_dir is None:
-        found = {**result.summary(scored, metrics), **about}
-    else:
-        found = result.write(args.output_dir, scored, metrics, **about)
+    # Before anything is asked: a wrong folder must not cost the answers.
+    tokenizer = None if args.tokenizer is None else tokenizer_at(args.tokenizer)
+    chats = target.protocol.startswith("openai_chat")  # the server has the template
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(args.tokenizer)) as render:
+        questions = questions_of(path, metrics, names, render)
+    _check_new(args.output_dir)
+    found = score_server(
+        target,
+        questions,
+        metrics,
+        concurrency=args.concurrency,
+        encode=None if tokenizer is None else lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids),
+        folder=args.output_dir,
+        source="url",
+        settings={"url": args.url, "model": args.model, "protocol": target.protocol},
+    )
     _show_scores(found, args.format)
     result.check_least(found, names[0], args.min_score)
     return 0
-
-
-def _encoder(path: Path) -> Encode:
-    """Text to tokens by the tokenizer at `path`, without special ones. Raises UsageError when there is none."""
-    from trtllm_pipeline.report.measured import tokenizer_at
-
-    tokenizer = tokenizer_at(path)
-    return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _check_new(folder: Path | None) -> None:
@@ -199,55 +179,13 @@ def _check_new(folder: Path | None) -> None:
         )
 
 
-def _nothing(_done: int, _total: int, _unit: str) -> None:
-    """Seconds of asking need no progress."""
-
-
 def _show_scores(found: Mapping[str, Any], form: str) -> None:
+    from trtllm_pipeline.report import scores
+
     if form == "json":
         emit_json(found)
-        return
-    of_metric = found.get("questions") or {}
-    rows = [
-        {
-            "metric": name,
-            "score": score,
-            "low": None if found["intervals"].get(name) is None else found["intervals"][name][0],
-            "high": None if found["intervals"].get(name) is None else found["intervals"][name][1],
-            "questions": of_metric.get(name, found.get("tasks", {}).get(name.partition("/")[0], {}).get("questions")),
-        }
-        for name, score in found["scores"].items()
-    ]
-    _show_rows(rows, form)
-    if form == "table":
-        emit(f"\nlow to high: {found['interval_method']}")
-        for name, definition in found.get("definitions", {}).items():
-            emit(f"{name}: {definition}")
-
-
-def _show_rows(rows: Sequence[Mapping[str, Any]], form: str) -> None:
-    """Rows with the same keys, as CSV or as an aligned table."""
-    if not rows:
-        return
-    if form == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
-        emit(text.getvalue().rstrip("\n"))
-        return
-    lines = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        words = [
-            word.ljust(width) if not at else word.rjust(width)
-            for at, (word, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        emit("  ".join(words).rstrip())
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+    else:
+        emit(scores.scores_csv(found) if form == "csv" else scores.scores_text(found))
 
 
 # Two files of answers.
@@ -269,38 +207,13 @@ def _configure_compare(parser: argparse.ArgumentParser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     from trtllm_pipeline.bench.stats import MEAN_INTERVAL
     from trtllm_pipeline.evaluate import drift
+    from trtllm_pipeline.report import scores
 
     found = drift.compare(drift.read(args.reference), drift.read(args.other))
     if args.format == "json":
         emit_json({"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": drift.DEFINITIONS})
         return 0
-    if args.format == "table":
-        low, high = found.interval
-        alone = f", {found.unpaired} answers without a partner" if found.unpaired else ""
-        emit(f"agreement  {found.agreement:.3f} ({low:.3f} to {high:.3f}) of {found.pairs} answers{alone}")
-        for unit, where in (("chars", found.first_divergence_chars), ("tokens", found.first_divergence_tokens)):
-            if where is not None and where["n"]:
-                emit(f"parts at   {unit}: median {where['p50']:g}, from {where['min']:g} to {where['max']:g}")
-        emit("")
-    _show_rows(
-        [
-            {
-                "metric": name,
-                "a": of.reference,
-                "b": of.score,
-                "difference": of.difference,
-                "low": of.interval[0],
-                "high": of.interval[1],
-                "better": of.better,
-                "worse": of.worse,
-                "questions": of.questions,
-            }
-            for name, of in found.scores.items()
-        ],
-        args.format,
-    )
-    if args.format == "table":
-        emit(f"\nlow to high, of the difference: {MEAN_INTERVAL}")
+    emit(scores.drift_csv(found) if args.format == "csv" else scores.drift_text(found))
     return 0
 
 

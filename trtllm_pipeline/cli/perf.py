@@ -11,31 +11,21 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from trtllm_pipeline.bench.objectives import per_request
 from trtllm_pipeline.cli import options, stage
 from trtllm_pipeline.cli.output import emit, emit_json, note
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.files.user_files import check, decode
-from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.terminal import raw
-
-if TYPE_CHECKING:
-    from trtllm_pipeline.bench.load import Level
-    from trtllm_pipeline.bench.prompts import Prompt
-    from trtllm_pipeline.bench.server_checks import ExpectedServer
-    from trtllm_pipeline.bench.target import Target
 
 _URL_FLAGS: Final = ("-u", "--url")
 _FORMATS: Final = ("table", "json", "csv")
-_OBJECTIVE: Final = re.compile(r"(ttft|tpot|e2e)=(\d+(?:\.\d+)?)(ms|s)")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -201,33 +191,73 @@ def _add_analysis(parser: argparse.ArgumentParser) -> None:
         help="tokenizer.json or a model's folder: counts tokens (default: as the server counts them)",
     )
     parser.add_argument(
-        "--slo", type=_objectives, metavar="NAME=TIME,...", help="objectives of goodput: ttft=300ms,tpot=40ms,e2e=5s"
+        "--slo", type=per_request, metavar="NAME=TIME,...", help="objectives of goodput: ttft=300ms,tpot=40ms,e2e=5s"
     )
     options.add_format(parser, *_FORMATS)
 
 
 def _load(args: argparse.Namespace) -> int:
-    from trtllm_pipeline.bench import self_test
     from trtllm_pipeline.bench.metrics import analyze
+    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, Load, ServerLoad, Synthetic
+    from trtllm_pipeline.bench.server_checks import ExpectedServer
+    from trtllm_pipeline.bench.target import Target
+    from trtllm_pipeline.hub.dataset_file import data_file
 
     if args.concurrency is not None and args.request_rate is not None:
         raise UsageError("--concurrency and --request-rate exclude each other", hint="two runs, one with each")
     if not args.streaming and "tpot" in (args.slo or {}):
         raise UsageError("--slo tpot: an answer in one piece tells no time per token", hint="leave out --no-streaming")
-    path = args.profile_export_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl"))
-    if path.exists():
-        raise UsageError(f"--profile-export-file {path}: is there already", hint="name another; nothing is overwritten")
-    if not path.parent.is_dir():
-        raise UsageError(f"--profile-export-file {path}: there is no folder {path.parent}")
-    target, tokenizer, claim = _target(args), _tokenizer(args.tokenizer), _claim(args)
-    prompts = _prompts(args, target, tokenizer)
-    plan = _plan(args, prompts)
-    _check_server(target)
-    # Before the load, not beside it.
-    tested = self_test.recent(target.protocol)
+    for option, folder in (("--engine", args.engine), ("--repository", args.repository)):
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"{option} {folder}: there is no such folder")
+    made_up = None
+    if args.synthetic_input_tokens_mean is not None:
+        made_up = Synthetic(
+            input_tokens_mean=args.synthetic_input_tokens_mean,
+            input_tokens_stddev=args.synthetic_input_tokens_stddev,
+            prompts=args.num_prompts,
+        )
+        if args.input_data is not None or args.tokenizer is None:
+            raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and no --input-data")
+    path = _new_file(args.profile_export_file)
+    tokenizer = _tokenizer(args.tokenizer)
+    load = ServerLoad(
+        target=Target.at(
+            args.url,
+            args.interface,
+            args.model,
+            endpoint=args.endpoint_type,
+            streaming=args.streaming,
+            metrics=args.metrics_url,
+            timeout_s=args.request_timeout_s,
+            max_tokens=args.max_tokens,
+            temperature=args.temperature,
+            options=dict(_pair("--extra-inputs", text, ":") for text in args.extra_inputs),
+        ),
+        load=Load(
+            concurrency=tuple(args.concurrency or () if args.request_rate else args.concurrency or (1,)),
+            request_rate=tuple(args.request_rate or ()),
+            requests=args.request_count,
+            warmup_requests=args.warmup_request_count,
+            repeats=args.repeats,
+            distribution=args.request_distribution,
+            burstiness=args.burstiness,
+            seed=args.random_seed,
+        ),
+        claim=ExpectedServer(
+            dict(_pair("--declare", text, "=") for text in args.declare),
+            args.engine,
+            args.repository,
+            "the command line",
+        ),
+        input_data=None if made_up else data_file(args.input_data or BUILT_IN_PROMPTS, Path()),
+        synthetic=made_up,
+        tokenizer=args.tokenizer,
+        processes=args.processes,
+    )
     interrupted = False
     try:
-        _measure(args, target, claim, prompts, plan, path, tokenizer, tested)
+        load.run(path, tokenizer, _count_down())
     except KeyboardInterrupt:
         interrupted = True
     note(f"events: {path}")
@@ -238,36 +268,22 @@ def _load(args: argparse.Namespace) -> int:
     return 130 if interrupted else 0 if result["valid"] else 1
 
 
-def _target(args: argparse.Namespace) -> Target:
-    from trtllm_pipeline.bench.target import Target, service_at
-
-    protocol = f"openai_{args.endpoint_type}" if args.interface == "openai" else args.interface
-    return Target(
-        protocol if args.streaming else f"{protocol}_unary",
-        service_at(
-            args.url,
-            args.interface,
-            args.model,
-            # With the path, as others write it, or without.
-            metrics=args.metrics_url and args.metrics_url.rstrip("/").removesuffix("/metrics"),
-        ),
-        args.model,
-        args.request_timeout_s,
-        args.max_tokens,
-        args.temperature,
-        dict(_pair("--extra-inputs", text, ":") for text in args.extra_inputs),
-        os.environ.get("OPENAI_API_KEY") if args.interface == "openai" else None,
-    )
+def _new_file(given: Path | None) -> Path:
+    path = given or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl"))
+    if path.exists():
+        raise UsageError(f"--profile-export-file {path}: is there already", hint="name another; nothing is overwritten")
+    if not path.parent.is_dir():
+        raise UsageError(f"--profile-export-file {path}: there is no folder {path.parent}")
+    return path
 
 
-def _claim(args: argparse.Namespace) -> ExpectedServer:
-    from trtllm_pipeline.bench.server_checks import ExpectedServer
+def _count_down() -> Callable[[int, int], None]:
+    """Shows on a terminal how far a load is."""
 
-    for option, folder in (("--engine", args.engine), ("--repository", args.repository)):
-        if folder is not None and not folder.is_dir():
-            raise UsageError(f"{option} {folder}: there is no such folder")
-    declared = dict(_pair("--declare", text, "=") for text in args.declare)
-    return ExpectedServer(declared, args.engine, args.repository, "the command line")
+    def shown(done: int, total: int) -> None:
+        raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
+
+    return shown if sys.stderr.isatty() else lambda _done, _total: None
 
 
 def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
@@ -281,132 +297,11 @@ def _pair(option: str, text: str, sign: str) -> tuple[str, Any]:
         return name, value
 
 
-def _prompts(args: argparse.Namespace, target: Target, tokenizer: Any) -> tuple[Prompt, ...]:
-    from trtllm_pipeline.bench.prompts import chat_renderer, read, tokenizer_folder, unrendered
-    from trtllm_pipeline.flow import data_file
-
-    if args.synthetic_input_tokens_mean is not None:
-        from trtllm_pipeline.bench import synthetic
-
-        if args.input_data is not None or tokenizer is None:
-            raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and no --input-data")
-        return synthetic.prompts(
-            tokenizer,
-            args.num_prompts,
-            mean=args.synthetic_input_tokens_mean,
-            stddev=args.synthetic_input_tokens_stddev,
-            seed=args.random_seed,
-        )
-    chats = target.protocol.startswith("openai_chat")  # the server has the template
-    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(args.tokenizer)) as render:
-        return read(data_file(args.input_data or "builtin:prompts", Path()), render)
-
-
-def _plan(args: argparse.Namespace, prompts: Sequence[Prompt]) -> list[Level]:
-    from trtllm_pipeline.bench.load import WARMUP_REQUESTS, levels, rate_levels
-
-    if args.request_rate is not None:
-        return rate_levels(
-            prompts,
-            args.request_rate,
-            requests=args.request_count,
-            warmup_requests=WARMUP_REQUESTS if args.warmup_request_count is None else args.warmup_request_count,
-            repeats=args.repeats,
-            distribution=args.request_distribution,
-            burstiness=args.burstiness,
-            seed=args.random_seed,
-        )
-    return levels(
-        prompts,
-        args.concurrency or [1],
-        requests=args.request_count,
-        warmup_requests=args.warmup_request_count,
-        repeats=args.repeats,
-    )
-
-
-def _check_server(target: Target) -> None:
-    """Raises ServerError when the server, or its model, is not there, UsageError for a metrics endpoint that is none."""
-    import asyncio
-
-    from trtllm_pipeline.bench import counters
-
-    async def look() -> None:
-        async with target.client():
-            pass
-        metrics = target.service.metrics
-        if metrics is not None and await counters.triton(metrics) is None:
-            raise UsageError(
-                f"--metrics-url {metrics}: Triton's counters are not there",
-                hint="its metrics port, HOST:8002 unless told otherwise",
-            )
-
-    asyncio.run(look())
-
-
-def _measure(
-    args: argparse.Namespace,
-    target: Target,
-    claim: ExpectedServer,
-    prompts: Sequence[Prompt],
-    plan: Sequence[Level],
-    path: Path,
-    tokenizer: Any,
-    tested: dict[str, Any] | None,
-) -> None:
-    import asyncio
-
-    from trtllm_pipeline.bench.load import EventFile
-    from trtllm_pipeline.bench.measure import measure
-
-    allow_open_files(max((level.concurrency or 0 for level in plan), default=0))
-    total = sum(len(level.planned) for level in plan)
-    count = 0
-
-    def done() -> None:
-        nonlocal count
-        count += 1
-        if sys.stderr.isatty():
-            raw(sys.stderr).write(f"\r{count} of {total} requests")
-
-    left_out = {"form", "words", "command", "format", "tokenizer", "profile_export_file", "engine", "repository"}
-    settings = {name: value for name, value in vars(args).items() if name not in left_out}
-    settings["prompts"] = "synthetic" if args.synthetic_input_tokens_mean is not None else "given"
-    try:
-        with EventFile(path) as events:
-            events.header(target, settings=settings, self_test=tested)
-            asyncio.run(
-                measure(
-                    target,
-                    plan,
-                    prompts,
-                    events,
-                    done,
-                    claim=claim,
-                    tokenizer=tokenizer,
-                    processes=args.processes,
-                    synthetic=_synthetic(args),
-                )
-            )
-    finally:
-        if sys.stderr.isatty():
-            sys.stderr.write("\n")
-
-
-def _synthetic(args: argparse.Namespace) -> dict[str, Json] | None:
-    if args.synthetic_input_tokens_mean is None:
-        return None
-    return {
-        "input_tokens_mean": args.synthetic_input_tokens_mean,
-        "input_tokens_stddev": args.synthetic_input_tokens_stddev,
-    }
-
-
 def _tokenizer(path: Path | None) -> Any:
     """The tokenizer in a file or folder, None for none. Raises UsageError when it is no tokenizer."""
     if path is None:
         return None
-    from trtllm_pipeline.report.measured import tokenizer_at
+    from trtllm_pipeline.files.model_files import tokenizer_at
 
     return tokenizer_at(path)
 
@@ -469,169 +364,19 @@ def _self_test(args: argparse.Namespace) -> int:
     if args.format == "json":
         emit_json({"schema": 1, **result, "definitions": self_test.DEFINITIONS})
     else:
-        emit(self_test.line(result))
-        names = ("ttft_error_ms", "event_error_ms", "gap_error_ms", "read_late_ms", "server_late_ms")
-        _emit_table([_statistics(name, result[name], digits=4) for name in names])
-        for name, seen in result["checks"].items():
-            emit(f"{'seen  ' if seen else 'MISSED'}  {name}")
-        for name, definition in self_test.DEFINITIONS.items():
-            emit(f"{name}: {definition}")
+        from trtllm_pipeline.report import figures
+
+        emit(figures.self_test_text(result))
     return 0 if result["pass"] and all(result["checks"].values()) else 1
 
 
-# What is shown.
-
-_COLUMNS: Final = ("n", "min", "mean", "p50", "p75", "p90", "p95", "p99", "max")
-_TIMES: Final = (
-    "ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms", "user_tokens_per_s",
-    "input_tokens_per_request", "output_tokens_per_request",
-)  # fmt: skip
-_SCHEDULED: Final = ("lag_ms", "ttft_from_schedule_ms", "response_ms")
-
-
 def _show(result: dict[str, Any], form: str) -> None:
+    from trtllm_pipeline.report import figures
+
     if form == "json":
         emit_json(result)
-    elif form == "csv":
-        emit(",".join(("load", "metric", "value", *_COLUMNS)))
-        for level in result["levels"]:
-            for name, value in (*_figures(level), *_as_other_tools(level)):
-                cells = (
-                    [value.get(column) for column in _COLUMNS] if isinstance(value, dict) else [None] * len(_COLUMNS)
-                )
-                row = (_load_name(level), name, None if isinstance(value, dict) else value, *cells)
-                emit(",".join("" if cell is None else str(cell) for cell in row))
     else:
-        _show_table(result)
-
-
-def _load_name(level: dict[str, Any]) -> str:
-    rate = level.get("request_rate")
-    return f"concurrency {level['concurrency']}" if rate is None else f"{rate:g} requests/s"
-
-
-def _figures(level: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Every figure of a level by name: a number, or a summary."""
-    rows: list[tuple[str, Any]] = [(name, level[name]) for name in ("requests", "failures")]
-    rows += [(name, level[name]) for name in ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")]
-    rows += [(name, level[name]) for name in _TIMES if (level.get(name) or {}).get("n")]
-    schedule = level.get("schedule")
-    if schedule:
-        rows += [("achieved_rate", schedule["achieved_rate"]), ("most_in_flight", schedule["most_in_flight"])]
-        rows += [(name, schedule[name]) for name in _SCHEDULED]
-    if "goodput" in level:
-        rows += [
-            ("goodput_share", level["goodput"]["share"]),
-            ("goodput_requests_per_s", level["goodput"]["requests_per_s"]),
-        ]
-    return rows
-
-
-def _as_other_tools(level: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f"{name} as {tool}", value) for tool, figures in level["as"].items() for name, value in figures.items()]
-
-
-def _show_table(result: dict[str, Any]) -> None:
-    made_up = ", synthetic prompts" if result["settings"].get("prompts") == "synthetic" else ""
-    emit(
-        f"{result['model']} over {result['protocol']}{made_up}; output tokens counted by {result['token_count']['source']}"
-    )
-    from trtllm_pipeline.bench.conditions import Conditions, system_words, workload_words
-
-    under = Conditions.read(result)
-    emit(f"system: {system_words(under)}")
-    emit(f"load: {workload_words(under)}")
-    _emit_table([_overview(level) for level in result["levels"]])
-    for level in result["levels"]:
-        figures = _figures(level)
-        emit(f"\n{_load_name(level)}")
-        _emit_table([_statistics(name, value) for name, value in figures if isinstance(value, dict)])
-        emit("; ".join(f"{name} {_cell(value)}" for name, value in figures if not isinstance(value, dict)))
-        if level["as"]:
-            emit("the same events, as others would report them:")
-            _emit_table([_in_words_of(tool, figures) for tool, figures in level["as"].items()])
-        for repeat in level["repeats"]:
-            windows = ", ".join(
-                f"{name} {window['duration_s']:.2f} s {window['output_tokens_per_s']:.1f} tokens/s"
-                for name in ("whole", "active", "steady")
-                if (window := repeat.get(name))
-            )
-            emit(f"output in the windows of repeat {repeat['repeat']}: {windows}")
-        if level["headline"]["reason"]:
-            emit(f"rates are of the window {level['headline']['window']}: {level['headline']['reason']}")
-        for record in level.get("triton", ()):
-            for model, times in record["of"].items():
-                emit(f"Triton's own times, repeat {record['repeat']}, {model}: " + _words(times))
-        for record in level.get("gpu", ()):
-            for device in record["of"]:
-                emit(f"GPU, repeat {record['repeat']}: " + _words(device))
-    emit("")
-    for finding in result["findings"]:
-        place = f" ({_load_name(finding)})" if finding["concurrency"] or finding.get("request_rate") else ""
-        emit(f"{finding['severity']}: {finding['message']}{place}")
-    tested = result["client"]["self_test"]
-    if tested is not None:
-        from trtllm_pipeline.bench import self_test
-
-        emit(self_test.line(tested))
-    emit("formulas: --format json, `definitions`")
-
-
-def _words(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_cell(value)}" for name, value in values.items() if value is not None)
-
-
-def _overview(level: dict[str, Any]) -> dict[str, str]:
-    def part(name: str, statistic: str) -> str:
-        return _cell(level[name][statistic])
-
-    return {
-        "load": _load_name(level),
-        "requests": str(level["requests"]),
-        "failed": str(level["failures"]),
-        "TTFT p50 ms": part("ttft_ms", "p50"),
-        "p99": part("ttft_ms", "p99"),
-        "TPOT p50 ms": part("tpot_ms", "p50"),
-        "ITL p99 ms": part("itl_ms", "p99"),
-        "e2e p50 ms": part("e2e_ms", "p50"),
-        "in tokens/s": _cell(level["input_tokens_per_s"]),
-        "out tokens/s": _cell(level["output_tokens_per_s"]),
-        "requests/s": _cell(level["requests_per_s"]),
-        **({"goodput": _cell(level["goodput"]["share"])} if "goodput" in level else {}),
-    }
-
-
-def _in_words_of(tool: str, figures: dict[str, Any]) -> dict[str, str]:
-    summaries = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
-    return {
-        "": tool,
-        **{
-            f"{name} {statistic}": _cell(figures[name][statistic]) if name in figures else "-"
-            for name in summaries
-            for statistic in ("mean", "p99")
-        },
-        **{name: _cell(figures.get(name)) for name in ("output_tokens_per_s", "requests_per_s")},
-    }
-
-
-def _statistics(name: str, values: dict[str, Any], *, digits: int = 2) -> dict[str, str]:
-    return {"": name, **{column: _cell(values.get(column), digits) for column in _COLUMNS}}
-
-
-def _cell(value: object, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def _emit_table(rows: Sequence[dict[str, str]]) -> None:
-    """Rows with the same keys; the first column to the left, the others to the right."""
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        first, *others = (
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        emit("  ".join((first, *others)).rstrip())
+        emit(figures.to_csv(result) if form == "csv" else figures.to_text(result))
 
 
 # Words to values.
@@ -680,13 +425,3 @@ def _whole_numbers(text: str) -> list[int]:
 
 def _numbers(text: str) -> list[float]:
     return _list(_positive_number, text)
-
-
-def _objectives(text: str) -> dict[str, float]:
-    objectives = {}
-    for part in text.split(","):
-        match = _OBJECTIVE.fullmatch(part.strip())
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{part!r} is not like ttft=300ms, tpot=40ms or e2e=5s")
-        objectives[match[1]] = float(match[2]) * (1e3 if match[3] == "s" else 1.0)
-    return objectives

@@ -12,7 +12,8 @@ from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_json, emit_rendered, note, rendered
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.report.recommend import Candidate, Slo
+    from trtllm_pipeline.bench.objectives import Objective
+    from trtllm_pipeline.report.recommend import Candidate
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(each.reason is None for each in found) else 3
 
 
-def _table(found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Slo], objective: str, rate: str) -> Any:
+def _table(
+    found: Sequence[Candidate], parts: Sequence[str], slos: Sequence[Objective], objective: str, rate: str
+) -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

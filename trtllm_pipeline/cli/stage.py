@@ -228,7 +228,7 @@ def _scratch(name: str) -> Iterator[Path]:
 def _find_files(args: argparse.Namespace, stage: Stage) -> None:
     """Put paths for `builtin:NAME`, and where nothing was typed, the file that a matrix would take."""
     from trtllm_pipeline.config.models import Settings
-    from trtllm_pipeline.flow import data_file
+    from trtllm_pipeline.hub.dataset_file import data_file
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     for name in stage.file_names:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.user_files import JsonError, decode
 
 if TYPE_CHECKING:
@@ -275,6 +275,14 @@ def read_tokenizer(path: Path) -> Tokenizer:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise _refused(folder / name, f"it is not a tokenizer: {error}", _AGAIN) from error
+
+
+def tokenizer_at(path: Path) -> Tokenizer:
+    """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
+    try:
+        return read_tokenizer(path)
+    except DownloadError as error:
+        raise UsageError(f"--tokenizer {path}: {error.message}", hint=error.hint) from error
 
 
 def _allowed(real: Path, root: Path) -> bool:

@@ -15,8 +15,27 @@ from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"
+_DATA: Final = Path(__file__).parents[1] / "data"
 NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@\s]+?)(?:@(?P<revision>[\w./-]+))?")
 FORM: Final = "hub:ORGANISATION/NAME/PATH, and @REVISION for another branch or a commit"
+
+
+def data_file(name: str, base_dir: Path) -> Path:
+    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME/PATH", or a path from the matrix file's folder.
+
+    Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
+    """
+    if name.startswith(PREFIX):
+        return fetch(name)
+    if not name.startswith("builtin:"):
+        return (base_dir / name).absolute()
+    known = {f"builtin:{file.stem}": file for file in _DATA.glob("*/*.jsonl")}
+    if name not in known:
+        raise UsageError(
+            f"there is no data set {name}",
+            hint=f"the built-in ones are {', '.join(sorted(known))}; or name a JSONL file of yours",
+        )
+    return known[name]
 
 
 def fetch(name: str) -> Path:

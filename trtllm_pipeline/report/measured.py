@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
 from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.errors import ComparisonError, DownloadError, StageError, UsageError
+from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
+from trtllm_pipeline.files.model_files import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.planning.names import load_key, load_words
 from trtllm_pipeline.planning.runs import find_run, read_run
@@ -28,9 +29,6 @@ from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellResult, Cell
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 RATES: Final = {
     "output_tps": "output_tokens_per_s",
@@ -293,16 +291,6 @@ def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> S
     why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
     cell = Measured(CellId(str(path)), {}, why, unfit=why, levels=levels, perf=path.absolute())
     return Side(str(path), (replace(cell, conditions=Conditions.read(data)),))
-
-
-def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer that `--tokenizer` names: a tokenizer.json or a folder with one. Raises UsageError."""
-    from trtllm_pipeline.files.model_files import read_tokenizer
-
-    try:
-        return read_tokenizer(path)
-    except DownloadError as error:
-        raise UsageError(f"--tokenizer {path}: {error.message}", hint=error.hint) from error
 
 
 def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:

@@ -11,7 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
+from trtllm_pipeline.bench.objectives import Objective
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import load_words
@@ -20,34 +22,14 @@ from trtllm_pipeline.report.drift import UNQUANTIZED, references
 from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
 from trtllm_pipeline.report.workloads import Workload, workloads
 
-Objective = Literal["throughput", "latency", "size"]
+Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
     "throughput": "most output tokens a second for each GPU (or host), at the level that meets the objectives: the "
     "cheapest per token",
     "latency": "shortest end-to-end latency, median, at the level that meets the objectives",
     "size": "smallest engine",
 }
-_SLO: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s|)\s*")
 _LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*%|(\d+(?:\.\d+)?))\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """A latency in ms that may not be exceeded, or a rate that must be reached."""
-
-    metric: str
-    limit: float
-
-    def share(self, value: float) -> float:
-        """1 at the limit, more beyond it."""
-        if self.metric in RATES:
-            return self.limit / value if value > 0 else float("inf")
-        return value / self.limit
-
-    def words(self, value: float) -> str:
-        """`ttft_p99 412 ms > 300 ms`."""
-        sign, of = ("<", "/s") if self.metric in RATES else (">", " ms")
-        return f"{self.metric} {value:.4g}{of} {sign} {self.limit:g}{of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +63,9 @@ class Candidate:
         return {**fields, "workload": dict(self.workload)}
 
 
-def parse_slo(text: str) -> tuple[Slo, ...]:
+def parse_slo(text: str) -> tuple[Objective, ...]:
     """`ttft_p99=300ms,tpot_p99=40ms,output_tps=100`. Raises UsageError."""
-    found = []
-    for part in text.split(","):
-        match = _SLO.fullmatch(part)
-        if match is None or match[1] not in LEVEL_METRICS or (match[3] and match[1] in RATES) or not float(match[2]):
-            raise UsageError(
-                f"--slo: {part.strip()!r} is not METRIC=NUMBER",
-                hint="such as ttft_p99=300ms,tpot_p99=40ms,output_tps=100",
-            )
-        found.append(Slo(match[1], float(match[2]) * (1000 if match[3] == "s" else 1)))
-    return tuple(found)
+    return objectives.parse(text, LEVEL_METRICS, RATES, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
 
 
 def parse_least(text: str) -> LeastAccuracy:
@@ -108,9 +81,9 @@ def parse_least(text: str) -> LeastAccuracy:
 
 def recommend(
     side: Side,
-    slos: Sequence[Slo],
+    slos: Sequence[Objective],
     least: LeastAccuracy | None,
-    objective: Objective,
+    objective: Goal,
     *,
     allow: Collection[str] = frozenset(),
 ) -> tuple[Candidate, ...]:
@@ -141,7 +114,7 @@ def devices(cell: Measured) -> int:
     return tp * pp
 
 
-def _cost(each: Candidate, objective: Objective) -> float:
+def _cost(each: Candidate, objective: Goal) -> float:
     if objective == "throughput":
         return -(each.output_tps_per_device or 0.0)
     value = each.e2e_p50_ms if objective == "latency" else each.engine_bytes
@@ -152,9 +125,9 @@ def _candidate(
     cell: Measured,
     workload: Workload,
     base: Measured | None,
-    slos: Sequence[Slo],
+    slos: Sequence[Objective],
     least: LeastAccuracy | None,
-    objective: Objective,
+    objective: Goal,
     allow: Collection[str],
 ) -> Candidate:
     names = [least.metric] if least and least.metric else list(cell.accuracy)
@@ -198,17 +171,17 @@ def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, 
     )
 
 
-def _share(slo: Slo, level: Figures) -> float:
+def _share(slo: Objective, level: Figures) -> float:
     value = level.value(slo.metric)
     return float("inf") if value is None else slo.share(value)
 
 
-def _missed(slo: Slo, level: Figures) -> str | None:
+def _missed(slo: Objective, level: Figures) -> str | None:
     """How the level misses the objective, or None."""
     value = level.value(slo.metric)
     if value is None:
         return f"{slo.metric} was not measured"
-    return slo.words(value) if slo.share(value) > 1 else None
+    return slo.missed_by(value) if slo.share(value) > 1 else None
 
 
 def _inaccurate(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import find, read_tokenizer
 from trtllm_pipeline.stages.base import Work
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.evaluate.ask import Encode
 
 
 def protocol_for(service: Service, wanted: str = "grpc") -> str:
@@ -23,9 +26,6 @@ def number(work: Work, name: str, default: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise StageError(f"{name}: expected a number, got {value!r}", failure=FailureClass.USER)
     return value
-
-
-Encode = Callable[[str], tuple[int, ...]]
 
 
 def encoder(engine: Path) -> Encode | None:

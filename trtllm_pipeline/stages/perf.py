@@ -6,15 +6,13 @@ fail the validity gate fail the stage; both files stay in the attempt's folder.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from trtllm_pipeline.bench import self_test
-from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
-from trtllm_pipeline.bench.measure import measure
+from trtllm_pipeline.bench.load import Distribution
 from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read
+from trtllm_pipeline.bench.prompts import chat_renderer, read
+from trtllm_pipeline.bench.run import Load, record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service, failure_class
@@ -34,25 +32,23 @@ def run(work: Work) -> None:
     with chat_renderer(engine) as render:
         prompts = read(work.files["input_data"], render)
     default_max_tokens = int(number(work, "max_tokens"))
-    target, claim, plan, objectives = _target(work), _claim(work), _plan(work, prompts), _objectives(work)
+    target, claim, load, objectives = _target(work), _claim(work), _load(work), _objectives(work)
     told = claim.declared.get("max_seq_len")
     Engine.read(engine, max_seq_len=told if isinstance(told, int) else None).check_lengths(
         (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or default_max_tokens)
         for prompt in prompts
     )
     events = work.out / "events.jsonl"
-    total, done = sum(len(level.planned) for level in plan), 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        work.progress(done, total, "requests")
-
-    # Before the load, not beside it.
-    tested = self_test.recent(target.protocol)
-    with EventFile(events) as file:
-        file.header(target, settings=work.params, self_test=tested)
-        asyncio.run(measure(target, plan, prompts, file, count, claim=claim, tokenizer=tokenizer))
+    record(
+        target,
+        load.levels(prompts),
+        prompts,
+        events,
+        settings=work.params,
+        claim=claim,
+        progress=lambda done, total: work.progress(done, total, "requests"),
+        tokenizer=tokenizer,
+    )
     result = analyze(events, tokenizer, objectives)
     write_json(work.out / "perf.json", result)
     for finding in result["findings"]:
@@ -95,27 +91,21 @@ def _claim(work: Work) -> ExpectedServer:
     return ExpectedServer(declared, work.inputs["engine"], work.inputs.get("repository"))
 
 
-def _plan(work: Work, prompts: Sequence[Prompt]) -> list[Level]:
-    """Closed loops first, then open ones."""
-    concurrencies = [int(value) for value in _positive(work, "concurrency", whole=True)]
-    rates = _positive(work, "request_rate", whole=False)
-    if not concurrencies and not rates:
+def _load(work: Work) -> Load:
+    concurrency = tuple(int(value) for value in _positive(work, "concurrency", whole=True))
+    rates = tuple(_positive(work, "request_rate", whole=False))
+    if not concurrency and not rates:
         raise StageError("neither concurrency nor request_rate has a level to measure", failure=FailureClass.USER)
-    requests, repeats = int(number(work, "requests")), int(number(work, "repeats", 1))
     given = work.params.get("warmup_requests", 2)
-    warmup_requests = None if given is None else int(number(work, "warmup_requests", 2))
     distribution: Distribution = "constant" if work.params.get("request_distribution") == "constant" else "poisson"
-    return [
-        *levels(prompts, concurrencies, requests=requests, warmup_requests=warmup_requests, repeats=repeats),
-        *rate_levels(
-            prompts,
-            rates,
-            requests=requests,
-            warmup_requests=WARMUP_REQUESTS if warmup_requests is None else warmup_requests,
-            repeats=repeats,
-            distribution=distribution,
-        ),
-    ]
+    return Load(
+        concurrency=concurrency,
+        request_rate=rates,
+        requests=int(number(work, "requests")),
+        warmup_requests=None if given is None else int(number(work, "warmup_requests", 2)),
+        repeats=int(number(work, "repeats", 1)),
+        distribution=distribution,
+    )
 
 
 def _positive(work: Work, name: str, *, whole: bool) -> list[float]:

@@ -1,0 +1,207 @@
+"""A load run from beginning to end, for any server: `pipeline bench load` and the perf stage.
+
+target + prompts + levels -> event file (`record`) -> figures (`metrics.analyze`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.bench import counters, self_test, synthetic
+from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
+from trtllm_pipeline.bench.measure import measure
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
+from trtllm_pipeline.bench.server_checks import ExpectedServer
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.processes.process import allow_open_files
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BUILT_IN_PROMPTS: Final = "builtin:prompts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The levels to measure: closed loops with so many requests in flight, then open loops of so many a second."""
+
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    requests: int = 64
+    warmup_requests: int | None = None
+    """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
+    repeats: int = 1
+    distribution: Distribution = "poisson"
+    burstiness: float = 1.0
+    seed: int = 0
+
+    def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
+        """The levels in the order they are measured."""
+        return [
+            *levels(
+                prompts,
+                self.concurrency,
+                requests=self.requests,
+                warmup_requests=self.warmup_requests,
+                repeats=self.repeats,
+            ),
+            *rate_levels(
+                prompts,
+                self.request_rate,
+                requests=self.requests,
+                warmup_requests=WARMUP_REQUESTS if self.warmup_requests is None else self.warmup_requests,
+                repeats=self.repeats,
+                distribution=self.distribution,
+                burstiness=self.burstiness,
+                seed=self.seed,
+            ),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synthetic:
+    """Prompts of a mean length, where there are none of the user's own."""
+
+    input_tokens_mean: int
+    input_tokens_stddev: int = 0
+    prompts: int = 64
+
+
+def record(
+    target: Target,
+    plan: Sequence[Level],
+    prompts: Sequence[Prompt],
+    path: Path,
+    *,
+    settings: Mapping[str, Json],
+    claim: ExpectedServer,
+    progress: Callable[[int, int], None],
+    tokenizer: Tokenizer | None = None,
+    processes: int | None = None,
+    synthetic: Mapping[str, Json] | None = None,
+) -> None:
+    """Measure every level of `plan` and write all that is observed into the new file `path`.
+
+    `progress` is called with the requests done and all that are planned. Raises as `measure` does.
+    """
+    total, done = sum(len(level.planned) for level in plan), 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    tested = self_test.recent(target.protocol)  # before the load, not beside it
+    with EventFile(path) as events:
+        events.header(target, settings=settings, self_test=tested)
+        asyncio.run(
+            measure(
+                target,
+                plan,
+                prompts,
+                events,
+                count,
+                claim=claim,
+                tokenizer=tokenizer,
+                processes=processes,
+                synthetic=synthetic,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """A load run on a server that somebody else started: all that `pipeline bench load` is told."""
+
+    target: Target
+    load: Load
+    claim: ExpectedServer = field(default_factory=ExpectedServer)
+    input_data: Path | None = None
+    synthetic: Synthetic | None = None
+    """Instead of `input_data`; needs the tokenizer."""
+    tokenizer: Path | None = None
+    """tokenizer.json or a model's folder."""
+    processes: int | None = None
+
+    def run(self, path: Path, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]) -> None:
+        """Measure into the new file `path`. Raises UsageError, ServerError or StageError before anything is asked."""
+        prompts = self._prompts(tokenizer)
+        plan = self.load.levels(prompts)
+        asyncio.run(_check_server(self.target))
+        allow_open_files(max((level.concurrency or 0 for level in plan), default=0))
+        made_up = None
+        if self.synthetic is not None:
+            made_up = {name: value for name, value in asdict(self.synthetic).items() if name != "prompts"}
+        record(
+            self.target,
+            plan,
+            prompts,
+            path,
+            settings=self._settings(),
+            claim=self.claim,
+            progress=progress,
+            tokenizer=tokenizer,
+            processes=self.processes,
+            synthetic=made_up,
+        )
+
+    def _prompts(self, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
+        if self.synthetic is not None:
+            if tokenizer is None:
+                raise UsageError(
+                    "synthetic prompts need a tokenizer, which counts their tokens",
+                    hint="--tokenizer PATH, the model's folder or its tokenizer.json",
+                )
+            asked = self.synthetic
+            return synthetic.prompts(
+                tokenizer,
+                asked.prompts,
+                mean=asked.input_tokens_mean,
+                stddev=asked.input_tokens_stddev,
+                seed=self.load.seed,
+            )
+        assert self.input_data is not None
+        chats = self.target.protocol.startswith("openai_chat")  # the server has the template
+        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer)) as render:
+            return read(self.input_data, render)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the event file's header says of how it came about."""
+        target = self.target
+        return {
+            "url": target.service.grpc or target.service.http,
+            "model": target.model,
+            **asdict(self.load),
+            "max_tokens": target.max_tokens,
+            "temperature": target.temperature,
+            "extra_inputs": [
+                f"{name}:{value if isinstance(value, str) else json.dumps(value)}"
+                for name, value in target.options.items()
+            ],
+            "request_timeout_s": target.timeout_s,
+            "declared": dict(self.claim.declared),
+            "processes": self.processes,
+            "input_data": None if self.input_data is None else str(self.input_data),
+            "prompts": "given" if self.synthetic is None else "synthetic",
+            "synthetic": None if self.synthetic is None else asdict(self.synthetic),
+        }
+
+
+async def _check_server(target: Target) -> None:
+    """Raises ServerError when the server, or its model, is not there, UsageError for a metrics endpoint that is none."""
+    async with target.client():
+        pass
+    metrics = target.service.metrics
+    if metrics is not None and await counters.triton(metrics) is None:
+        raise UsageError(
+            f"--metrics-url {metrics}: no Triton metrics there",
+            hint="give Triton's metrics port, HOST:8002 by default",
+        )

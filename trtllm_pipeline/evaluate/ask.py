@@ -1,0 +1,93 @@
+"""Ask a running server questions and score its greedy answers: `pipeline evaluate answers` and the accuracy stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline.bench.prompts import Render
+from trtllm_pipeline.bench.target import Target
+from trtllm_pipeline.client.service import Answer, failure_class
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.questions import read, scorable
+from trtllm_pipeline.evaluate.scores import Metric, Question
+
+Encode = Callable[[str], tuple[int, ...]]
+"""Text to tokens, without special ones."""
+
+
+def questions_of(
+    path: Path, metrics: Mapping[str, Metric], names: Sequence[str], render: Render | None
+) -> list[Question]:
+    """The questions in `path`, all of which can be scored. Raises StageError or MatrixError for rows that cannot."""
+    questions, faults = scorable(read(path, metrics, names, render), metrics)
+    if faults:
+        raise StageError(
+            f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}", failure=FailureClass.USER
+        )
+    return questions
+
+
+def score_server(
+    target: Target,
+    questions: Sequence[Question],
+    metrics: Mapping[str, Metric],
+    *,
+    concurrency: int,
+    encode: Encode | None,
+    folder: Path | None,
+    progress: Callable[[int, int, str], None] | None = None,
+    **about: Any,
+) -> dict[str, Any]:
+    """Ask, score, and leave answers.jsonl and accuracy.json in `folder`; returns what is in that, with `about` in it.
+
+    Answers are in the folder before they are scored, and stay there when scoring fails. Raises StageError for requests
+    that failed: what is missing is no wrong answer.
+    """
+    answers = asyncio.run(_ask(target, questions, concurrency, progress))
+    pairs = list(zip(questions, answers, strict=True))
+    samples = [
+        result.AnsweredQuestion(question, answer.text, None if encode is None else encode(answer.text))
+        for question, answer in pairs
+        if answer.error is None
+    ]
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        result.keep(folder, samples)
+    failed = [(question, answer) for question, answer in pairs if answer.error is not None]
+    if failed:
+        question, answer = failed[0]
+        raise StageError(
+            f"{len(failed)} of {len(questions)} requests failed, so there is no score; the first, "
+            f"{question.prompt.id!r}, with: {answer.error}",
+            failure=failure_class(str(answer.error)),
+        )
+    scored = result.score(samples, metrics)
+    if folder is None:
+        return {**result.summary(scored, metrics), **about}
+    return result.write(folder, scored, metrics, **about)
+
+
+async def _ask(
+    target: Target,
+    questions: Sequence[Question],
+    concurrency: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> list[Answer]:
+    """Answers in the order of `questions`, `concurrency` of them in flight together."""
+    answers: dict[str, Answer] = {}
+    async with target.client() as client:
+        waiting = iter(questions)
+
+        async def slot() -> None:
+            session = client.session()
+            for question in waiting:
+                answers[question.prompt.id] = await session.generate(target.generation(question.prompt, 0))
+                if progress is not None:
+                    progress(len(answers), len(questions), "requests")
+
+        await asyncio.gather(*(slot() for _ in range(min(concurrency, len(questions)))))
+    return [answers[question.prompt.id] for question in questions]

@@ -1,0 +1,43 @@
+"""Rows as a plain aligned table or as CSV, for commands whose results are no run's."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from trtllm_pipeline.files.writing import csv_value
+
+
+def plain_table(rows: Sequence[Mapping[str, object]], *, digits: int = 2, missing: str = "-") -> str:
+    """Rows with the same keys, aligned: the first column to the left, the others to the right."""
+    if not rows:
+        return ""
+    lines = [
+        list(rows[0]),
+        *([missing if value is None else cell(value, digits) for value in row.values()] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if at else text.ljust(width)
+            for at, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Rows with the same keys as CSV, missing values empty."""
+    if not rows:
+        return ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: csv_value(value) for name, value in row.items()} for row in rows)
+    return text.getvalue().rstrip("\n")
+
+
+def cell(value: object, digits: int = 2) -> str:
+    """One value as a table shows it."""
+    return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
