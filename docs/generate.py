@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from typer.main import get_command
+
 from trtllm_pipeline.bench.validity import GATES
-from trtllm_pipeline.cli.app import COMMANDS, STAGES
+from trtllm_pipeline.cli import app
 from trtllm_pipeline.config.models import PRECISIONS, Settings, json_schema
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
@@ -50,14 +52,32 @@ _ONE_GPU: Final[Mapping[str, Any]] = {
 """A model that every release converts and any GPU holds, so that nothing but precisions decides."""
 
 
+def command_of(path: str) -> Any:
+    """The Typer command of `pipeline PATH`, or the group."""
+    command: Any = get_command(app.build(path.split()))
+    for word in path.split():
+        command = command.commands[word]
+    return command
+
+
+def is_bridged(path: str) -> bool:
+    """Whether argparse still reads the options of a command, or of all commands of a group."""
+    command = command_of(path)
+    return (
+        all(map(is_bridged, (f"{path} {name}" for name in command.commands)))
+        if hasattr(command, "commands")
+        else bool(getattr(command.callback, "bridged", False))
+    )
+
+
 def parser_of(command: str, verb: str | None = None) -> argparse.ArgumentParser:
-    """The real parser of a command or stage verb, or of one verb of a command."""
+    """The argparse parser of a command that is still bridged, or of one of its verbs."""
     parser = argparse.ArgumentParser(prog=f"pipeline {command}")
     # The toolchain that every reader has; what it lacks is shown as the engine lane has it. Never what is found here.
     own = any(stage.name == command for stage in toolchains.load("embedded").stages)
     parser.set_defaults(command=command, words=["--toolchain", "embedded" if own else "tensorrt_llm"])
-    module = "trtllm_pipeline.cli.stage" if command in STAGES else COMMANDS[command][0]
-    importlib.import_module(module).configure(parser)
+    module = next(row.target.partition(":")[0] for row in app.COMMANDS if row.path.split()[0] == command)
+    importlib.import_module(f"trtllm_pipeline.cli.{'stage' if command in app.STAGES else module}").configure(parser)
     if verb is not None:
         parser = verbs_of(parser)[verb]
     return parser
@@ -73,7 +93,42 @@ def verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentP
 
 def options(name: str) -> Iterator[str]:
     """The table of a command's own options."""
+    if is_bridged(name):
+        yield from _argparse_options(name)
+        return
+    shared: list[str] = []
+    rows = []
+    command = command_of(name)
+    context = command.context_class(command)
+    for param in command.params:
+        if param.hidden:
+            continue
+        is_option = param.param_type_name == "option"
+        flags = [*param.opts, *param.secondary_opts] if is_option else [param.metavar or param.name.upper()]
+        if param.opts[-1] in SHARED:
+            shared.append(f"`{param.opts[-1]}`")
+            continue
+        flag = is_option and param.is_flag
+        value = "" if flag or not is_option else f" {param.metavar or param.display_type(context)}"
+        what = (param.help or "") + _default(param, context)
+        rows.append(f"| `{', '.join(flags)}{value}` | {_line(what)} |")
+    if rows:
+        yield from ("| option | meaning |", "|---|---|", *rows)
+    if shared:
+        yield from (["", f"And {', '.join(shared)}."] if rows else [f"Options: {', '.join(shared)}."])
+
+
+def _default(param: Any, context: Any) -> str:
+    """The default as people type it."""
+    if param.default is None or param.default is False or not param.show_default:
+        return ""
+    shown = param._get_default_string(ctx=context, show_default_is_str=False, default_value=param.default)  # noqa: SLF001
+    return f" (default {shown})"
+
+
+def _argparse_options(name: str) -> Iterator[str]:
     command, _, verb = name.partition(" ")
+    command, verb = (verb, "") if command == "stage" else (command, verb)
     shared: list[str] = []
     rows = []
     for action in parser_of(command, verb or None)._actions:  # noqa: SLF001

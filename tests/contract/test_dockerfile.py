@@ -152,7 +152,7 @@ def test_the_lock_file_has_all_that_the_package_needs(python: str) -> None:
     }
     project = PROJECT["project"]
     build = PROJECT["build-system"]["requires"]
-    for text in (*project["dependencies"], *project["optional-dependencies"]["modelscope"], *build):
+    for text in (*project["dependencies"], *build):
         wanted = Requirement(text)
         assert versions[canonicalize_name(wanted.name)] in wanted.specifier, text
 

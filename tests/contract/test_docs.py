@@ -21,9 +21,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 import yaml
 
-from trtllm_pipeline.cli.app import COMMANDS, STAGE_MODULES, STAGES, main
+from trtllm_pipeline.cli.app import COMMANDS, STAGES, main
 from trtllm_pipeline.config.models import Settings, json_schema
 from trtllm_pipeline.config.recipes import matrices_folder, recipes_folder
 from trtllm_pipeline.toolchains.tensorrt_llm import options as tensorrt_llm_options
@@ -59,6 +60,7 @@ FORMS = (
     ("repository", "lint"),
 )
 """Commands whose options depend on the words after them."""
+BRIDGED_FORMS = ("repository", "perf", "accuracy")
 LOOKING = ("status", "explain", "logs", "report", "store", "exec")
 """Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
 
@@ -110,14 +112,31 @@ def generate() -> ModuleType:
     return module
 
 
+def names() -> list[str]:
+    """Every command, its stage verbs under one name each."""
+    return [row.path for row in COMMANDS if not row.path.startswith("stage ") or row.path == "stage repository"]
+
+
+def parse(words: tuple[str, ...]) -> dict[str, object]:
+    """What `pipeline WORDS` would be read as. Raises SystemExit or a Typer error."""
+    command, path, rest = generate().command_of(""), "", list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        path = f"{path} {rest.pop(0)}".strip()
+        command = generate().command_of(path)
+    if not generate().is_bridged(path):
+        return dict(command.make_context(path, rest).params)
+    return vars(parser_of(words).parse_args(words[1 + (words[0] == "stage") :]))
+
+
 def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
-    """The parser that would read `pipeline WORDS`."""
-    if words[0] not in STAGE_MODULES:
+    """The argparse parser that would read `pipeline WORDS`, for as long as there is one."""
+    words = words[words[0] == "stage" :]
+    if words[0] not in BRIDGED_FORMS:
         parser: argparse.ArgumentParser = generate().parser_of(words[0])
         return parser
     parser = argparse.ArgumentParser(prog=f"pipeline {words[0]}")
     parser.set_defaults(command=words[0], words=list(words[1:]))
-    importlib.import_module(STAGE_MODULES[words[0]]).configure(parser)
+    importlib.import_module(f"trtllm_pipeline.cli.{words[0]}").configure(parser)
     return parser
 
 
@@ -135,12 +154,11 @@ def test_there_is_something_to_check() -> None:
     "command", [each for each in ALL if each.words[0].endswith("pipeline")], ids=lambda each: each.text
 )
 def test_commands_parse(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.words[1] in {*COMMANDS, *STAGES}
     try:
-        args = parser_of(command.words[1:]).parse_args(command.words[2:])
-    except SystemExit:
-        pytest.fail(f"{command.page}: {command.text}\n{capsys.readouterr().err}")
-    named = [getattr(args, "matrix", None), *getattr(args, "files", ()), getattr(args, "file", None)]
+        args = parse(command.words[1:])
+    except (SystemExit, typer.TyperException) as error:
+        pytest.fail(f"{command.page}: {command.text}\n{error}\n{capsys.readouterr().err}")
+    named = [args.get("matrix"), *(args.get("files") or ()), args.get("file")]
     missing = [file for file in map(str, filter(None, named)) if not (ROOT / file).exists()]
     assert set(missing) <= {"my-matrix.yaml"}, "an example may name the matrix that `matrix init` writes"
 
@@ -164,16 +182,16 @@ def test_other_programs_are_known() -> None:
     assert {Path(command.words[0]).name for command in ALL} <= known
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *STAGES])
-def test_every_command_is_documented_with_an_example(command: str) -> None:
+@pytest.mark.parametrize("full", names())
+def test_every_command_is_documented_with_an_example(full: str) -> None:
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    verbs = generate().verbs_of(generate().parser_of(command))
-    for full in [f"{command} {verb}" for verb in verbs] or [command]:
-        head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-        assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
-        examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
-        assert f"pipeline {full} " in examples.replace("\n", " ")
-        assert f"<!-- generated: options {full} -->" in head[1]
+    if generate().is_bridged(full) and full.split()[0] in {"store", "bench", "evaluate", "repository"}:
+        pytest.skip("documented with the command of which it is a form")
+    head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
+    examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
+    assert f"pipeline {full} " in examples.replace("\n", " ")
+    assert f"<!-- generated: options {full} -->" in head[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -202,8 +220,15 @@ def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     known = {"--version", "--debug", "--help", "--strict"}  # the last is mypy's
-    for words in (*((command,) for command in (*COMMANDS, *STAGES)), *FORMS):
-        known |= flags_of(parser_of(words))
+    for path in names():
+        command = generate().command_of(path)
+        known |= {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+        if generate().is_bridged(path):
+            words = tuple(path.split()[path.startswith("stage ") :])
+            known |= flags_of(generate().parser_of(words[0])) if words[0] not in {"bench", "evaluate"} else set()
+    for words in FORMS:
+        if words[0] in STAGES or generate().is_bridged(" ".join(words)):
+            known |= flags_of(parser_of(words))
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
     text = page.read_text(encoding="utf-8")

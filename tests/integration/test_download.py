@@ -523,13 +523,6 @@ def test_a_preference_restricts_the_choice(hub: FakeHub) -> None:
         resolve(sources, prefer="local")
 
 
-def test_without_the_modelscope_client_it_is_said_what_to_install(hub: FakeHub, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
-    with pytest.raises(DownloadError, match="not installed") as failed:
-        resolve([{"modelscope": MODEL}])
-    assert "trtllm-pipeline[modelscope]" in (failed.value.hint or "")
-
-
 # Full disks
 
 

@@ -1,83 +1,219 @@
-"""`pipeline`: finds the command's module, imports only that, and turns every expected error into words.
+"""`pipeline`: a table of commands, of which only the one that was asked for is imported, and every expected error in words.
 
-Nothing heavy is imported here: `pipeline --help` costs little more than the bare interpreter.
+Nothing heavy is imported here: `pipeline --help` costs little more than Typer.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import gc
 import importlib
+import inspect
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from typer.main import get_command
 
 from trtllm_pipeline import __version__, terminal
 
-# command -> (module, help). The order is that of `--help`.
-COMMANDS: Final = {
-    "run": ("trtllm_pipeline.cli.run", "do everything a matrix asks for that is not done yet"),
-    "plan": ("trtllm_pipeline.cli.plan", "show what would run, what is shared, why, and how long it takes"),
-    "resume": ("trtllm_pipeline.cli.run", "go on with the latest run of this workspace"),
-    "status": ("trtllm_pipeline.cli.status", "show how far each cell is"),
-    "explain": ("trtllm_pipeline.cli.explain", "say why a stage has to run, or what its result came from"),
-    "logs": ("trtllm_pipeline.cli.logs", "show the log of a cell's stage"),
-    "report": ("trtllm_pipeline.cli.report", "show a run's results: table, HTML page, JSON, CSV, Markdown, JUnit XML"),
-    "compare": ("trtllm_pipeline.cli.compare", "show what is better and what is worse than before, and fail on it"),
-    "recommend": ("trtllm_pipeline.cli.recommend", "say which configuration to take, and why not the others"),
-    "doctor": ("trtllm_pipeline.cli.doctor", "say what this machine has and lacks, and which toolchains it can use"),
-    "matrix": ("trtllm_pipeline.cli.matrix", "start, check and describe matrix files"),
-    "recipes": ("trtllm_pipeline.cli.recipes", "list and show model recipes"),
-    "store": ("trtllm_pipeline.cli.store", "verify, repair and clean a workspace"),
-    "exec": ("trtllm_pipeline.cli.execute", "run one job.json by hand"),
-}
+
+class Command(NamedTuple):
+    """A row of the table: `target` is MODULE:FUNCTION in `trtllm_pipeline.cli`."""
+
+    path: str
+    target: str
+    help: str
+    panel: str = ""
+
+
+_RUNS: Final = "Runs"
+_RESULTS: Final = "Results"
+_STAGES: Final = "Single stages"
+_FILES: Final = "Files and workspaces"
+_SERVERS: Final = "Running servers"
+_HERE: Final = "This machine"
+
 STAGES: Final = {
-    "download": "fetch a model and verify it",
-    "quantize": "quantize a model into a checkpoint",
-    "convert": "turn a model into a checkpoint, quantizing as asked",
-    "build": "make an engine from a checkpoint",
-    "check": "let an engine answer once, without a server",
-    "repository": "write a Triton model repository for an engine",
-    "launch": "start a server on a repository and keep it running",
-    "smoke": "check a running server's answers over every protocol",
-    "perf": "measure a running server's latency and throughput",
-    "accuracy": "score a running server's answers",
-    "score": "score the answers that perf timed",
+    "download": "Fetch a model and verify it.",
+    "quantize": "Quantize a model into a checkpoint.",
+    "convert": "Turn a model into a checkpoint, quantizing as asked.",
+    "build": "Build an engine from a checkpoint.",
+    "check": "Let an engine answer once, without a server.",
+    "repository": "Write a Triton model repository for an engine.",
+    "launch": "Start a server on a repository and keep it running.",
+    "smoke": "Check a running server's answers over every protocol.",
+    "perf": "Measure the latency and throughput of a running server.",
+    "accuracy": "Score the answers of a running server.",
+    "score": "Score the answers that perf timed.",
 }
-# Stages that have other forms too, such as one for any server by its URL; `arguments` tell which is meant.
-STAGE_MODULES: Final = {
-    "repository": "trtllm_pipeline.cli.repository",
-    "perf": "trtllm_pipeline.cli.perf",
-    "accuracy": "trtllm_pipeline.cli.accuracy",
+COMMANDS: Final = (
+    Command("run", "run:run", "Do everything a matrix asks for that is not done yet.", _RUNS),
+    Command("plan", "plan:plan", "Show what would run, what is shared, why, and how long it takes.", _RUNS),
+    Command("resume", "run:resume", "Go on with the latest run of this workspace.", _RUNS),
+    Command("status", "status:status", "Show how far each cell is.", _RUNS),
+    Command("explain", "explain:explain", "Say why a stage has to run, or what its result came from.", _RUNS),
+    Command("logs", "logs:logs", "Show the log of a cell's stage.", _RUNS),
+    Command("exec", "execute:execute", "Run one job.json by hand.", _RUNS),
+    Command("report", "report:report", "Show results: table, HTML page, JSON, CSV, Markdown, JUnit XML.", _RESULTS),
+    Command("compare", "compare:compare", "Show what is better and worse than before, and fail on it.", _RESULTS),
+    Command("recommend", "recommend:recommend", "Say which configuration to take, and why not the others.", _RESULTS),
+    *(
+        Command(name, f"{module}:{name}", text, _STAGES)
+        for name, text in STAGES.items()
+        if name != "repository"
+        for module in (name if name in {"perf", "accuracy"} else "stage",)
+    ),
+    *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
+    Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
+    Command("matrix validate", "matrix:validate", "Check matrix files and the recipes they name."),
+    Command("matrix show", "matrix:show", "List the cells of a matrix, and why some cannot work."),
+    Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
+    Command("recipes list", "recipes:list", "List the recipes, one line each."),
+    Command("recipes show", "recipes:show", "Show all that is known of one model."),
+    Command("store list", "store:list", "List the artifacts."),
+    Command("store verify", "store:verify", "Read every file again and compare it with the manifests."),
+    Command("store repair", "store:repair", "Rebuild the index from the manifests and the history."),
+    Command("store sweep", "store:sweep", "Remove what killed runs left behind."),
+    Command("repository lint", "repository:lint", "Look for what is wrong with a Triton model repository."),
+    Command("bench load", "perf:load", "Load any server by its URL and report latency and throughput."),
+    Command("bench analyze", "perf:analyze", "Compute all figures of an event file again."),
+    Command("bench self-test", "perf:self_test", "Measure the error of the load client on this machine."),
+    Command("evaluate answers", "accuracy:answers", "Score the answers of any server."),
+    Command("evaluate drift", "accuracy:drift", "Compare the answers of two servers or runs."),
+    Command("evaluate lm-eval", "accuracy:lm_eval", "Run tasks of lm-eval against a server."),
+    Command("doctor", "doctor:doctor", "Say what this machine has and lacks, and which toolchains it can use.", _HERE),
+)
+GROUPS: Final = {
+    "stage": ("Run one stage, as pipeline build does.", _STAGES),
+    "matrix": ("Start, check and describe matrix files.", _FILES),
+    "recipes": ("List and show model recipes.", _FILES),
+    "store": ("Look after the results in a workspace.", _FILES),
+    "repository": ("Check Triton model repositories; pipeline stage repository writes one.", _FILES),
+    "bench": ("Measure any server, without a matrix.", _SERVERS),
+    "evaluate": ("Score the answers of any server, without a matrix.", _SERVERS),
 }
-
-
+_ABOUT: Final = (
+    "From a matrix of models to measured Triton servers: download, quantize, build, serve, test, measure; and go on "
+    "where it stopped."
+)
 NO_TELEMETRY: Final = "TRTLLM_NO_USAGE_STATS"
 """With 1, no process of TensorRT-LLM says anything of itself. A user's own word for it stays."""
+_ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion"), False)
+"""Typer converts all that is no bool with pydantic, even the None of an option that is absent: 80 ms."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The top of the command line; each command adds its own options when it is chosen."""
-    top = argparse.ArgumentParser(
-        prog="pipeline",
-        description="From a matrix of models to measured Triton servers: download, quantize, build, serve, test, "
-        "measure; and go on where it stopped.",
-        epilog="one stage, for a matrix's cell or for explicit files:\n"
-        + "".join(f"  {name:<12}{text}\n" for name, text in STAGES.items())
-        + "\n`pipeline COMMAND --help` shows a command's options and an example.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"trtllm-pipeline {__version__}")
-    top.add_argument("--debug", action="store_true", help="show tracebacks of expected errors too")
-    width = max(map(len, COMMANDS)) + 4
-    top.add_argument_group("commands", "\n".join(f"{name:<{width}}{text}" for name, (_, text) in COMMANDS.items()))
-    top.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
-    top.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    return top
+def build(words: Collection[str] | None, *, rich: bool = False) -> typer.Typer:
+    """The application. Of its commands only those are imported whose whole name is in `words`; None means all.
+
+    The others are known by name and help, which is all that `--help`, completion and suggestions need.
+    """
+
+    def new(text: str, callback: Callable[..., None]) -> typer.Typer:
+        return typer.Typer(
+            help=text,
+            callback=callback,
+            invoke_without_command=True,
+            rich_markup_mode="rich" if rich else None,
+            pretty_exceptions_enable=False,
+            context_settings={"default_map": _ABSENT},
+            add_completion=callback is _top,
+        )
+
+    app = new(_ABOUT, _top)
+    groups = {name: new(text, _help_alone) for name, (text, _) in GROUPS.items()}
+    for row in COMMANDS:
+        *group, name = row.path.split()
+        wanted = words is None or set(words).issuperset(row.path.split())
+        _register(groups[group[0]] if group else app, name, row, rich=rich, wanted=wanted)
+    for name, group_app in groups.items():
+        app.add_typer(group_app, name=name, rich_help_panel=GROUPS[name][1])
+    _register(app, "help", Command("help", "", "Show the help of a command.", _HERE), rich=rich, wanted=True)
+    return app
+
+
+def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: bool) -> None:
+    settings: dict[str, Any] = {"default_map": _ABSENT}
+    text = epilog = ""
+    run: Callable[..., Any] = _not_imported
+    if wanted:
+        run = _help if not row.target else _load(row)
+        if bridged := getattr(run, "bridged", False):
+            settings |= {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+        text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
+        # \b: lines stay as they are. Rich takes brackets for its markup.
+        epilog = f"\b\nexamples:\n{examples}" if examples and not bridged else ""
+        if rich:
+            text, epilog = text.replace("[", "\\["), epilog.replace("[", "\\[")
+    app.command(
+        name,
+        help=text or row.help,
+        short_help=row.help,
+        epilog=epilog or None,
+        rich_help_panel=row.panel or None,
+        context_settings=settings,
+    )(run)
+
+
+def _load(row: Command) -> Callable[..., Any]:
+    """The function of a command, with its output cleaned from when it begins."""
+    module_name, _, name = row.target.partition(":")
+    module = importlib.import_module(f"trtllm_pipeline.cli.{module_name}")
+    if hasattr(module, "configure"):
+        from trtllm_pipeline.cli import bridge
+
+        return bridge.command(row.path, module)
+    function = getattr(module, name)
+
+    @functools.wraps(function)
+    def cleaned(*args: Any, **values: Any) -> Any:
+        terminal.clean_streams()
+        return function(*args, **values)
+
+    return cleaned
+
+
+def _not_imported() -> None:
+    raise AssertionError("a command runs only when its whole name was typed")
+
+
+def _top(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of expected errors too.")] = False,  # noqa: ARG001  `main` reads it
+) -> None:
+    if version:
+        typer.echo(f"trtllm-pipeline {__version__}")
+        raise typer.Exit
+    _help_alone(ctx)
+
+
+def _help_alone(ctx: typer.Context) -> None:
+    """A group without a command shows its help."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def _help(
+    ctx: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="a command, such as matrix show")
+    ] = None,
+) -> None:
+    """Show the help of a command.
+
+    examples:
+      pipeline help run
+      pipeline help matrix show
+    """
+    top = ctx.find_root().command
+    top.main([*(command or ()), "--help"], prog_name="pipeline", standalone_mode=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,23 +224,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         terminal.start()
-    terminal.clean_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
     # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
     # TensorRT-LLM's telemetry is on by default since candidates of 1.3. Whatever is started from here inherits this.
     os.environ.setdefault(NO_TELEMETRY, "1")
-    top = parser()
-    args = top.parse_args(argv)
-    if args.command is None:
-        top.print_help()
-        return 2
-    debug = args.debug or bool(os.environ.get("PIPELINE_DEBUG"))
+    debug = bool(os.environ.get("PIPELINE_DEBUG"))
     try:
-        with _terminable(args.arguments):
-            done = _dispatch(args.command, args.arguments)
+        with _terminable(words):
+            _check_text(words)
+            if "--attempt-dir" in words:
+                from trtllm_pipeline.cli import bridge
+
+                return bridge.run(words[0], words[1:])
+            command = get_command(build({*words, *_completed(os.environ)}, rich=sys.stdout.isatty()))
+            if _completed(os.environ):
+                command.main([], prog_name=_program())
+            with command.make_context(_program(), words) as ctx:
+                debug = debug or ctx.params["debug"]
+                code: int | None = command.invoke(ctx)
             sys.stdout.flush()
-            return done
-    except KeyboardInterrupt:
+            return code or 0
+    except typer.Exit as end:
+        return end.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
@@ -112,20 +255,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         from trtllm_pipeline.cli.output import explain_error
 
-        code = explain_error(error)
+        terminal.clean_streams()
+        code = explain_error(_mistake(error) if isinstance(error, typer.TyperException) else error)
         if code is None or debug:
             raise
         return code
 
 
+def _mistake(error: typer.TyperException) -> Exception:
+    """What Typer says of a command line, as an error of ours."""
+    from trtllm_pipeline.errors import UsageError
+
+    near = getattr(error, "possibilities", None)
+    message = (error.message if near else error.format_message()).rstrip(".")
+    ctx = getattr(error, "ctx", None)
+    return UsageError(
+        message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),
+        hint=None if ctx is None else f"{ctx.command_path} --help",
+    )
+
+
+def _program() -> str:
+    """The name that was typed: completion is installed by name."""
+    typed = Path(sys.argv[0]).name
+    return typed if typed == "trtllm-pipeline" else "pipeline"
+
+
+def _completed(environment: Mapping[str, str]) -> list[str]:
+    """The words of the command line that a shell asks to complete."""
+    return f"{environment.get('COMP_WORDS', '')} {environment.get('_TYPER_COMPLETE_ARGS', '')}".split()
+
+
 @contextmanager
-def _terminable(arguments: Sequence[str]) -> Iterator[None]:
+def _terminable(words: Sequence[str]) -> Iterator[None]:
     """Let SIGTERM interrupt as Ctrl-C does, unless something else has been arranged.
 
     An attempt of a run just dies: that is quick, and its run knows what to say.
     """
     free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not free or "--attempt-dir" in arguments:
+    if not free or "--attempt-dir" in words:
         yield
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -135,37 +303,14 @@ def _terminable(arguments: Sequence[str]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _is_text(word: str) -> bool:
-    """Whether a word of the command line can stand in our files: bytes that are no UTF-8 come as halves of characters."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _dispatch(command: str, arguments: Sequence[str]) -> int:
-    for word in (command, *arguments):
-        if not _is_text(word):
+def _check_text(words: Sequence[str]) -> None:
+    """Raise UsageError for a word that cannot stand in our files: bytes that are no UTF-8 come as halves of characters."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
             from trtllm_pipeline.errors import UsageError
 
-            raise UsageError(f"{word}: is not text in UTF-8", hint="rename it, or give it by a link with another name")
-    if command in STAGES:
-        module = importlib.import_module(STAGE_MODULES.get(command, "trtllm_pipeline.cli.stage"))
-    elif command in COMMANDS:
-        module = importlib.import_module(COMMANDS[command][0])
-    else:
-        from difflib import get_close_matches
-
-        from trtllm_pipeline.errors import UsageError
-
-        near = get_close_matches(command, [*COMMANDS, *STAGES], n=1)
-        raise UsageError(
-            f"there is no command {command!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-            hint="pipeline --help lists them",
-        )
-    sub = argparse.ArgumentParser(prog=f"pipeline {command}", formatter_class=argparse.RawDescriptionHelpFormatter)
-    sub.set_defaults(command=command, words=list(arguments))
-    module.configure(sub)
-    result: int = module.run(sub.parse_args(arguments))
-    return result
+            raise UsageError(
+                f"{word}: is not text in UTF-8", hint="rename it, or give it by a link with another name"
+            ) from error

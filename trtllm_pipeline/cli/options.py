@@ -1,15 +1,101 @@
-"""Options that several commands share."""
+"""Options that several commands share: one spelling and one help for each, as annotated types of Typer commands."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Annotated, Literal
 
+import typer
+
+from trtllm_pipeline.cli import completion
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.flow import Request, read_request
 from trtllm_pipeline.store.store import Store
 
 WORKSPACE = ".pipeline"
+
+Workspace = Annotated[
+    str,
+    typer.Option("-w", "--workspace", metavar="DIR", envvar="PIPELINE_WORKSPACE", help="folder of all results"),
+]
+Matrix = Annotated[
+    str,
+    typer.Option(
+        "-m",
+        "--matrix",
+        metavar="FILE",
+        help="matrix file; pipeline matrix init writes one to start from",
+        autocompletion=completion.matrices,
+    ),
+]
+MatrixOrLatest = Annotated[
+    str | None,
+    typer.Option(
+        "-m",
+        "--matrix",
+        metavar="FILE",
+        help="matrix file (default: that of the latest run)",
+        autocompletion=completion.matrices,
+    ),
+]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cells",
+        metavar="PATTERN",
+        help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
+        autocompletion=completion.cells,
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64; can be given several times",
+    ),
+]
+Toolchain = Annotated[
+    str | None,
+    typer.Option(
+        "--toolchain",
+        metavar="NAME",
+        envvar="PIPELINE_TOOLCHAIN",
+        help="toolchain of cells whose matrix names none (default: the first that this machine has)",
+        autocompletion=completion.toolchains,
+    ),
+]
+Assume = Annotated[
+    str | None,
+    typer.Option(
+        "--assume",
+        metavar="MACHINE",
+        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80 (pipeline help doctor)",
+    ),
+]
+Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="only this run: an id or its beginning, latest, latest~1",
+        autocompletion=completion.runs,
+    ),
+]
+Allow = Annotated[
+    str,
+    typer.Option(
+        "--allow",
+        metavar="NAMES",
+        help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
+    ),
+]
+Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write there instead of to stdout")]
+Url = Annotated[str, typer.Option("-u", "--url", metavar="URL", help="where the server is: HOST:PORT or http(s)://...")]
+Model = Annotated[str, typer.Option("--model", metavar="NAME", help="model to ask")]
+Yes = Annotated[bool, typer.Option("--yes/--no-yes", "-y", help="do not ask")]
+TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="format of what is printed")]
 
 
 def add_workspace(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 
@@ -33,7 +33,7 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
     """
     if offline:
         raise hub_errors.offline(HUB, model)
-    api = _api(model)
+    api = _api()
     endpoint = str(api.legacy.endpoint)
     try:  # the client tries again and again before it says that nobody is there
         httpx.head(endpoint, timeout=hub_errors.CONNECT_TIMEOUT_S)
@@ -51,7 +51,7 @@ def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
 
 def listing(model: str, revision: str) -> list[RemoteFile]:
     """The files of the model's top folder at `revision`, with sizes and digests. Raises DownloadError."""
-    api = _api(model)
+    api = _api()
     return _files(api, model, revision, _entries(api, model, revision))
 
 
@@ -63,19 +63,13 @@ def listing_digest(files: Sequence[RemoteFile]) -> str:
 
 def headers() -> Mapping[str, str]:
     """What requests for files carry: the user's token where there is one, in both forms the hub reads."""
-    token = _api("").legacy.token
+    token = _api().legacy.token
     return {"authorization": f"Bearer {token}", "cookie": f"m_session_id={token}"} if token else {}
 
 
-def _api(model: str) -> HubApi:
-    try:
-        from modelscope_hub import HubApi, HubConfig
-    except ImportError as error:
-        raise hub_errors.UnavailableError(
-            f"{model}: the client of {HUB.name} is not installed",
-            failure=FailureClass.USER,
-            hint="pip install 'trtllm-pipeline[modelscope]'",
-        ) from error
+def _api() -> HubApi:
+    from modelscope_hub import HubApi, HubConfig
+
     return HubApi(HubConfig())
 
 

@@ -106,7 +106,7 @@ def run(work: Work) -> None:
     """Serve `work.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
     repository = work.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
-        raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline repository`")
+        raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
     _serve(work, partial(_one_triton, installed))

@@ -38,7 +38,7 @@ def _way_on(repository: Path) -> str:
     """What makes the repository anew: one of a workspace lies in store/repository/FINGERPRINT/out."""
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
-        return "write it again with `pipeline repository`, from the engine or model where it is now"
+        return "write it again with `pipeline stage repository`, from the engine or model where it is now"
     return f"rm -r {shlex.quote(str(of_stage))}, then run again: it writes the repositories again and keeps all else"
 
 

@@ -63,7 +63,7 @@ def test_a_stage_of_a_toolchain_that_is_not_here_can_be_looked_at(monkeypatch: p
     [
         ["convert", "--model", "d", "--precision", "fp16", "--family", "llama"],
         ["check", "--model", "d", "--engine", "d"],
-        ["repository", "--model", "d", "--engine", "d", "--max-batch-size", "4"],
+        ["stage", "repository", "--model", "d", "--engine", "d", "--max-batch-size", "4"],
     ],
 )
 def test_work_by_hand_where_nothing_is_installed_ends_in_words(

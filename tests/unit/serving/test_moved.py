@@ -99,7 +99,7 @@ def test_a_repository_outside_a_workspace_is_written_again_by_hand(tmp_path: Pat
     write_llmapi(tmp_path / "repository", tmp_path / ENGINE)
     with pytest.raises(ServerError) as error:
         referenced_paths.check(tmp_path / "repository")
-    assert "write it again with `pipeline repository`" in str(error.value.hint)
+    assert "write it again with `pipeline stage repository`" in str(error.value.hint)
 
 
 def test_a_text_that_no_path_can_be_is_not_there(tmp_path: Path) -> None:

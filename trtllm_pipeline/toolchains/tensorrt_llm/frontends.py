@@ -118,7 +118,7 @@ def serve_command(folder: Path) -> list[str]:
         raise StageError(
             f"{folder} was not made for trtllm-serve: {SERVE_FILE}: {error}",
             failure=FailureClass.USER,
-            hint="pipeline repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
+            hint="pipeline stage repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
         ) from error
     return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]
 

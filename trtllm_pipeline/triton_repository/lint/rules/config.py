@@ -74,7 +74,7 @@ def wrong_value(repository: ModelRepository) -> Iterator[Violation]:
     "unfilled-placeholder",
     "error",
     "a `${name}` where a number or word must stand; the file does not parse",
-    "fill the template: `pipeline repository` fills every placeholder it finds",
+    "fill the template: `pipeline stage repository` fills every placeholder it finds",
 )
 def unfilled_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     """A bare placeholder."""

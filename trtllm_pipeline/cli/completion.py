@@ -1,0 +1,99 @@
+"""What a shell completes on TAB, beyond commands and options: cells, stages, runs, recipes, matrix files, toolchains.
+
+Each looks at files only, is quick, and has nothing to say rather than an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.planning.plan_file import Outline
+    from trtllm_pipeline.store.store import Store
+
+
+def matrices(incomplete: str) -> list[str]:
+    """Matrix files and folders."""
+    from trtllm_pipeline.config.recipes import matrices_folder
+
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
+    try:
+        here = [f"{prefix}{each.name}{'/' * each.is_dir()}" for each in sorted(folder.iterdir())]
+    except OSError:
+        here = []
+    shipped = [file.stem for file in sorted(matrices_folder().glob("*.yaml"))]
+    return [name for name in [*here, *shipped] if name.startswith(incomplete) and not name.startswith(".")]
+
+
+def toolchains() -> list[str]:
+    """Names of toolchains."""
+    from trtllm_pipeline.toolchains import base
+
+    return list(base.names())
+
+
+def recipes() -> list[str]:
+    """Names of recipes, of the user and of the project."""
+    from trtllm_pipeline.config.recipes import list_recipes
+
+    return list(list_recipes(Path()))
+
+
+def runs(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Ids of the workspace's runs, the newest first, and the names that follow time."""
+    store = _store(ctx)
+    known = [] if store is None else store.index.runs()
+    return [("latest", ""), *((run.id, Path(run.matrix).name) for run in known)] if known else []
+
+
+def cells(ctx: typer.Context) -> list[str]:
+    """Ids of the cells of the matrix that was typed, or of the latest run."""
+    from trtllm_pipeline.errors import PipelineError
+
+    try:
+        if ctx.params.get("matrix") is not None:
+            return _cells_of(ctx.params)
+        return [str(cell.id) for outline in _outlines(ctx) for cell in outline.cells]
+    except (OSError, PipelineError):
+        return []
+
+
+def stages(ctx: typer.Context) -> list[str]:
+    """Names of stages: of the latest run, or of all toolchains."""
+    from trtllm_pipeline.errors import PipelineError
+    from trtllm_pipeline.toolchains import base
+
+    try:
+        found = [stage for outline in _outlines(ctx) for stage in outline.stages]
+    except (OSError, PipelineError):
+        found = []
+    return found or list(dict.fromkeys(stage.name for name in base.names() for stage in base.load(name).stages))
+
+
+def _cells_of(params: dict[str, Any]) -> list[str]:
+    from trtllm_pipeline.config.expand import expand
+    from trtllm_pipeline.config.load import load_matrix
+
+    loaded = load_matrix(Path(params["matrix"]), params.get("sets") or ())
+    return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
+
+
+def _store(ctx: typer.Context) -> Store | None:
+    from trtllm_pipeline.cli.options import WORKSPACE
+    from trtllm_pipeline.store.store import Store
+
+    folder = Path(ctx.params.get("workspace") or WORKSPACE)
+    return Store(folder) if (folder / "state.db").exists() else None
+
+
+def _outlines(ctx: typer.Context) -> Iterator[Outline]:
+    from trtllm_pipeline.planning.runs import find_run, read_run
+
+    store = _store(ctx)
+    if store is not None:
+        yield read_run(find_run(store, ctx.params.get("run")))
