@@ -12,7 +12,7 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
-from trtllm_pipeline.progress.tracker import Clock, Tracker
+from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, told, who
 from trtllm_pipeline.terminal import clean
 
@@ -72,12 +72,8 @@ class PlainObserver(QuietObserver):
         """Say how much there is to do."""
         tracker = self._tracker
         tracker.begin(plan, statuses, durations)
-        there = tracker.counts[_S.UP_TO_DATE]
-        self._say(
-            f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there} up to date, "
-            f"{tracker.to_do} to do",
-            *infeasible(plan),
-        )
+        there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
+        self._say(f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there}", *infeasible(plan))
         self.told |= reasons_told(plan)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
@@ -117,7 +113,8 @@ class PlainObserver(QuietObserver):
     def end(self) -> None:
         """Say what came of it."""
         self._say_silent()
-        self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
+        if self._tracker.to_do:
+            self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
 
     def _place(self) -> str:
         return f"[{self._tracker.ended}/{self._tracker.to_do}]"

@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.grid import LOOKS, flow, grid, legend, symbol
-from trtllm_pipeline.progress.tracker import GOOD, Clock, Tracker
+from trtllm_pipeline.progress.tracker import GOOD, NOTHING_TO_DO, Clock, Tracker
 from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, share, told
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class LiveObserver:
             )
             self._live.start()
             self._draw()
+        else:
+            self._above([NOTHING_TO_DO])
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Note it for the next picture; print what failed."""

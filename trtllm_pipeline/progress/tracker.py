@@ -15,6 +15,7 @@ from trtllm_pipeline.planning.plan import Plan, StageRun
 Clock = Callable[[], float]
 _S = StageStatus
 GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
+NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 

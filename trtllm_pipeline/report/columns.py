@@ -60,7 +60,10 @@ _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table. `head` is one line; `rank` 0 is never dropped, the highest goes first."""
+    """One column of the table. `head` is one line. Of columns that do not fit, those of the highest `rank` go first.
+
+    Rank 0 is never dropped; ranks 1 and 2 are the figures that people read first, and rather shorten cells' names.
+    """
 
     head: str
     value: Callable[[CellResult], str | None]
@@ -84,20 +87,20 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     found = [
         Column("status", lambda row: row.status.value.replace("_", " "), 0),
-        Column("build s", lambda row: _number(row.build_s), 4),
+        Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
+        Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 2, "tpot_ms"),
+        Column(f"tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
+        Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 2, "requests_per_s"),
+        Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
+        *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
+        Column("agree", lambda row: _share((row.accuracy_drift or {}).get("agreement")), 5, "agreement"),
         Column(
             f"engine {unit}",
             lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",
             3,
         ),
-        Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
-        Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 5, "tpot_ms"),
-        Column(f"out tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
-        Column(f"in tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 7, "input_tokens_per_s"),
-        Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 8, "requests_per_s"),
-        Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 3, "goodput"),
-        *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
-        Column("agree", lambda row: _share((row.accuracy_drift or {}).get("agreement")), 4, "agreement"),
+        Column("build s", lambda row: _number(row.build_s), 4),
+        Column(f"input tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 8, "input_tokens_per_s"),
     ]
     return tuple(column for column in found if any(column.value(row) is not None for row in rows))
 
@@ -132,9 +135,9 @@ def _score(name: str, *, first: bool) -> tuple[Column, ...]:
         return None if drift is None else f"{drift['difference']:+.2f} ({_ends(drift['interval'])})"
 
     return (
-        Column(name, lambda row: _share(row.accuracy.get(name)), 2 if first else 6, name),
-        Column(f"{name} 95%", interval, 3 if first else 7, "interval"),
-        Column(f"{name} change", difference, 5 if first else 7, "difference"),
+        Column(name, lambda row: _share(row.accuracy.get(name)), 2 if first else 3, name),
+        Column(f"{name} 95%", interval, 6 if first else 7, "interval"),
+        Column(f"{name} change", difference, 6 if first else 7, "difference"),
     )
 
 

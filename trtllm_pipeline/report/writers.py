@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trtllm_pipeline import terminal
-from trtllm_pipeline.bench.conditions import FIELDS, system_words, workload_words
+from trtllm_pipeline.bench.conditions import FIELDS, UNKNOWN, system_words, workload_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import csv_value, json_lines
-from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import count, load_words, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellResult, CellStatus, LevelResult
 
@@ -39,6 +39,10 @@ _STYLES: Final = {
     CellStatus.NOT_RUN: "dim",
 }
 _MIN_NAME: Final = 16
+_NAME: Final = 24
+"""Names of cells keep so many characters beside the figures that people read first."""
+_SHORT_NOTES: Final = 3
+_WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
 _MAX_PROBLEMS: Final = 20
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
@@ -231,12 +235,17 @@ def _code(text: str) -> str:
 
 
 def to_table(
-    rows: Sequence[CellResult], width: int, *, workspace: Path | None = None, told: Collection[str] = ()
+    rows: Sequence[CellResult],
+    width: int,
+    *,
+    workspace: Path | None = None,
+    told: Collection[str] = (),
+    verbose: bool = False,
 ) -> Group:
-    """The rows as a table no wider than `width`, then why cells failed, then what the numbers mean.
+    """The rows as a table no wider than `width` columns, why cells failed, and notes: short ones unless `verbose`.
 
-    Reasons that were `told` already are not repeated. Columns that do not fit are left out, the least telling first;
-    JSON and CSV have all of them.
+    Reasons in `told` are not repeated. Columns that do not fit are left out, those of the highest rank first; JSON and
+    CSV have all of them.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -254,18 +263,50 @@ def to_table(
         said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(problems) > _MAX_PROBLEMS:
         said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
+    below = _in_full(rows, shown) if verbose else _in_short(rows, shown, width)
+    return Group(*said, *(Text(text, style) for text, style in below))
+
+
+def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> Iterator[tuple[str, str]]:
+    """What to know of the table, each on one line no wider than `width`: notes, how to read it, on what it was measured."""
     notes = notes_of(rows)
-    said += [Text()] if notes else []
-    said += [Text(f"note, {count(cells, 'cell')}: {text}", "yellow") for text, cells in notes[:_MAX_PROBLEMS]]
-    about = conditions_of(rows)
-    said += [Text(), *(Text(f"{name}: {text}", "dim") for name, text in about)] if about else []
-    tested = client_error_of(rows)
-    said += [Text(f"\n{tested}", "dim")] if tested else []
-    definitions = definitions_of(shown)
-    if definitions:
-        said.append(Text())
-        said += [Text(f"{head}: {formula}", "dim") for head, formula in definitions]
-    return Group(*said)
+    keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
+    legend = (
+        ["Latencies are medians (p50)"] if any(column.head.startswith(("TTFT", "TPOT")) for column in shown) else []
+    )
+    legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
+    measured = [row.conditions for row in rows if row.levels]
+    lines = [(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
+    lines += [(f"{', '.join(legend)}.", "dim")] if legend else []
+    if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unrecorded system") for each in measured}:
+        at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
+        more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
+        lines.append((f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    more = f"{len(notes) - _SHORT_NOTES} more notes, " if len(notes) > _SHORT_NOTES else ""
+    lines += [(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
+    yield from ((("\n" * (number == 0)) + _cut(text, width), style) for number, (text, style) in enumerate(lines))
+
+
+def _in_full(rows: Sequence[CellResult], shown: Sequence[Column]) -> Iterator[tuple[str, str]]:
+    groups: list[list[tuple[str, str]]] = [
+        [(_note(*note), "yellow") for note in notes_of(rows)],
+        [(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [(tested, "dim")] if (tested := client_error_of(rows)) else [],
+        [(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
+    ]
+    for group in groups:
+        yield from ((("\n" * (number == 0)) + text, style) for number, (text, style) in enumerate(group))
+
+
+def _note(text: str, cells: int) -> str:
+    severity, _, rest = text.partition(": ")
+    if severity not in {"warning", "invalid"}:
+        severity, rest = "note", text
+    return f"{severity} ({count(cells, 'cell')}): {rest}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
 
 
 def _fit(
@@ -285,7 +326,7 @@ def _fit(
         elif len(models) > 1 and not by_model:
             by_model = True
             longest = max(2 + len(without(row.id, (*parts, str(row.axes.get("model"))))) for row in rows)
-        elif worst.rank > 0 and free < min(longest, 2 * _MIN_NAME):
+        elif worst.rank > 0 and free < min(longest, _NAME):
             shown = tuple(column for column in shown if column is not worst)
         else:
             return shown, by_model, max(min(longest, free), 8)
@@ -384,9 +425,7 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     for row in rows:
         found = [text for text in row.findings if not text.startswith("info:")]
         if any(level.window == "whole" for level in row.levels):
-            found.append(
-                "rates are over the whole measurement, ramp and tail included: no steady window was long enough"
-            )
+            found.append("the steady window was too short: rates include ramp-up and drain")
         kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
         cells.update(dict.fromkeys(kinds, 1))
         for kind, text in zip(kinds, found, strict=True):
@@ -467,10 +506,11 @@ def print_report(
     stream: TextIO | None = None,
     workspace: Path | None = None,
     told: Collection[str] = (),
+    verbose: bool = False,
 ) -> None:
     """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
 
-    A table does not repeat the reasons that were `told` already.
+    A table does not repeat the reasons in `told`; `verbose` adds definitions and everything known of the measurements.
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
@@ -482,7 +522,7 @@ def print_report(
     width = shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
     console = terminal.console(stream, width=width)
     with console.capture() as capture:
-        console.print(to_table(rows, width, workspace=workspace, told=told))
+        console.print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose))
     terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
 
 

@@ -343,7 +343,7 @@ def test_a_terminal_that_has_gone_does_not_end_the_run(monkeypatch: pytest.Monke
     live.end()
 
 
-def test_nothing_to_do_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_do_draws_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     plan = fabricated.plan(FP16)
     terminal = Terminal()
@@ -351,4 +351,10 @@ def test_nothing_to_do_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     live.begin(plan, dict.fromkeys(plan.stage_runs, S.UP_TO_DATE), {})
     live.tick({})
     live.end()
-    assert terminal.getvalue() == ""
+    assert terminal.getvalue() == "nothing to do: everything is up to date\n"
+    stream = io.StringIO()
+    plain = PlainObserver(stream, Clock())
+    plain.begin(plan, dict.fromkeys(plan.stage_runs, S.UP_TO_DATE), {})
+    plain.end()
+    (said,) = lines(stream)
+    assert said.endswith("stage runs: nothing to do: everything is up to date")

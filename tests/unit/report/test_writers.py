@@ -63,10 +63,10 @@ def failed(precision: str, batch: int = 4) -> CellResult:
 ROWS = (row("fp16"), row("int8_wo"), failed("int4_wo"), failed("int4_wo", 8))
 
 
-def table(rows: tuple[CellResult, ...], width: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def table(rows: tuple[CellResult, ...], width: int, monkeypatch: pytest.MonkeyPatch, *, verbose: bool = False) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
-    print_report(rows, "table", stream=stream, workspace=Path("/ws"))
+    print_report(rows, "table", stream=stream, workspace=Path("/ws"), verbose=verbose)
     return stream.getvalue()
 
 
@@ -74,10 +74,10 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table(ROWS, 80, monkeypatch).splitlines() == [
         "4 cells: 2 done, 2 failed; all: smollm2-135m-instruct tp1pp1 isl128-osl64",
         "",
-        "                     build  engine  TTFT ms  out tok/s",
-        "cell         status      s      MB       @1         @4  exact  contains",
-        "fp16/bs4     done     1.25   270.0     30.4        251   0.50      0.75",
-        "int8_wo/bs4  done     1.25   270.0     30.4        251   0.50      0.75",
+        "                     TTFT ms  tok/s  req/s                   engine  build",
+        "cell         status       @1     @4     @4  exact  contains      MB      s",
+        "fp16/bs4     done       30.4    251   2.00   0.50      0.75   270.0   1.25",
+        "int8_wo/bs4  done       30.4    251   2.00   0.50      0.75   270.0   1.25",
         "int4_wo/bs4  failed",
         "int4_wo/bs8  failed",
         "",
@@ -86,15 +86,26 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "  log: /ws/work/ab.1/log",
         "  try: free some memory",
         "",
-        "note, 2 cells: warning: the client was busy (concurrency 4)",
-        "note, 2 cells: rates are over the whole measurement, ramp and tail included: no",
-        "steady window was long enough",
+        "warning (2 cells): the client was busy (concurrency 4)",
+        "note (2 cells): the steady window was too short: rates include ramp-up and drain",
+        "Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.",
+        "Measured on an unrecorded system",
+        "-v: definitions, system and load in full",
+    ]
+
+
+def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, full = table(ROWS, 80, monkeypatch).splitlines(), table(ROWS, 80, monkeypatch, verbose=True).splitlines()
+    legend = short.index("Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.")
+    assert full[:legend] == short[:legend]
+    assert full[legend:] == [
         "",
         "system: not recorded",
         "load: not recorded",
         "",
         "TTFT ms @1: time to first token: first content - sent; the median (p50) is shown",
-        "out tok/s @4: output tokens / seconds of the headline window; median of the",
+        "tok/s @4: output tokens / seconds of the headline window; median of the repeats",
+        "req/s @4: successful requests / seconds of the headline window; median of the",
         "repeats",
         "exact: share of answers that equal a reference, both normalised",
         "contains: share of answers that hold a reference as whole words, both normalised",
@@ -109,6 +120,34 @@ def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch
     assert "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8\n\n" in text
     assert "somebody" not in text
     assert "try:" not in text
+
+
+def test_the_figures_people_read_first_fit_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = level(4, 91.0, 251.3)
+    measured = dataclasses.replace(measured, latencies={**measured.latencies, "tpot_ms": {"n": 40.0, "p50": 12.5}})
+    full = {"levels": (measured,), "accuracy_intervals": {"exact": (0.4, 0.6)}, "accuracy_drift": {"agreement": 0.9}}
+    rows = [
+        row(precision, 256, model=model, status=CellStatus.UP_TO_DATE, **full)
+        for model in ("smollm2-135m-instruct", "qwen2-72b-instruct-with-a-long-name")
+        for precision in ("fp16", "int4_wo")
+    ]
+    lines = table(tuple(rows), 80, monkeypatch).splitlines()
+    heads = next(line for line in lines if line.startswith("cell"))
+    assert lines[lines.index(heads) - 1].split()[:6] == ["TTFT", "ms", "TPOT", "ms", "tok/s", "req/s"]
+    assert heads.split()[-3:] == ["exact", "contains", "MB"] or "exact" in heads
+    assert "95%" not in table(tuple(rows), 80, monkeypatch)
+    wide = table(tuple(rows), 200, monkeypatch)
+    assert "95%" in wide
+    assert "agree" in wide
+
+
+def test_many_notes_are_short_unless_verbose(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = tuple(f"warning: {letter} {'was late ' * 12}" for letter in "abcdef")
+    short = table((row("fp16", levels=(), findings=findings),), 80, monkeypatch).splitlines()
+    assert [len(line) for line in short if line.startswith("warning (1 cell)")] == [80] * 3
+    assert short[-1] == "-v: 3 more notes, definitions, system and load in full"
+    full = table((row("fp16", levels=(), findings=findings),), 80, monkeypatch, verbose=True)
+    assert full.count("warning (1 cell)") == 6
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
@@ -143,8 +182,8 @@ def test_findings_that_differ_in_figures_are_one_note(monkeypatch: pytest.Monkey
         row(precision, levels=(), findings=(late.format(lag, 1), late.format(lag + 1, 4)))
         for precision, lag in (("fp16", 9.1), ("int8_wo", 8.3))
     )
-    notes = [line for line in table(rows, 120, monkeypatch).splitlines() if line.startswith("note")]
-    assert notes == ["note, 2 cells: warning: the client was 9.1 ms late (concurrency 1), or similar"]
+    notes = [line for line in table(rows, 120, monkeypatch).splitlines() if line.startswith("warning")]
+    assert notes == ["warning (2 cells): the client was 9.1 ms late (concurrency 1), or similar"]
 
 
 def test_no_colours_and_no_wrapping_in_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +243,7 @@ def test_request_rates_and_goodput_are_shown() -> None:
     open_loops = (rated("fp16", closed=False), rated("int8_wo", closed=False))
     text = to_markdown(open_loops)
     head = next(line for line in text.splitlines() if line.startswith("| cell"))
-    assert [part in head for part in ("TTFT ms @2.5/s", "out tok/s @10/s", "goodput @10/s")] == [True] * 3
+    assert [part in head for part in ("TTFT ms @2.5/s", "tok/s @10/s", "goodput @10/s")] == [True] * 3
     assert "- goodput @10/s: requests that met every objective / requests scheduled" in text
     assert " 0.88 |" in text
     lines = list(csv.DictReader(io.StringIO(to_csv(open_loops))))
@@ -212,14 +251,14 @@ def test_request_rates_and_goodput_are_shown() -> None:
         ("", rate, "0.875") for rate in ("2.5", "10.0", "2.5", "10.0")
     ]
     both = to_markdown((rated("fp16", closed=True), rated("int8_wo", closed=True)))
-    assert "out tok/s @1 |" in both, "an open loop's throughput is what was offered"
+    assert "tok/s @1 |" in both, "an open loop's throughput is what was offered"
     assert "goodput @10/s |" in both
     assert "request_rate" not in to_csv(ROWS).splitlines()[0], "nobody asked for one"
 
 
 def test_markdown_escapes_and_defines() -> None:
     text = to_markdown(ROWS, "r1", "/home/me/m.yaml")
-    assert "| `fp16/bs4` | done | 1.25 | 270.0 | 30.4 | 251 |" in text
+    assert "| `fp16/bs4` | done | 30.4 | 251 | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
     assert r"build: was killed \| by &lt;somebody>" in text
     assert "/home/me" not in text
     assert "- TTFT ms @1: time to first token: first content - sent; the median (p50) is shown" in text
