@@ -1,4 +1,4 @@
-"""What `pipeline doctor` says: a machine as a list of checks, and which toolchains can be used on it.
+"""What `pipeline doctor` says: what can be done on this machine, which toolchains it can use, and a list of checks.
 
 A check is about one thing and says what to do where that is not well. None of them raises, and none needs a package
 from outside the standard library: this is what one runs when something is missing.
@@ -67,6 +67,11 @@ class Check:
         """The first part of the id."""
         return self.id.partition(".")[0]
 
+    @property
+    def needed_by(self) -> tuple[str, ...]:
+        """Names of the toolchains that need it; none for what only some models need."""
+        return _NEEDED_BY.get(self.id, _NEEDED_BY.get(self.group, toolchains.names()))
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -78,6 +83,17 @@ class Verdict:
     """What the machine lacks, or None when the toolchain can be used."""
     hint: str | None
     """What to install next."""
+
+
+_GPU_TOOLCHAINS: Final = ("tensorrt_llm", "tensorrt_llm_pytorch")
+_NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpu": _GPU_TOOLCHAINS,
+    "tensorrt_llm": _GPU_TOOLCHAINS,
+    "tensorrt_llm.build": _GPU_TOOLCHAINS[:1],
+    "quantize": _GPU_TOOLCHAINS,
+    "hub": (),
+}
+"""Group or id of a check -> the toolchains that need it, where that is not all of them."""
 
 
 NEXT: Final[Mapping[str, str]] = {
@@ -129,6 +145,63 @@ def judge(machine: Machine) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
+
+    text: str
+    status: Status | None = None
+    grey: bool = False
+
+
+TITLES: Final = {
+    "host": "this host",
+    "gpu": "GPUs",
+    "tensorrt_llm": "TensorRT-LLM",
+    "triton": "Triton Inference Server",
+    "quantize": "quantization",
+    "space": "disk and shared memory",
+    "limits": "limits",
+    "hub": "model hubs",
+}
+"""Group of checks -> its title."""
+_HINT_INDENT: Final = " " * 13 + "do: "
+
+
+def lines(checks: Sequence[Check], verdicts: Sequence[Verdict], toolchain: str | None = None) -> Iterator[Line]:
+    """All of it for people, the verdict first. `toolchain` is the one that was asked for."""
+    usable = [verdict for verdict in verdicts if verdict.missing is None]
+    wanted = [each for each in verdicts if each.name == toolchain] or usable[:1] or list(verdicts)
+    names = {each.name for each in wanted}
+    wrong = [each for each in checks if each.status is not Status.OK and names.intersection(each.needed_by)]
+    if wanted[0].missing is None:
+        look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
+        yield Line(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
+    elif toolchain is not None:
+        yield Line(f"not ready: the toolchain {toolchain} cannot be used on this machine")
+    else:
+        yield Line("not ready: no toolchain can be used on this machine")
+    yield from (Line(""), Line("toolchains"))
+    width = max(len(verdict.name) for verdict in verdicts)
+    for verdict in verdicts:
+        grey = verdict.missing is not None and verdict.name not in names
+        status = Status.MISSING if verdict.missing else Status.OK
+        yield Line(f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", status, grey)
+        if verdict.hint and not grey:
+            yield Line(f"{_HINT_INDENT}{verdict.hint}")
+    width = max(len(check.id.partition(".")[2]) for check in checks)
+    group = None
+    for check in checks:
+        if check.group != group:
+            group = check.group
+            yield from (Line(""), Line(TITLES[group]))
+        grey = check.status is Status.MISSING and not names.intersection(check.needed_by)
+        name = check.id.partition(".")[2].replace("_", " ")
+        yield Line(f"{name:<{width}}  {check.detail}", check.status, grey)
+        if check.hint and not grey:
+            yield Line(f"{_HINT_INDENT}{check.hint}")
+
+
 def document(machine: Machine, checks: Sequence[Check], verdicts: Sequence[Verdict], assume: str) -> dict[str, Json]:
     """All of it as JSON, in the shape that docs/doctor.md has; `assume` is the machine as a line for `--assume`."""
     return {
@@ -141,6 +214,7 @@ def document(machine: Machine, checks: Sequence[Check], verdicts: Sequence[Verdi
                 "value": check.value,
                 "detail": check.detail,
                 "hint": check.hint,
+                "needed_by": list(check.needed_by),
             }
             for check in checks
         ],
@@ -416,7 +490,7 @@ def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> C
         stored = False
     if named or stored:
         return Check(check_id, Status.OK, True, f"a token, in {named or file}")
-    return Check(check_id, Status.MISSING, False, "no token", f"only models with a licence gate need one: {how}")
+    return Check(check_id, Status.MISSING, False, "no token; only gated models need one", how)
 
 
 def _or_missing(check_id: str, value: str | None, without: str, hint: str, status: Status = Status.MISSING) -> Check:

@@ -32,6 +32,7 @@ CHECK = closed(
     value={},
     detail=TEXT,
     hint=MAYBE_TEXT,
+    needed_by={"type": "array", "items": {"enum": list(toolchains.names())}},
 )
 GPU = closed(
     index={"type": "integer", "minimum": 0},
@@ -147,7 +148,7 @@ def test_secrets_stay_secret() -> None:
 
 def test_text_says_the_same_without_colours_and_in_any_encoding() -> None:
     found = document()
-    for encoding, marks in (("utf-8", "✓!✗"), ("ascii", "+!X")):
+    for encoding, marks in (("utf-8", "✓!✗·"), ("ascii", "+!X-")):
         done = doctor(PYTHONIOENCODING=encoding)
         assert "\x1b" not in done.stdout
         assert done.stderr == ""
@@ -156,9 +157,14 @@ def test_text_says_the_same_without_colours_and_in_any_encoding() -> None:
             line[1] for line in lines if len(line) == 3 and line[0] in marks and line[1] in {"ok", "warning", "missing"}
         ]
         assert shown == [
-            *(check["status"] for check in found["checks"]),
             *("ok" if each["usable"] else "missing" for each in found["toolchains"]),
+            *(check["status"] for check in found["checks"]),
         ]
+        usable = [each["name"] for each in found["toolchains"] if each["usable"]]
+        verdict = (
+            f"ready: pipeline run takes the toolchain {usable[0]}" if usable else "not ready: no toolchain can be used"
+        )
+        assert done.stdout.startswith(verdict)
 
 
 def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:

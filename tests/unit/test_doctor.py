@@ -312,5 +312,43 @@ def test_every_toolchain_says_for_itself_what_it_lacks(monkeypatch: pytest.Monke
     assert broken.missing == "cannot be loaded: No module named 'x'"
 
 
+CPU_ONLY = (
+    Verdict("tensorrt_llm", "engines", "TensorRT-LLM is not installed", "take an image"),
+    Verdict("embedded", "no GPU", None, None),
+)
+CHECKS = (
+    Check("host.cpus", Status.OK, 2, "2 CPUs"),
+    Check("gpu.devices", Status.MISSING, 0, "no GPU", "buy one"),
+    Check("space.shm", Status.WARNING, 1, "64 MiB free", "take more"),
+    Check("hub.hugging_face", Status.MISSING, False, "no token", "log in"),
+)
+
+
+def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
+    found = list(doctor.lines(CHECKS, CPU_ONLY))
+    assert found[0].text == "ready: pipeline run takes the toolchain embedded; see space.shm below"
+    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == [
+        "TensorRT-LLM is not installed",
+        "no GPU",
+        "no token",
+    ]
+    assert [line.text.strip() for line in found if line.text.strip().startswith("do: ")] == ["do: take more"]
+
+
+def test_a_toolchain_that_was_asked_for_says_what_it_lacks() -> None:
+    found = list(doctor.lines(CHECKS, CPU_ONLY, "tensorrt_llm"))
+    assert found[0].text == "not ready: the toolchain tensorrt_llm cannot be used on this machine"
+    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
+    hints = [line.text.strip() for line in found if line.text.strip().startswith("do: ")]
+    assert hints == ["do: take an image", "do: buy one", "do: take more"]
+
+
+def test_where_nothing_can_be_used_everything_missing_matters() -> None:
+    neither = (CPU_ONLY[0], Verdict("embedded", "no GPU", "no package", "install it"))
+    found = list(doctor.lines(CHECKS, neither))
+    assert found[0].text == "not ready: no toolchain can be used on this machine"
+    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
+
+
 def test_every_toolchain_that_can_be_missing_says_what_to_install() -> None:
     assert set(doctor.toolchains.names()) <= doctor.NEXT.keys()
