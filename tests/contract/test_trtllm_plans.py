@@ -5,7 +5,6 @@ The command lines are those of `pipeline plan --assume ... --format json`; what 
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from tests.standins.programs import arguments
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.stages import verbs
 from trtllm_pipeline.toolchains import base as toolchains
 
 RELEASES: Final = (
@@ -152,17 +150,13 @@ def check_values(found: Command, values: dict[str, Any], axes: dict[str, Any], r
         assert nested is wanted, f"{release}: {found.path}"
 
 
-def check_verbs(planned: dict[str, Any]) -> None:
-    """Every command line of ours is one that its stage's verb takes."""
+def check_workers(planned: dict[str, Any]) -> None:
+    """Our own program comes last, and all that it is told are parameters that its stage has."""
     for run in planned["stage_runs"]:
         stage = toolchains.load(run["toolchain"]).stage(run["stage"])
-        ours = [argv for argv in run["argv"] if argv[1:3] == ["-m", "trtllm_pipeline"]]
-        assert len(ours) == (stage.program is not None)
-        for argv in ours:
-            assert argv[3:6] == [run["stage"], "--toolchain", run["toolchain"]]
-            parser = argparse.ArgumentParser(allow_abbrev=False)
-            verbs.configure(parser, stage)
-            assert parser.parse_known_args(argv[6:])[1] == []
+        assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.worker", "{attempt}/job.json"]
+        assert run["program"] == stage.program
+        assert run["params"].keys() <= {option.name for option in stage.options}
 
 
 def check_sharing(planned: dict[str, Any]) -> None:
@@ -195,7 +189,7 @@ def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planne
     started = check_programs(planned, release)
     by_script = Counter({"quantize.py": quantized if release != "0.10.0" else 0})  # there Model Optimizer does it
     assert started == Counter({"convert_checkpoint.py:qwen": 4, "trtllm-build": engines, "run.py": engines}) + by_script
-    check_verbs(planned)
+    check_workers(planned)
     check_sharing(planned)
     for _, found in commands(planned):
         options = dict(zip(found.arguments, found.arguments[1:], strict=False))
@@ -249,7 +243,7 @@ def test_the_other_matrices(planner: Planner, matrix: str, release: str, cells: 
     planned = planner.plan(matrix, release)
     assert len(feasible(planned)) == cells
     assert check_programs(planned, release) == started
-    check_verbs(planned)
+    check_workers(planned)
     check_sharing(planned)
 
 
@@ -271,7 +265,7 @@ def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
     assert len(feasible(planned)) == 8
     scripts = {"convert_checkpoint.py:llama": 1, "convert_checkpoint.py:qwen": 1, "quantize.py": 2}
     assert check_programs(planned, release) == {**scripts, "trtllm-build": 4, "run.py": 4}
-    check_verbs(planned)
+    check_workers(planned)
     check_sharing(planned)
     check_pytorch(planned)
     runs = {run["id"]: run for run in planned["stage_runs"]}
@@ -288,7 +282,7 @@ def test_after_the_engines_one_lane_of_both_is_left(planner: Planner) -> None:
         assert cell["feasible"] is not engines
         assert not engines or "no trtllm-build" in cell["reason"]
     assert len(feasible(planned)) == 4
-    check_verbs(planned)
+    check_workers(planned)
     check_sharing(planned)
     check_pytorch(planned)
 
@@ -308,21 +302,20 @@ def check_pytorch(planned: dict[str, Any]) -> None:
     lane = [run for run in runs.values() if run["toolchain"] == PYTORCH and run["scope"] != Scope.INSIDE.value]
     assert {run["stage"] for run in lane} >= {"quantize", "repository", "launch"}
     for run in lane:
-        *others, argv = run["argv"]
+        *others, _ = run["argv"]
         assert len(others) == (run["stage"] == "quantize"), "Model Optimizer runs in TensorRT-LLM's own Python"
-        option = dict(zip(argv[4::2], argv[5::2], strict=True))
+        given = run["params"]
         axes = next(cell["axes"] for cell in planned["cells"] if cell["id"] == run["cells"][0])
         if run["stage"] == "quantize":
-            assert option["--checkpoint-format"] == "hugging_face"
-            assert (option["--precision"], option["--kv-cache-precision"]) == ("fp8", "fp8")
-            assert not {"--tp", "--pp"} & set(option)
+            assert given["checkpoint_format"] == "hugging_face"
+            assert (given["precision"], given["kv_cache_precision"]) == ("fp8", "fp8")
+            assert not {"tp", "pp"} & set(given)
         elif run["stage"] == "repository":
             source = runs[run["inputs"]["model"]]["stage"]
             assert source == ("quantize" if axes["precision"] == "fp8" else "download")
-            assert f"/store/{source}/" in option["--model"]
-            assert option["--max-seq-len"] == str(axes["isl"] + axes["osl"])
-            assert option["--max-batch-size"] == str(axes["max_batch_size"])
-            assert option["--tensor-parallel-size"] == str(axes["tp"])
+            assert given["max_seq_len"] == axes["isl"] + axes["osl"]
+            assert given["max_batch_size"] == axes["max_batch_size"]
+            assert given["tensor_parallel_size"] == axes["tp"]
         elif run["stage"] == "launch":
-            assert f"/store/repository/{runs[run['inputs']['repository']]['fingerprint']}/" in option["--repository"]
+            assert runs[run["inputs"]["repository"]]["stage"] == "repository"
             assert run["resources"]["gpus"] == axes["tp"] * axes["pp"]

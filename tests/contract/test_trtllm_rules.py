@@ -5,7 +5,6 @@ The facts are `tests/data/tensorrt_llm/refusals.json`, by which the stand-ins re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -249,13 +248,12 @@ def cells(lane: str) -> Iterator[Cell]:
                 )
 
 
-def _of_theirs(argvs: Sequence[Sequence[str]]) -> dict[str, str]:
+def _of_theirs(argvs: Sequence[Sequence[str]], params: Mapping[str, Any]) -> dict[str, str]:
     """Options of the one command line that is a program of TensorRT-LLM; of our worker, what it is told of the cache."""
     for argv in argvs:
         if {Path(word).name for word in argv} & {"quantize.py", "trtllm-build"}:
             return values(list(argv))
-    (job,) = (json.loads(argv[argv.index("--job") + 1]) for argv in argvs if "--job" in argv)
-    cache = job["params"]["kv_cache_precision"]
+    cache = params["kv_cache_precision"]
     return {} if cache == "none" else {"--kv_cache_dtype": cache}
 
 
@@ -323,7 +321,7 @@ def test_no_planned_cell_is_refused_by_the_release(release: str, lane: str) -> N
         for name, run in planned.stage_runs.items():
             if run.stage.name in {"quantize", "build"} and lane == ENGINES:
                 argvs = command_lines(run, {each: f"/{each}" for each in run.inputs}, "/attempt", machine)
-                lines[name] = run.stage.name, _of_theirs(argvs)
+                lines[name] = run.stage.name, _of_theirs(argvs, run.params)
         for each in works:
             commands = dict(lines[run] for run in planned.by_cell[each.id] if run in lines)
             wrong += [f"{each.id} on SM {sm}: {said}" for said in refused_by_facts(each, commands, release, sm)]

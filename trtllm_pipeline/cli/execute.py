@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.executor import failure_of, read_job
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.stages.base import JOB, OUT
 from trtllm_pipeline.stages.verbs import empty_folder
 
 _STDERR: Final = 2
@@ -48,23 +51,31 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--input {given}: expected NAME=PATH with one of {', '.join(job.inputs)}")
         replaced[job.inputs[name]] = str(Path(path).absolute())
     attempt = empty_folder(args.output_dir)
-    replaced[job.attempt] = str(attempt)
-    out = attempt / "out"
-    out.mkdir()
+    replaced[job.out], replaced[job.attempt] = str(attempt / OUT), str(attempt)
+
+    def moved(word: str) -> str:
+        for old, new in replaced.items():
+            word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
+        return word
+
+    (attempt / OUT).mkdir()
+    job = replace(
+        job,
+        commands=tuple(tuple(map(moved, command)) for command in job.commands),
+        inputs={name: moved(path) for name, path in job.inputs.items()},
+        out=moved(job.out),
+        attempt=str(attempt),
+    )
+    job.write(attempt / JOB)
     for command in job.commands:
-        words = []
-        for word in command:
-            for old, new in replaced.items():
-                word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
-            words.append(word)
-        note("+ " + " ".join(words))
+        note("+ " + shlex.join(command))
         before = out_of_memory.counts()
-        code = subprocess.call(words, stdout=_STDERR, env={**os.environ, **job.environment})
+        code = subprocess.call(command, stdout=_STDERR, env={**os.environ, **job.environment})
         if code:
             note(f"error: {failure_of(job, code, timed_out=False, before=before).message}")
             return 1
     if args.format == "json":
-        emit_json({"schema": 1, "output_dir": str(out)})
+        emit_json({"schema": 1, "output_dir": job.out})
     else:
-        emit(str(out))
+        emit(job.out)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import shlex
 import shutil
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, TextIO
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, UsageError
-from trtllm_pipeline.files import disk
+from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages import verbs
-from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work, write_failure
+from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.worker import run_program, write_job
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
@@ -59,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
     stage = _stage(args.command, args.toolchain)
     if args.matrix is not None:
         return _for_cells(args, stage)
-    if args.attempt_dir is not None:
-        return _in_attempt(verbs.to_work(stage, args, begun=stage.commands is not None), stage)
     return _by_hand(args, stage)
 
 
@@ -145,20 +142,8 @@ def _serve_cell(args: argparse.Namespace, plan: Plan, store: Store) -> int:
 
 
 def _program(stage: Stage, work: Work) -> None:
-    if stage.program is None:
-        return
-    module, _, function = stage.program.partition(":")
-    try:
-        getattr(importlib.import_module(module), function)(work)
-    except StageError:
-        raise
-    except MemoryError as error:
-        raise StageError(f"{stage.name}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
-    except OSError as error:
-        told = disk.no_room(error, work.out)
-        if told is None:
-            raise
-        raise StageError(f"{stage.name}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
+    if stage.program is not None:
+        run_program(stage.program, stage.name, work)
 
 
 def _commands(stage: Stage, work: Work) -> None:
@@ -169,21 +154,12 @@ def _commands(stage: Stage, work: Work) -> None:
 
     from trtllm_pipeline.machine.probe import machine
 
+    write_job(stage.name, stage.program, work)  # which helpers of ours among them read
     for command in stage.commands(work, machine()):
         note(shlex.join(command))
         code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
         if code:
             raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
-
-
-def _in_attempt(work: Work, stage: Stage) -> int:
-    """Run for a pipeline: what went wrong goes into a file beside the log."""
-    try:
-        _program(stage, work)
-    except PipelineError as error:
-        write_failure(work.attempt, error)
-        raise
-    return 0
 
 
 def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
@@ -194,8 +170,7 @@ def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
     with _scratch(stage.name) as scratch:
         if stage.scope is Scope.SERVICE:
             args.output_dir = args.output_dir or str(scratch / "out")
-        args.attempt_dir = scratch
-        work = verbs.to_work(stage, args)
+        work = verbs.to_work(stage, args, scratch)
         if stage.scope is Scope.SERVICE:
             with _announced_when_ready(work, sys.stdout, as_json=args.format == "json"), redirect_stdout(sys.stderr):
                 _program(stage, work)

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, Protocol, Union
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.signatures import KILLED, classify, words
 from trtllm_pipeline.stages.base import FAILURE_FILE
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 _TELLING_LINES: Final = 200
 """Of a log's end, looked at for words that say why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt at a stage run, as written to job.json."""
+    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.worker` reads its own part of it."""
 
     id: StageRunId
     stage: str
@@ -38,9 +38,15 @@ class Job:
     """Run one after another; the first that fails ends the job."""
     environment: Mapping[str, str]
     """Set on top of the environment the pipeline itself was started with. Never secrets."""
+    program: str | None
+    """Our own "module:function", which the last command runs on this very file."""
+    params: Mapping[str, Json]
     inputs: Mapping[str, str]
+    files: Mapping[str, str]
+    out: str
+    """Where the result is written."""
     attempt: str
-    """The attempt's folder; commands write into `out/` in it."""
+    """The attempt's folder around it."""
     timeout_s: float
     section: str
     """Settings section where the limit can be changed."""

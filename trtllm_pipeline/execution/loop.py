@@ -27,12 +27,10 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.system import here
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
-from trtllm_pipeline.stages.base import PROGRESS_FILE, SERVICE_FILE, Work
-from trtllm_pipeline.stages.verbs import to_argv
+from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, Work
 from trtllm_pipeline.store.claims import Claim, lease_machine
-from trtllm_pipeline.store.inspection import OUT
 from trtllm_pipeline.store.manifest import Manifest, size_bytes
-from trtllm_pipeline.store.store import JOB, Artifact, Attempt, Store
+from trtllm_pipeline.store.store import Artifact, Attempt, Store
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
@@ -343,7 +341,11 @@ class _Execution:
             scope=run.stage.scope,
             commands=command_lines(run, inputs, str(attempt.folder), self._plan.machine),
             environment=environment,
+            program=run.stage.program,
+            params={**run.params, **run.stage.advice(run.first_cell)},
             inputs=inputs,
+            files=run.files,
+            out=str(attempt.folder / OUT),
             attempt=str(attempt.folder),
             timeout_s=limit_s(run),
             section=run.stage.section or run.stage.name,
@@ -485,25 +487,16 @@ def command_lines(
     run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
 ) -> tuple[tuple[str, ...], ...]:
     """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
-    params = {**run.params, **run.stage.advice(run.first_cell)}
     others: tuple[tuple[str, ...], ...] = ()
     if run.stage.commands is not None:
+        params = {**run.params, **run.stage.advice(run.first_cell)}
         paths = {name: Path(path) for name, path in inputs.items()}
         files = {name: Path(path) for name, path in run.files.items()}
         work = Work(params, paths, files, Path(attempt) / OUT, Path(attempt))
         others = tuple(tuple(command) for command in run.stage.commands(work, machine))
     if run.stage.program is None:
         return others
-    words = to_argv(
-        run.stage,
-        run.toolchain,
-        params=params,
-        inputs=inputs,
-        files=run.files,
-        out=f"{attempt}/{OUT}",
-        attempt=attempt,
-    )
-    return (*others, (sys.executable, "-m", "trtllm_pipeline", *words))
+    return (*others, (sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
 
 
 def capacity(machine: Machine) -> scheduling.Machine:

@@ -133,6 +133,8 @@ def plan_lines(
             "after": list(run.after),
             "cells": list(run.cells),
             "argv": [list(command) for command in commands(run)],
+            "program": run.stage.program,
+            "params": {**run.params, **run.stage.advice(run.first_cell)},
             "environment": {},
             "resources": {
                 "cpus": resources.cpus,

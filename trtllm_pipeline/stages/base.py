@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Machine
 
+OUT: Final = "out"
+"""Folder of an attempt, and of an artifact, that holds the result."""
+JOB: Final = "job.json"
 PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
 SERVICE_FILE: Final = "service.json"
@@ -68,15 +70,6 @@ class Work:
 _last_progress: dict[Path, float] = {}
 
 
-def write_failure(attempt: Path, error: PipelineError) -> None:
-    """Leave word of why an attempt failed for the run that it belongs to.
-
-    Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
-    """
-    failure = error.failure if isinstance(error, StageError) else FailureClass.USER
-    write_json(attempt / FAILURE_FILE, {"failure": failure.value, "message": error.message, "hint": error.hint})
-
-
 def _no_files(_cell: Cell) -> Mapping[str, str]:
     return {}
 
@@ -106,7 +99,7 @@ class Stage:
     """Bumped by hand when the same inputs would give another result."""
     summary: str
     program: str | None
-    """"module:function" that does it; see the module's docstring. None where `commands` do all of it."""
+    """"module:function" that does it, or completes what `commands` do; see the module's docstring. None: they do it all."""
     options: tuple[Option, ...]
     params: Callable[[Cell], Mapping[str, Json]]
     """What this stage reads of a cell. All of it reaches the program and the fingerprint."""

@@ -1,9 +1,6 @@
-"""A stage's command line: the same words in a plan, in job.json, and typed by hand.
+"""A stage's command line, typed by hand: it follows the stage's own table of inputs, files and options.
 
-    pipeline convert --toolchain embedded --model DIR --output-dir DIR --precision int8_wo
-
-`to_argv` writes it from what a plan knows, `parser` and `to_work` read it back; both follow the stage's own table of
-inputs, files and options, so they cannot drift apart.
+pipeline convert --toolchain embedded --model DIR --output-dir DIR --precision int8_wo
 """
 
 from __future__ import annotations
@@ -25,37 +22,6 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def to_argv(
-    stage: Stage,
-    toolchain: str,
-    *,
-    params: Mapping[str, Json],
-    inputs: Mapping[str, str],
-    files: Mapping[str, str],
-    out: str,
-    attempt: str | None,
-) -> list[str]:
-    """The words after `pipeline` that do this work."""
-    argv = [stage.name, "--toolchain", toolchain]
-    for name, path in (*inputs.items(), *files.items()):
-        argv += [flag(name), path]
-    argv += ["--output-dir", out]
-    if attempt is not None:
-        argv += ["--attempt-dir", attempt]
-    types = {option.name: option for option in stage.options}
-    for name, value in params.items():
-        argv += [flag(name), _write(types[name], value)]
-    return argv
-
-
-def _write(option: Option, value: Json) -> str:
-    if option.type == "json":
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    if option.type == "bool":
-        return "true" if value else "false"
-    return str(value)
-
-
 def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
     """Give `parser` the stage's inputs, files and options. None is required here; `to_work` says what is missing."""
     paths = parser.add_argument_group("work by hand, on explicit files")
@@ -75,7 +41,6 @@ def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
             help="a file of yours, or builtin:NAME (default: as in a matrix)",
         )
     paths.add_argument("--output-dir", metavar="DIR", help="an empty or new folder for the results")
-    paths.add_argument("--attempt-dir", metavar="DIR", help=argparse.SUPPRESS)
     for option in stage.options:
         default = "required" if option.required else f"default {json.dumps(option.default)}"
         choices = f"{', '.join(option.choices)}; " if option.choices else ""
@@ -87,10 +52,10 @@ def configure(parser: argparse.ArgumentParser, stage: Stage) -> None:
         )
 
 
-def to_work(stage: Stage, args: argparse.Namespace, *, begun: bool = False) -> Work:
-    """What the parsed words mean. Raises UsageError for all that is missing or of the wrong form.
+def to_work(stage: Stage, args: argparse.Namespace, attempt: Path) -> Work:
+    """What the parsed words mean, for an attempt in the folder `attempt`.
 
-    With `begun`, other programs may have put something into the output folder already.
+    Raises UsageError for all that is missing or of the wrong form.
     """
     wrong: list[str] = []
     values: Mapping[str, str | None] = vars(args)
@@ -125,13 +90,13 @@ def to_work(stage: Stage, args: argparse.Namespace, *, begun: bool = False) -> W
             f"pipeline {stage.name}: " + "\n  ".join(wrong),
             hint=f"give a matrix (pipeline {stage.name} --matrix FILE --cells ID) or see pipeline {stage.name} --help",
         )
-    out = Path(args.output_dir).absolute() if begun else empty_folder(args.output_dir)
+    out = empty_folder(args.output_dir)
     return Work(
         params=params,
         inputs={name: Path(path).absolute() for name, path in inputs.items() if path},
         files={name: Path(path).absolute() for name, path in files.items() if path},
         out=out,
-        attempt=Path(args.attempt_dir).absolute(),
+        attempt=attempt.absolute(),
     )
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.stages.base import OUT
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import FileEntry, Manifest
 
-OUT: Final = "out"
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 """What the system says of a file that is not there, or of a link that leads nowhere."""
 

@@ -27,16 +27,15 @@ from typing import Final
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.files import disk
-from trtllm_pipeline.stages.base import PROGRESS_FILE
+from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import ArtifactRow, Index
-from trtllm_pipeline.store.inspection import OUT, Discrepancy, Kind, inspect, whole
+from trtllm_pipeline.store.inspection import Discrepancy, Kind, inspect, whole
 from trtllm_pipeline.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
-JOB: Final = "job.json"
 _DURABLE_AFTER_S: Final = 1.0
 """Work that took longer than this is worth an fsync of its files before it is published."""
 

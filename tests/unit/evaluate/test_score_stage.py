@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.cli.app import main
+from trtllm_pipeline import worker
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import score
@@ -155,10 +155,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_faulty_row_is_the_users_to_mend(tmp_path: Path) -> None:
     this = work(tmp_path, *MEASURED, rows=({"id": "fr", "input": "France", "metric": "bleu"},))
-    words = ["score", "--toolchain", "embedded", "--output-dir", str(this.out), "--attempt-dir", str(tmp_path)]
-    for name, path in (*this.inputs.items(), *this.files.items()):
-        words += [f"--{name.replace('_', '-')}", str(path)]
-    assert main(words) == 2
+    assert worker.main([str(worker.write_job("score", "trtllm_pipeline.stages.score:run", this))]) == 1
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["failure"] == "user"
     assert "input.jsonl:1: metric: there is no metric 'bleu'" in failure["message"]

@@ -304,7 +304,9 @@ def test_other_programs_get_their_own_command_lines(store: Store) -> None:
     out = f"{make.attempt}/out"
     checkpoint = str(store.folder("get", Fingerprint(get.fingerprint)) / "out")
     assert make.commands[:2] == (("build", "--checkpoint", checkpoint, "--out", out), ("check", out))
-    assert make.commands[2][1:4] == ("-m", "trtllm_pipeline", "make"), "ours looks at what they left"
+    ours = ("-m", "trtllm_pipeline.worker", f"{make.attempt}/job.json")
+    assert make.commands[2][1:] == ours, "ours looks at what they left"
+    assert (make.program, make.params, make.out) == ("x:run", {"precision": "fp16", "batch": 4}, out)
     assert len(make.commands) == 3
 
 

@@ -14,10 +14,11 @@ import pytest
 from trtllm_pipeline.domain import Fingerprint
 from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.index import SCHEMA
 from trtllm_pipeline.store.inspection import Kind, inspect
-from trtllm_pipeline.store.store import JOB, Artifact, Store
+from trtllm_pipeline.store.store import Artifact, Store
 
 
 def key(name: str) -> str:

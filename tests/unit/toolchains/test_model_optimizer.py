@@ -18,6 +18,7 @@ from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, 
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, pytorch_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
+from trtllm_pipeline.worker import write_job
 
 QWEN2_7B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -150,6 +151,7 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
     """As a program it must come that far with the standard library alone."""
     work = Work(params={"precision": "fp8"}, inputs={"model": tmp_path}, files={}, out=tmp_path, attempt=tmp_path)
+    write_job("quantize", None, work)
     python, *words = job.command(work, sys.executable)
     done = subprocess.run([python, "-IS", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -168,7 +170,7 @@ def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_pa
     assert stage.commands is not None
     (command,) = stage.commands(work, machine)
     assert command == job.command(work, "/opt/trt/bin/python3")
-    assert json.loads(command[-1])["inputs"] == {"model": str(tmp_path / "m")}
+    assert command[-1] == str(tmp_path / "job.json")
 
 
 def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.stages.calibration_rows import default_set
-from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend
+from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
+from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
 
 BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
 
@@ -110,7 +110,10 @@ def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
     work = Work(params, {"model": here / "model"}, {}, here / "out", here / "a")
     assert engine_backend.QUANTIZE.commands is not None
     rows, quantize = map(list, engine_backend.QUANTIZE.commands(work, machine()))
-    assert rows[rows.index("--data") + 1] == str(default_set())
+    assert rows == dataset.command(work)
+    dataset.run(work)
+    taken = [json.loads(line)["text"] for line in (dataset.folder(work) / "train.jsonl").read_text().splitlines()]
+    assert set(taken) <= {row.text for row in read_rows(default_set())}
     assert [quantize[quantize.index(f"--{name}") + 1] for name in ("calib_size", "calib_max_seq_length", "seed")] == (
         expected
     )

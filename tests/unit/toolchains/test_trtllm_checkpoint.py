@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.standins.programs import quantize
+from trtllm_pipeline import worker
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, StageError
 from trtllm_pipeline.machine import probe
@@ -22,6 +23,7 @@ from trtllm_pipeline.stages.calibration_rows import Selection
 from trtllm_pipeline.toolchains import files
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
+from trtllm_pipeline.worker import write_job
 
 CONFIG = {
     "architecture": "LlamaForCausalLM",
@@ -357,9 +359,10 @@ def test_rows_that_a_script_cannot_have_fail_the_stage_in_words(
     words: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--data", str(rows(row)), "--model", str(tmp_path / "model")]
-    arguments += ["--calibration", json.dumps(selection), "--output-dir", str(tmp_path / "calibration")]
-    assert dataset.main(arguments) == 1
+    files = {"calibration_data": rows(row)}
+    work = Work({"calibration": selection}, {"model": tmp_path / "model"}, files, tmp_path / "out", tmp_path)
+    write_job("quantize", None, work)
+    assert worker.main(dataset.command(work)[3:]) == 1
     assert words in capsys.readouterr().err
     told = json.loads((tmp_path / "failure.json").read_text())
     assert told["failure"] == failure.value
@@ -389,7 +392,7 @@ def test_the_command_line_of_a_stage_writes_the_set(
         tmp_path / "out",
         tmp_path,
     )
-    command = dataset.command(work)
-    assert dataset.main(command[command.index("--data") :]) == 0
+    write_job("quantize", None, work)
+    assert worker.main(dataset.command(work)[3:]) == 0
     assert capsys.readouterr().out == "1 rows to calibrate on\n"
     assert len(written(dataset.folder(work))) == 1

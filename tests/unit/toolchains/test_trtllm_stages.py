@@ -172,15 +172,14 @@ def test_what_a_machine_has_is_in_the_fingerprints_of_what_depends_on_it() -> No
 
 def test_quantizing_writes_its_rows_first_and_ours_looks_last() -> None:
     rows, quantize, ours = commands(plan(cell("fp8", tp=2, settings={"quantize.calibration.samples": 32})), "quantize")
-    assert rows[:3] == [sys.executable, "-m", "trtllm_pipeline.toolchains.tensorrt_llm.dataset"]
-    assert values(rows)["--data"] == "/data/builtin:general"
+    helper = "trtllm_pipeline.toolchains.tensorrt_llm.dataset:run"
+    assert rows == [sys.executable, "-m", "trtllm_pipeline.worker", "/attempt/job.json", helper]
     assert quantize[:2] == ["python3", "/app/examples/quantization/quantize.py"]
     given = values(quantize)
-    assert given["--calib_dataset"] == values(rows)["--output-dir"] == "/attempt/calibration"
+    assert given["--calib_dataset"] == "/attempt/calibration"
     assert (given["--model_dir"], given["--output_dir"]) == ("/model", "/attempt/out")
     assert (given["--calib_size"], given["--batch_size"], given["--tp_size"]) == ("32", "16", "2")
-    assert ours[1:4] == ["-m", "trtllm_pipeline", "quantize"]
-    assert values(ours)["--attempt-dir"] == "/attempt"
+    assert ours == [sys.executable, "-m", "trtllm_pipeline.worker", "/attempt/job.json"]
 
 
 def test_the_matrix_says_how_many_rows_at_a_time() -> None:
@@ -191,7 +190,7 @@ def test_the_matrix_says_how_many_rows_at_a_time() -> None:
 def test_a_release_that_takes_no_rows_is_given_none() -> None:
     quantize, ours = commands(plan(cell("fp8"), on=machine("0.9.0")), "quantize")
     assert "--calib_dataset" not in quantize
-    assert ours[3] == "quantize"
+    assert ours[2] == "trtllm_pipeline.worker"
 
 
 def test_options_of_the_matrix_reach_the_script_that_runs() -> None:
@@ -219,7 +218,8 @@ def test_building_takes_its_sizes_from_the_cell() -> None:
     assert reason is not None, "workers are ours to say"
     assert "workers" in reason
     asked = replace(asked, settings=settings_of({"build.max_num_tokens": 2048, "build.gemm_plugin": "fp8"}))
-    build, ours = commands(plan(asked), "build")
+    planned = plan(asked)
+    build = commands(planned, "build")[0]
     given = values(build)
     assert build[0] == "trtllm-build"
     assert (given["--checkpoint_dir"], given["--output_dir"]) == ("/checkpoint", "/attempt/out")
@@ -228,7 +228,7 @@ def test_building_takes_its_sizes_from_the_cell() -> None:
     assert given["--workers"] == "4"
     assert build.count("--gemm_plugin") == 1
     assert given["--gemm_plugin"] == "fp8"
-    assert values(ours)["--max-seq-len"] == "328"
+    assert stage_run(planned, "build").params["max_seq_len"] == 328
 
 
 @pytest.mark.parametrize(("asked", "built"), [(4096, "768"), (769, "768"), (768, "768"), (767, "767")])
@@ -269,7 +269,7 @@ def test_the_check_starts_a_process_for_each_rank(tp: int, ranks: str | None) ->
 
 def test_without_the_scripts_an_engine_is_checked_by_its_files() -> None:
     (ours,) = commands(plan(cell(), on=machine(more=",examples=no")), "check")
-    assert ours[1:4] == ["-m", "trtllm_pipeline", "check"]
+    assert ours[1:3] == ["-m", "trtllm_pipeline.worker"]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_without_the_scripts_and_for_pytorch_model_optimizer_makes_the_checkpoin
     worker, ours = commands(plan(cell(precision, toolchain=toolchain), on=machine(more=more)), stage)
     assert worker[0] == "python3", "that of TensorRT-LLM, which has Model Optimizer"
     assert "model_optimizer" in worker[1]
-    assert ours[1:4] == ["-m", "trtllm_pipeline", stage]
+    assert ours[1:3] == ["-m", "trtllm_pipeline.worker"]
 
 
 def test_programs_are_those_that_were_found() -> None:
@@ -297,10 +297,9 @@ def test_programs_are_those_that_were_found() -> None:
 
 
 def test_pytorch_is_told_its_limits_when_the_repository_is_written() -> None:
-    (ours,) = commands(plan(cell(tp=4, pp=2, batch=16, osl=200, toolchain=PYTORCH)), "repository")
-    given = values(ours)
-    assert [given[f"--{name}-parallel-size"] for name in ("tensor", "pipeline")] == ["4", "2"]
-    assert [given[f"--max-{name}"] for name in ("batch-size", "seq-len", "num-tokens")] == ["16", "328", "5248"]
+    given = stage_run(plan(cell(tp=4, pp=2, batch=16, osl=200, toolchain=PYTORCH)), "repository").params
+    assert [given[f"{name}_parallel_size"] for name in ("tensor", "pipeline")] == [4, 2]
+    assert [given[f"max_{name}"] for name in ("batch_size", "seq_len", "num_tokens")] == [16, 328, 5248]
 
 
 def test_a_frontend_gets_its_own_options_and_no_others() -> None:

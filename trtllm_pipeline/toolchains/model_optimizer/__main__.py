@@ -27,6 +27,6 @@ def _make_importable() -> None:
 
 if __name__ == "__main__":
     _make_importable()
-    from trtllm_pipeline.toolchains.model_optimizer import job
+    from trtllm_pipeline import worker
 
-    sys.exit(job.main())
+    sys.exit(worker.main([*sys.argv[1:], "trtllm_pipeline.toolchains.model_optimizer.worker:run"]))

@@ -1,20 +1,18 @@
 """A calibration set as TensorRT-LLM's quantize.py reads one: a folder that `datasets` loads, with a column `text`.
 
-A small program, so that what quantize.py was given can be made again by hand, from the command line in job.json.
+A small program of its own, which runs before quantize.py on the same job file.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.bench.prompts import Render, chat_renderer
-from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
-from trtllm_pipeline.stages.base import Work, write_failure
+from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.stages.base import JOB, Work
 from trtllm_pipeline.stages.calibration_rows import Row, Selection, choose, default_set, read_rows
 
 BATCH_SIZE: Final = 16
@@ -30,20 +28,15 @@ def folder(work: Work) -> Path:
 
 
 def command(work: Work) -> list[str]:
-    """The command line that writes it, for the stage's parameters."""
-    return [
-        sys.executable,
-        "-m",
-        "trtllm_pipeline.toolchains.tensorrt_llm.dataset",
-        "--data",
-        str(work.files.get("calibration_data", default_set())),  # by hand none need be named
-        "--model",
-        str(work.inputs["model"]),
-        "--calibration",
-        json.dumps(work.params.get("calibration"), sort_keys=True),
-        "--output-dir",
-        str(folder(work)),
-    ]
+    """The command line that writes it, for an attempt's job file."""
+    return [sys.executable, "-m", "trtllm_pipeline.worker", str(work.attempt / JOB), f"{__name__}:run"]
+
+
+def run(work: Work) -> None:
+    """Write the calibration set of an attempt."""
+    data = work.files.get("calibration_data", default_set())  # by hand none need be named
+    count = write(data, work.inputs["model"], Selection.parse(work.params.get("calibration")), folder(work))
+    print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
 
 
 def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
@@ -82,25 +75,3 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
     output.mkdir(parents=True, exist_ok=True)
     (output / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return len(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The program. What went wrong goes into the attempt's folder as well, as for every stage."""
-    parser = argparse.ArgumentParser(prog="dataset", description="Write a calibration set for quantize.py.")
-    parser.add_argument("--data", type=Path, required=True, help="JSON Lines file")
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder, for its chat template")
-    parser.add_argument("--calibration", required=True, help="JSON: samples, max_length, seed, chat_template")
-    parser.add_argument("--output-dir", type=Path, required=True)
-    args = parser.parse_args(argv)
-    try:
-        count = write(args.data, args.model, Selection.parse(json.loads(args.calibration)), args.output_dir)
-    except PipelineError as error:
-        write_failure(args.output_dir.parent, error)
-        print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
-        return 1
-    print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

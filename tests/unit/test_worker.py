@@ -1,0 +1,86 @@
+"""The worker: a program on a job file, and why it failed, in words that the run reads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline import worker
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.stages.base import FAILURE_FILE, Work
+
+HERE = __name__
+
+
+def writes(work: Work) -> None:
+    (work.out / "said").write_text(f"{work.params['word']} {work.inputs['model'].name} {work.files['rows'].name}")
+
+
+def fails(work: Work) -> None:
+    raise {
+        "stage": StageError("it is down", failure=FailureClass.TRANSIENT, hint="wait"),
+        "rows": UsageError("row 3 is no JSON"),
+        "memory": MemoryError(),
+        "disk": OSError(errno.ENOSPC, "No space left on device"),
+        "other": PermissionError(errno.EACCES, "Permission denied"),
+    }[str(work.params["how"])]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def work(attempt: Path, **params: str) -> Work:
+    return Work(params, {"model": attempt / "m"}, {"rows": attempt / "r"}, attempt / "out", attempt)
+
+
+def test_a_program_gets_all_that_the_job_file_says(attempt: Path) -> None:
+    path = worker.write_job("build", f"{HERE}:writes", work(attempt, word="hello"))
+    assert worker.main([str(path)]) == 0
+    assert (attempt / "out/said").read_text() == "hello m r"
+    assert not (attempt / FAILURE_FILE).exists()
+
+
+def test_another_program_can_be_named(attempt: Path) -> None:
+    path = worker.write_job("build", f"{HERE}:fails", work(attempt, word="hello"))
+    assert worker.main([str(path), f"{HERE}:writes"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "message"),
+    [
+        ("stage", "transient", "it is down"),
+        ("rows", "user", "row 3 is no JSON"),
+        ("memory", "out_of_memory", "build: ran out of memory"),
+        ("disk", "user", "build: no space is left on the file system at"),
+    ],
+)
+def test_why_it_failed_is_left_in_the_attempt(
+    attempt: Path, capsys: pytest.CaptureFixture[str], how: str, failure: str, message: str
+) -> None:
+    assert worker.main([str(worker.write_job("build", f"{HERE}:fails", work(attempt, how=how)))]) == 1
+    told = json.loads((attempt / FAILURE_FILE).read_text())
+    assert (told["failure"], told["message"].startswith(message)) == (failure, True)
+    assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(attempt: Path) -> None:
+    with pytest.raises(PermissionError):
+        worker.main([str(worker.write_job("build", f"{HERE}:fails", work(attempt, how="other")))])
+
+
+def test_a_worker_imports_neither_the_command_line_nor_pydantic(attempt: Path) -> None:
+    path = worker.write_job("build", "builtins:print", work(attempt))
+    command = [sys.executable, "-X", "importtime", "-m", "trtllm_pipeline.worker", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "trtllm_pipeline.stages.base" in imported
+    assert not {name for name in imported if name.split(".")[0] in {"argparse", "typer", "pydantic", "rich", "yaml"}}
+    assert not {name for name in imported if name.startswith("trtllm_pipeline.cli")}

@@ -1,0 +1,83 @@
+"""`python -m trtllm_pipeline.worker JOB.json [MODULE:FUNCTION]`: one program of ours, on one attempt at a stage run.
+
+Every stage's own program is started this way, and so are helpers that run before it, which are named. It imports what
+the program needs and nothing of the command line. Why it failed is left in `failure.json` beside the log.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline import terminal
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
+from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, Work
+
+
+def run_program(program: str, stage: str, work: Work) -> None:
+    """Run `program`, a "module:function", in this process. Raises PipelineError, also for a full disk or memory."""
+    module, _, function = program.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(work)
+    except PipelineError:
+        raise
+    except MemoryError as error:
+        raise StageError(f"{stage}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
+    except OSError as error:
+        told = disk.no_room(error, work.out)
+        if told is None:
+            raise
+        raise StageError(f"{stage}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
+
+
+def write_job(stage: str, program: str | None, work: Work) -> Path:
+    """Write the part of a job file that `main` reads; returns its path."""
+    job: dict[str, Json] = {"stage": stage, "program": program, "params": dict(work.params)}
+    for name, paths in (("inputs", work.inputs), ("files", work.files)):
+        job[name] = {each: str(path) for each, path in paths.items()}
+    path = work.attempt / JOB
+    write_json(path, {**job, "out": str(work.out), "attempt": str(work.attempt)})
+    return path
+
+
+def work_of(job: Mapping[str, Any]) -> Work:
+    """What a job file gives the stage's program."""
+    return Work(
+        params=job["params"],
+        inputs={name: Path(path) for name, path in job["inputs"].items()},
+        files={name: Path(path) for name, path in job["files"].items()},
+        out=Path(job["out"]),
+        attempt=Path(job["attempt"]),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job's program, or another on the same job. Returns the exit code."""
+    terminal.clean_streams()
+    path, *other = argv
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    work = work_of(job)
+    try:
+        run_program(other[0] if other else job["program"], job["stage"], work)
+    except PipelineError as error:
+        # Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
+        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
+        told = {"failure": failure.value, "message": error.message, "hint": error.hint}
+        write_json(work.attempt / FAILURE_FILE, told)
+        print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    terminal.start()
+    sys.exit(main(sys.argv[1:]))
