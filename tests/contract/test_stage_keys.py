@@ -21,6 +21,7 @@ from trtllm_pipeline import flow
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.fingerprint import canonical, changes
+from trtllm_pipeline.hub.dataset_file import data_file
 from trtllm_pipeline.hub.sources import local_folder, unpinned
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
@@ -55,7 +56,7 @@ def planned(matrix: str, release: str) -> Plan:
         [pinned(cell) for cell in cells],
         known,
         machine,
-        digest=lambda name, cell: (str(flow.data_file(name, Path(cell.base_dir))), f"content of {name}"),
+        digest=lambda name, cell: (str(data_file(name, Path(cell.base_dir))), f"content of {name}"),
     )
 
 

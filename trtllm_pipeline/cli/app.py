@@ -231,12 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault(NO_TELEMETRY, "1")
     debug = bool(os.environ.get("PIPELINE_DEBUG"))
     try:
-        with _terminable(words):
+        with _terminable():
             _check_text(words)
-            if "--attempt-dir" in words:
-                from trtllm_pipeline.cli import bridge
-
-                return bridge.run(words[0], words[1:])
             command = get_command(build({*words, *_completed(os.environ)}, rich=sys.stdout.isatty()))
             if _completed(os.environ):
                 command.main([], prog_name=_program())
@@ -287,13 +283,10 @@ def _completed(environment: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def _terminable(words: Sequence[str]) -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does, unless something else has been arranged.
-
-    An attempt of a run just dies: that is quick, and its run knows what to say.
-    """
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM interrupt as Ctrl-C does, unless something else has been arranged."""
     free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not free or "--attempt-dir" in words:
+    if not free:
         yield
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
