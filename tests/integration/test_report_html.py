@@ -17,10 +17,11 @@ import pytest
 
 from tests.integration.browser import Browser, find_chromium
 from tests.unit.report.fabricated_run import HOSTILE, run
+from trtllm_pipeline.bench.result import Goodput
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.drift import references
 from trtllm_pipeline.report.html.page import to_html
-from trtllm_pipeline.report.measured import Figures, Measured, Side
+from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side
 from trtllm_pipeline.report.recommend import Candidate, recommend
 from trtllm_pipeline.report.rows import CellStatus
 from trtllm_pipeline.report.workloads import Workload
@@ -286,7 +287,7 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
 
 def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path) -> None:
     rows, record = run(3)
-    goodput = {"objectives_ms": {"ttft": 300}, "share": 0.875, "requests_per_s": 2.2}
+    goodput = Goodput({"ttft": 300}, share=0.875, requests_per_s=2.2)
     rated = [
         dataclasses.replace(
             one,
@@ -320,7 +321,7 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
         Measured(
             row.id,
             row.axes,
-            levels=tuple(map(Figures, row.levels)),
+            levels=tuple(map(MeasuredLevel, row.levels)),
             accuracy=row.accuracy,
             accuracy_intervals=row.accuracy_intervals,
             accuracy_drift=row.accuracy_drift,

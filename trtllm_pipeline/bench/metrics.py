@@ -18,50 +18,12 @@ from trtllm_pipeline.bench import compat_metrics, counters, validity
 from trtllm_pipeline.bench.events import ClientRecord, Header, level_of
 from trtllm_pipeline.bench.prompts import Tokenizer
 from trtllm_pipeline.bench.requests import LoadRun, TimedRequest, read_run
-from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, Summary, summary
-
-DEFINITIONS: Final = {
-    "ttft_ms": "first content - sent",
-    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value a request; "
-    "left out when all tokens came in one event",
-    "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
-    "icl_ms": "gap between content events, pooled",
-    "e2e_ms": "last content - sent",
-    "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
-    "stall_ms": "longest gap between content events of a request",
-    "user_tokens_per_s": "1 / TPOT, one value a request",
-    "connect_ms": "connecting, of the requests that had to, before they were sent: in no other time",
-    "ttft_from_schedule_ms": "open loop: first content - scheduled",
-    "response_ms": "open loop: last content - scheduled",
-    "lag_ms": "open loop: sent - scheduled",
-    "achieved_rate": "open loop: requests sent / seconds from the first to the last, one less",
-    "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
-    "count from the schedule",
-    "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
-    "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
-    "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
-    "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
-    "events: there is no tokenizer and the server does not count, so each content event is taken for a token",
-    "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
-    "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
-    "whole": "first send -> last content of the measured requests; tokens of the successful ones",
-    "active": "time with at least one measured request in flight; tokens of the successful ones",
-    "steady": "longest time with at least 95 % of the wanted requests in flight; tokens by their own time of arrival, "
-    "input tokens when the first content arrives; a slot between two requests counts as in flight for up to 5 ms. "
-    "Open loop: first to last measured sending",
-    "headline": "steady when it is at least 30 s and half of the whole window, else whole",
-    "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
-    "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
-    "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
-    "percentiles": PERCENTILE_METHOD,
-}
-"""Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
+from trtllm_pipeline.bench.result import DEFINITIONS, RATES
+from trtllm_pipeline.bench.stats import Summary, summary
 
 HANDOVER_NS: Final = 5_000_000
 STEADY_SHARE: Final = 0.95
 HEADLINE_S: Final = 30.0
-RATES: Final = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
-"""Figures of the headline window."""
 
 
 def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -127,7 +89,7 @@ def _mismatch(requests: Iterable[TimedRequest]) -> int:
 
 def _without_headline(level: Mapping[str, Any], reason: str) -> dict[str, Any]:
     """A level of a run that did not pass the gate: what was observed stays, the figures people quote do not."""
-    return {**level, "headline": {"window": None, "reason": reason}, **dict.fromkeys(RATES)}
+    return {**level, "headline": {"window": None, "reason": reason}, **dict.fromkeys(RATES.values())}
 
 
 def _placed(finding: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +124,7 @@ def _level(
         "failures": sum(not request.ok for request in measured),
         "headline": {"window": name, "reason": reason},
         **{key: _whole_or_none(sum, chosen, key) for key in ("duration_s", "input_tokens", "output_tokens")},
-        **{key: _whole_or_none(median, chosen, key) for key in RATES},
+        **{key: _whole_or_none(median, chosen, key) for key in RATES.values()},
         **_latencies(good),
         "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
         "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),

@@ -104,7 +104,8 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    from trtllm_pipeline.planning.names import load_words, without
+    from trtllm_pipeline.bench.result import load_words
+    from trtllm_pipeline.planning.names import without
     from trtllm_pipeline.report.compare_writers import number
     from trtllm_pipeline.report.workloads import words
 

@@ -35,16 +35,6 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def load_key(concurrency: int | None, request_rate: float | None) -> str:
-    """What a level is called: `4` requests in flight, or `2.5/s`."""
-    return str(concurrency) if request_rate is None else f"{request_rate:g}/s"
-
-
-def load_words(key: str) -> str:
-    """A level's key in words: "concurrency 4", "2.5 requests/s"."""
-    return f"{key.removesuffix('/s')} requests/s" if key.endswith("/s") else f"concurrency {key}"
-
-
 def duration(seconds: float) -> str:
     """A duration as people say it: 0.4 s, 12 s, 2:05, 1:02:05."""
     if seconds < 10:

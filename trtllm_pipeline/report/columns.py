@@ -9,37 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.bench.metrics import DEFINITIONS
+from trtllm_pipeline.bench.result import METRICS as LOAD_METRICS
+from trtllm_pipeline.bench.result import LevelResult, MetricDefinition
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.drift import DEFINITIONS as DRIFT
 from trtllm_pipeline.evaluate.scores import METRICS as SCORES
 from trtllm_pipeline.evaluate.scores import NORMALISATION
-from trtllm_pipeline.report.rows import CellResult, LevelResult
-
-
-@dataclass(frozen=True, slots=True)
-class MetricDefinition:
-    """A measured quantity and what it means."""
-
-    name: str
-    unit: str
-    formula: str
-
+from trtllm_pipeline.report.rows import CellResult
 
 METRICS: Final = (
-    MetricDefinition("ttft_ms", "ms", f"time to first token: {DEFINITIONS['ttft_ms']}"),
-    MetricDefinition("tpot_ms", "ms", f"time per output token: {DEFINITIONS['tpot_ms']}"),
-    MetricDefinition("itl_ms", "ms", f"inter-token latency: {DEFINITIONS['itl_ms']}"),
-    MetricDefinition("icl_ms", "ms", f"inter-chunk latency: {DEFINITIONS['icl_ms']}"),
-    MetricDefinition("e2e_ms", "ms", f"end-to-end latency: {DEFINITIONS['e2e_ms']}"),
-    MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
-    MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
-    MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
-    MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
-    *(
-        MetricDefinition(name, "", DEFINITIONS[name])
-        for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
-    ),
+    *LOAD_METRICS,
     *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORES.items()),
     MetricDefinition("normalisation", "", NORMALISATION),
     MetricDefinition("interval", "", MEAN_INTERVAL),
@@ -121,7 +100,7 @@ def _at(place: int, value: Callable[[LevelResult], float | None]) -> Callable[[C
 
 
 def _goodput(level: LevelResult) -> str | None:
-    return None if level.goodput is None else _share(level.goodput.get("share"))
+    return None if level.goodput is None else _share(level.goodput.share)
 
 
 def _score(name: str, *, first: bool) -> tuple[Column, ...]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
+from trtllm_pipeline.bench.result import RATES, latency_of, load_words
 from trtllm_pipeline.bench.stats import STATISTICS, Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import load_words
-from trtllm_pipeline.report.measured import RATES, Figures, Measured, RequestSample, Side, split
+from trtllm_pipeline.report.measured import Measured, MeasuredLevel, RequestSample, Side
 
 if TYPE_CHECKING:
     import numpy as np
@@ -334,7 +334,7 @@ def delta(
     return Delta(metric, base, new, change, interval, method, verdict)
 
 
-def _level_delta(metric: str, new: Figures, base: Figures, *, same: bool) -> Delta:
+def _level_delta(metric: str, new: MeasuredLevel, base: MeasuredLevel, *, same: bool) -> Delta:
     after, before = new.value(metric), base.value(metric)
     if same:
         return delta(metric, after, before, (0.0, 0.0), "same")
@@ -392,7 +392,7 @@ def _statistic(metric: str) -> _Requests | None:
             lambda sample: (work[metric](sample), sample.e2e_ms),
             lambda rows: rows[..., 0].sum(axis=1) / rows[..., 1].sum(axis=1),
         )
-    latency, statistic = split(metric)
+    latency, statistic = latency_of(metric)
     if latency not in {"ttft_ms", "tpot_ms", "e2e_ms"} or statistic in {"min", "max"}:
         return None  # an extreme of resampled requests is never beyond the extreme measured
 
@@ -496,7 +496,7 @@ def _paired_questions(score: str, answers: Path | None, base: Path | None) -> In
     return found.scores[score].interval if score in found.scores and found.unpaired == 0 else None
 
 
-def _payback(cell: Measured, other: Measured, new: Figures, base: Figures, *, same: bool) -> Payback | None:
+def _payback(cell: Measured, other: Measured, new: MeasuredLevel, base: MeasuredLevel, *, same: bool) -> Payback | None:
     """Preparation seconds / (seconds a token takes with the base - with the cell), at the level's throughput."""
     after, before = new.value("output_tps"), base.value("output_tps")
     if cell.preparation_s is None or not after or not before or same or cell.axes == other.axes:

@@ -19,26 +19,19 @@ from statistics import median
 from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions, deciding, differences
+from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, LoadResult, RepeatResult, load_key, load_words
+from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
 from trtllm_pipeline.files.model_files import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
-from trtllm_pipeline.planning.names import load_key, load_words
 from trtllm_pipeline.planning.runs import find_run, read_run
-from trtllm_pipeline.report.rows import LATENCIES, PREPARATION, CellResult, CellStatus, LevelResult, levels_of, rows_of
+from trtllm_pipeline.report.rows import PREPARATION, CellResult, CellStatus, rows_of
 from trtllm_pipeline.report.writers import NAME as REPORT
 from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
 
-RATES: Final = {
-    "output_tps": "output_tokens_per_s",
-    "input_tps": "input_tokens_per_s",
-    "rps": "requests_per_s",
-}
-"""Name of a rate in comparisons -> in reports."""
-"""Stages that a configuration costs before its first token."""
 EVENTS: Final = "events.jsonl"
-PERF: Final = "perf.json"
 _LATEST: Final = re.compile(r"latest(?:~(\d+))?")
 
 
@@ -56,8 +49,8 @@ class RequestSample:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One level of one cell. Names of figures: `ttft_p99`, `tpot_p50`, ... in ms, and RATES."""
+class MeasuredLevel:
+    """One level of one cell. Names of figures: `ttft_p99`, `tpot_p50`, ... in ms, and RATES of `bench/result.py`."""
 
     level: LevelResult
     samples_of: tuple[Path, Path | None] | None = None
@@ -70,21 +63,17 @@ class Figures:
 
     def value(self, name: str) -> float | None:
         """The figure of all repeats together, as reported."""
-        if name in RATES:
-            value: float | None = getattr(self.level, RATES[name])
-            return value
-        latency, statistic = split(name)
-        return self.level.latency(latency, statistic)
+        return self.level.value(name)
 
     def repeats(self, name: str) -> list[float]:
         """The figure of each repeat; empty unless all have one."""
-        values = [_of_repeat(repeat, name) for repeat in self.level.repeats]
+        values = [repeat.value(name) for repeat in self.level.repeats]
         return [value for value in values if value is not None] if None not in values else []
 
     @property
     def started_s(self) -> list[float]:
         """Unix time at which each repeat began; empty unless all say so."""
-        times = [repeat.get("started_s") for repeat in self.level.repeats]
+        times = [repeat.started_s for repeat in self.level.repeats]
         return [time for time in times if time is not None] if None not in times else []
 
     @cached_property
@@ -93,21 +82,6 @@ class Figures:
         if self.samples_of is None:
             return ()
         return _samples(*self.samples_of).get(self.key, ())
-
-
-def _of_repeat(repeat: Mapping[str, Any], name: str) -> float | None:
-    if name in RATES:
-        rate: float | None = repeat.get(RATES[name])
-        return rate
-    latency, statistic = split(name)
-    value: float | None = (repeat.get(latency) or {}).get(statistic)
-    return value
-
-
-def split(name: str) -> tuple[str, str]:
-    """`ttft_p99` -> ("ttft_ms", "p99")."""
-    stem, _, statistic = name.rpartition("_")
-    return f"{stem}_ms", statistic
 
 
 @dataclass(frozen=True)
@@ -121,7 +95,7 @@ class Measured:
     feasible: bool = True
     unfit: str | None = None
     """Why it must neither be chosen nor be called better, whatever its figures: a stage of it failed or is not done."""
-    levels: tuple[Figures, ...] = ()
+    levels: tuple[MeasuredLevel, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     accuracy_drift: Mapping[str, Any] | None = None
@@ -137,7 +111,7 @@ class Measured:
     conditions: Conditions = field(default_factory=Conditions)
     """On what system and under which load it was measured."""
 
-    def level(self, key: str) -> Figures | None:
+    def level(self, key: str) -> MeasuredLevel | None:
         """The level `key`."""
         return next((level for level in self.levels if level.key == key), None)
 
@@ -224,7 +198,7 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
                 why=None if row.levels else row.unfit or "not measured",
                 feasible=row.status is not CellStatus.INFEASIBLE,
                 unfit=row.unfit,
-                levels=tuple(Figures(level, source) for level in row.levels),
+                levels=tuple(MeasuredLevel(level, source) for level in row.levels),
                 accuracy=row.accuracy,
                 accuracy_intervals=row.accuracy_intervals,
                 accuracy_drift=row.accuracy_drift,
@@ -281,16 +255,16 @@ def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> Side:
+    found = LoadResult.read(data)
     events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
     # Where the tokenizer counted, the events alone would be another measurement.
-    whole = tokenizer is not None or data.get("token_count", {}).get("source") == "server"
+    whole = tokenizer is not None or found.tokens_counted_by == "server"
     source = (events, tokenizer) if whole and events.is_file() else None
-    valid = data.get("valid") is not False
-    wrong = [str(each.get("message")) for each in data.get("findings", ()) if each.get("severity") == "invalid"]
-    levels = tuple(Figures(level, source) for level in levels_of(data["levels"])) if valid else ()
-    why = None if valid else f"the measurement is not valid: {'; '.join(wrong)}"
+    wrong = [each.message for each in found.findings if each.severity == "invalid"]
+    levels = tuple(MeasuredLevel(level, source) for level in found.levels) if found.valid else ()
+    why = None if found.valid else f"the measurement is not valid: {'; '.join(wrong)}"
     cell = Measured(CellId(str(path)), {}, why, unfit=why, levels=levels, perf=path.absolute())
-    return Side(str(path), (replace(cell, conditions=Conditions.read(data)),))
+    return Side(str(path), (replace(cell, conditions=found.conditions),))
 
 
 def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
@@ -338,7 +312,7 @@ def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
     return Side(name, tuple(cells), tuple(left_out))
 
 
-def _pooled(levels: Sequence[Figures]) -> Figures:
+def _pooled(levels: Sequence[MeasuredLevel]) -> MeasuredLevel:
     """One level from several measurements of it."""
     repeats = tuple(repeat for figures in levels for repeat in figures.level.repeats or (_as_repeat(figures.level),))
     first = levels[0].level
@@ -354,11 +328,11 @@ def _pooled(levels: Sequence[Figures]) -> Figures:
     for name in RATES.values():
         values = [getattr(figures.level, name) for figures in levels]
         rates[name] = None if None in values else median(values)
-    return Figures(replace(first, repeats=repeats, latencies=latencies, **rates))
+    return MeasuredLevel(replace(first, repeats=repeats, latencies=latencies, **rates))
 
 
-def _as_repeat(level: LevelResult) -> Mapping[str, Any]:
-    return {"started_s": None, **{name: getattr(level, name) for name in RATES.values()}, **level.latencies}
+def _as_repeat(level: LevelResult) -> RepeatResult:
+    return RepeatResult(**level.rates(), latencies=level.latencies)
 
 
 _read_already: dict[tuple[Path, Path | None], dict[str, tuple[RequestSample, ...]]] = {}

@@ -14,12 +14,12 @@ from typing import Final, Literal
 from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.bench.objectives import Objective
+from trtllm_pipeline.bench.result import RATES, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.names import load_words
 from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.drift import UNQUANTIZED, references
-from trtllm_pipeline.report.measured import RATES, Figures, Measured, Side
+from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side
 from trtllm_pipeline.report.workloads import Workload, workloads
 
 Goal = Literal["throughput", "latency", "size"]
@@ -156,7 +156,7 @@ def _candidate(
     return each if reason is None else replace(each, reason=reason)
 
 
-def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, score: float | None) -> Candidate:
+def _at(cell: Measured, workload: Workload, level: MeasuredLevel, reason: str | None, score: float | None) -> Candidate:
     tps = level.value("output_tps")
     return Candidate(
         cell.id,
@@ -171,12 +171,12 @@ def _at(cell: Measured, workload: Workload, level: Figures, reason: str | None, 
     )
 
 
-def _share(slo: Objective, level: Figures) -> float:
+def _share(slo: Objective, level: MeasuredLevel) -> float:
     value = level.value(slo.metric)
     return float("inf") if value is None else slo.share(value)
 
 
-def _missed(slo: Objective, level: Figures) -> str | None:
+def _missed(slo: Objective, level: MeasuredLevel) -> str | None:
     """How the level misses the objective, or None."""
     value = level.value(slo.metric)
     if value is None:

@@ -9,7 +9,6 @@ Missing is None, never 0.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
+from trtllm_pipeline.bench.result import NAME as PERF
+from trtllm_pipeline.bench.result import LevelResult, LoadResult, count_of, levels_of, numbers_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.planning.names import load_key
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
@@ -30,12 +30,8 @@ from trtllm_pipeline.store.store import Artifact, Store
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Outcome
 
-LATENCIES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms")
-LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
-CLIENT_ERROR: Final = "info: self-test of the load client, its own error"
 PREPARATION: Final = ("quantize", "convert", "build")
 _ENGINE_STAGE: Final = "build"
-_RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 
 
 class CellStatus(str, Enum):
@@ -55,40 +51,6 @@ class CellStatus(str, Enum):
     """Some process works on it now."""
     NOT_RUN = "not_run"
     """Not begun, or not finished because the run ended after another cell's failure."""
-
-
-@dataclass(frozen=True, slots=True)
-class LevelResult:
-    """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
-
-    concurrency: int | None
-    requests: int | None
-    failures: int | None
-    duration_s: float | None
-    input_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-    requests_per_s: float | None
-    window: str | None
-    """What the rates are over: "steady", or "whole" where there was no steady window long enough."""
-    latencies: Mapping[str, Mapping[str, float]]
-    """"ttft_ms", "tpot_ms", "itl_ms", "icl_ms", "e2e_ms" -> statistic ("mean", "p50", ..., "n") -> milliseconds."""
-    repeats: tuple[Mapping[str, Any], ...] = ()
-    """Each repeat by itself: `started_s` (Unix time), the rates over the same kind of window, and the latencies."""
-    request_rate: float | None = None
-    """Requests a second, on average, however many are in flight."""
-    goodput: Mapping[str, Any] | None = None
-    """`objectives_ms`, `share` of the requests that met them all, and these as `requests_per_s`; None without any."""
-    lengths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
-
-    @property
-    def key(self) -> str:
-        """What it is called in comparisons: `4` requests in flight, or `2.5/s`."""
-        return load_key(self.concurrency, self.request_rate)
-
-    def latency(self, name: str, statistic: str) -> float | None:
-        """One statistic of one latency, in milliseconds."""
-        return self.latencies.get(name, {}).get(statistic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +106,6 @@ class CellResult:
 
     def to_json(self) -> dict[str, Json]:
         """The row as in report.json, see docs/formats.md."""
-        levels: list[Json] = [
-            {
-                "concurrency": level.concurrency,
-                "request_rate": level.request_rate,
-                "requests": level.requests,
-                "failures": level.failures,
-                **{name: getattr(level, name) for name in _RATES},
-                "headline": {"window": level.window},
-                **{name: dict(values) for name, values in (*level.latencies.items(), *level.lengths.items())},
-                "goodput": None if level.goodput is None else dict(level.goodput),
-                "repeats": [dict(repeat) for repeat in level.repeats],
-            }
-            for level in self.levels
-        ]
         return {
             "id": self.id,
             "axes": dict(self.axes),
@@ -169,7 +117,7 @@ class CellResult:
             "log": self.log,
             "seconds": dict(self.seconds),
             "engine_size_bytes": self.engine_size_bytes,
-            "perf": levels,
+            "perf": [level.to_json() for level in self.levels],
             "accuracy": dict(self.accuracy),
             "accuracy_total": self.accuracy_total,
             "accuracy_intervals": {name: list(ends) for name, ends in self.accuracy_intervals.items()},
@@ -335,11 +283,8 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _perf(artifact: Artifact | None) -> tuple[tuple[LevelResult, ...], tuple[str, ...], Conditions]:
-    data = (_read(artifact.out, "perf.json") if artifact is not None else None) or {}
-    client = data.get("client")
-    tested = client.get("self_test") if isinstance(client, dict) else None
-    levels = () if data.get("valid") is False else levels_of(data.get("levels"))
-    return levels, (*_findings(data.get("findings")), *_self_test(tested)), Conditions.read(data)
+    found = LoadResult.read((_read(artifact.out, PERF) if artifact is not None else None) or {})
+    return found.levels if found.valid else (), found.notes, found.conditions
 
 
 _Scores = tuple[dict[str, float], int | None, dict[str, tuple[float, float]], "dict[str, Json] | None"]
@@ -351,7 +296,7 @@ def _accuracy(folder: Path | None) -> _Scores:
     ends = data.get("intervals")
     intervals = {}
     for name, pair in ends.items() if isinstance(ends, dict) else ():
-        numbers = [number for end in pair if (number := _number(end)) is not None] if isinstance(pair, list) else []
+        numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
         if len(numbers) == 2:
             intervals[str(name)] = (numbers[0], numbers[1])
     settings = data.get("settings")
@@ -360,82 +305,4 @@ def _accuracy(folder: Path | None) -> _Scores:
         "max_tokens": settings.get("max_tokens") if isinstance(settings, dict) else None,
     }
     known = asked if asked["digest"] is not None else None
-    return _numbers(data.get("scores")), _count(data.get("total")), intervals, known
-
-
-def levels_of(data: object) -> tuple[LevelResult, ...]:
-    """The levels of a perf.json, or of a cell in a report.json; what is not one is left out."""
-    levels = []
-    for entry in data if isinstance(data, list) else ():
-        concurrency = _count(entry.get("concurrency")) if isinstance(entry, dict) else None
-        rate = _number(entry.get("request_rate")) if isinstance(entry, dict) else None
-        if concurrency is not None or rate is not None:
-            levels.append(
-                LevelResult(
-                    concurrency=concurrency,
-                    request_rate=rate,
-                    requests=_count(entry.get("requests")),
-                    failures=_count(entry.get("failures")),
-                    **{name: _number(entry.get(name)) for name in _RATES},
-                    window=_window(entry.get("headline")),
-                    latencies={name: _numbers(entry.get(name)) for name in LATENCIES if entry.get(name)},
-                    repeats=_repeats(entry.get("repeats"), _window(entry.get("headline"))),
-                    goodput=entry["goodput"] if isinstance(entry.get("goodput"), dict) else None,
-                    lengths={name: _numbers(entry.get(name)) for name in LENGTHS if entry.get(name)},
-                )
-            )
-    return tuple(
-        sorted(levels, key=lambda level: (level.request_rate is not None, level.request_rate or level.concurrency))
-    )
-
-
-def _repeats(data: object, window: str | None) -> tuple[Mapping[str, Any], ...]:
-    """The repeats of a level, as perf.json has them (rates for each window) or as a report has them."""
-    found = []
-    for entry in data if isinstance(data, list) else ():
-        if isinstance(entry, dict):
-            rates = entry[window] if window is not None and isinstance(entry.get(window), dict) else entry
-            latencies = {name: _numbers(entry[name]) for name in LATENCIES if entry.get(name)}
-            numbers = {name: _number(rates.get(name)) for name in _RATES}
-            found.append({"started_s": _number(entry.get("started_s")), **numbers, **latencies})
-    return tuple(found)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return value
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _numbers(data: object) -> dict[str, float]:
-    entries = data.items() if isinstance(data, dict) else ()
-    return {str(name): number for name, value in entries if (number := _number(value)) is not None}
-
-
-def _window(headline: object) -> str | None:
-    window = headline.get("window") if isinstance(headline, dict) else None
-    return window if isinstance(window, str) else None
-
-
-def _self_test(tested: object) -> tuple[str, ...]:
-    """How wrong the client itself was, by a test of it on this machine."""
-    first = tested.get("ttft_error_ms") if isinstance(tested, dict) else None
-    errors = [_number(first.get(name)) for name in ("p50", "p99")] if isinstance(first, dict) else []
-    known = [error for error in errors if error is not None]
-    return (f"{CLIENT_ERROR}: TTFT p50 {known[0]:.3f} ms, p99 {known[1]:.3f} ms",) if len(known) == 2 else ()
-
-
-def _findings(data: object) -> tuple[str, ...]:
-    """Findings as lines: "warning: 1 of 40 requests failed, ... (concurrency 4)"."""
-    lines = []
-    for entry in data if isinstance(data, list) else ():
-        if isinstance(entry, dict) and "message" in entry:
-            concurrency, rate = entry.get("concurrency"), _number(entry.get("request_rate"))
-            place = "" if concurrency is None else f" (concurrency {concurrency})"
-            place = place if rate is None else f" ({rate:g} requests/s)"
-            lines.append(f"{entry.get('severity', 'warning')}: {entry['message']}{place}")
-    return tuple(lines)
+    return numbers_of(data.get("scores")), count_of(data.get("total")), intervals, known

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.bench.conditions import FIELDS, UNKNOWN, system_words, workload_words
+from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, Goodput, LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import csv_value, json_lines
-from trtllm_pipeline.planning.names import count, load_words, path_from_here, shared_parts, shorten, without
+from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.rows import CLIENT_ERROR, LATENCIES, LENGTHS, CellResult, CellStatus, LevelResult
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -169,8 +170,8 @@ def _flat(level: LevelResult | None, statistics: Mapping[str, Sequence[str]]) ->
     plain = ("concurrency", "request_rate", "requests", "failures", "duration_s")
     rates = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     flat: dict[str, object] = {name: None if level is None else getattr(level, name) for name in (*plain, *rates)}
-    goodput = {} if level is None or level.goodput is None else level.goodput
-    flat |= {f"goodput_{name}": goodput.get(name) for name in ("share", "requests_per_s")}
+    goodput = Goodput() if level is None or level.goodput is None else level.goodput
+    flat |= {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s}
     for name, keys in statistics.items():
         stem = name.removesuffix("_ms")
         for key in keys:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 
 from tests.unit.report.fabricated_conditions import CONDITIONS
+from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.report.record import Ending, Record, StageAttempt, StageRecord
-from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.store.index import RunRow
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>"
@@ -60,22 +61,22 @@ def _levels(axes: dict[str, Json]) -> Iterator[LevelResult]:
             }
             for name, p50 in (("ttft_ms", ttft_ms), ("tpot_ms", tpot_ms), ("e2e_ms", ttft_ms + 255 * tpot_ms))
         }
-        repeats = tuple({"started_s": None, "output_tokens_per_s": round(rate * share, 3)} for share in (0.99, 1, 1.02))
+        repeats = tuple(RepeatResult(output_tokens_per_s=round(rate * share, 3)) for share in (0.99, 1, 1.02))
         lengths = {
             "input_tokens_per_request": {"n": 200, "mean": isl * 0.8, "p99": isl, "max": isl},
             "output_tokens_per_request": {"n": 200, "mean": 250.5, "p99": 256, "max": 256},
         }
         yield LevelResult(
-            concurrency,
-            200,
-            0,
-            60.0,
-            round(rate * isl / 256, 3),
-            round(rate, 3),
-            2.0,
-            "steady",
-            latencies,
-            repeats,
+            concurrency=concurrency,
+            requests=200,
+            failures=0,
+            duration_s=60.0,
+            input_tokens_per_s=round(rate * isl / 256, 3),
+            output_tokens_per_s=round(rate, 3),
+            requests_per_s=2.0,
+            window="steady",
+            latencies=latencies,
+            repeats=repeats,
             lengths=lengths,
         )
 
@@ -114,7 +115,17 @@ def row(number: int) -> CellResult:
 def hostile_row() -> CellResult:
     """A cell whose every text is an attack."""
     axes: dict[str, Json] = {**_axes(0), "model": HOSTILE, "precision": HOSTILE}
-    level = LevelResult(1, 10, 0, 1.0, 1.0, 1.0, 1.0, HOSTILE, {"ttft_ms": {"p50": 1.0, "n": 10}})
+    level = LevelResult(
+        concurrency=1,
+        requests=10,
+        failures=0,
+        duration_s=1.0,
+        input_tokens_per_s=1.0,
+        output_tokens_per_s=1.0,
+        requests_per_s=1.0,
+        window=HOSTILE,
+        latencies={"ttft_ms": {"p50": 1.0, "n": 10}},
+    )
     return CellResult(
         CellId(f"{HOSTILE}/a'b\"c&d"),
         axes,

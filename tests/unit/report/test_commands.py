@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit import fabricated
+from trtllm_pipeline.bench.result import levels_of
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.report.rows import CellResult, CellStatus, levels_of, rows
+from trtllm_pipeline.report.rows import CellResult, CellStatus, rows
 from trtllm_pipeline.report.writers import to_json
 from trtllm_pipeline.store.store import Store
 

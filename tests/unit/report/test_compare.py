@@ -14,15 +14,16 @@ import pytest
 from tests.unit.bench.test_perf_metrics import MS, counted, request, write
 from tests.unit.report.fabricated_conditions import CONDITIONS, QUESTIONS, other
 from trtllm_pipeline.bench.conditions import Conditions
+from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by, to_json
 from trtllm_pipeline.report.gate import breaks, parse
-from trtllm_pipeline.report.measured import Figures, Measured, Side, load
+from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side, load
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
-from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import words
 from trtllm_pipeline.report.writers import to_json as report_json
 
@@ -33,20 +34,21 @@ def level(
     """A level with figures around those given, each repeat off by multiples of `spread`."""
 
     def figures(factor: float) -> dict[str, Any]:
-        latencies = {name: {"n": 40, "p50": ttft * factor, "p99": 2 * ttft * factor} for name in ("ttft_ms", "e2e_ms")}
+        latencies: Any = {
+            name: {"n": 40, "p50": ttft * factor, "p99": 2 * ttft * factor} for name in ("ttft_ms", "e2e_ms")
+        }
         rates = {"output_tokens_per_s": tps / factor, "input_tokens_per_s": tps, "requests_per_s": tps / factor / 10}
-        return {**rates, **latencies, "tpot_ms": {"n": 40, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}}
+        latencies["tpot_ms"] = {"n": 40, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}
+        return {**rates, "latencies": latencies}
 
-    whole = figures(1.0)
     return LevelResult(
         concurrency=concurrency,
         requests=40,
         failures=0,
         duration_s=40.0,
         window="steady",
-        latencies={name: value for name, value in whole.items() if name.endswith("_ms")},
-        repeats=tuple({"started_s": None, **figures(1 + spread * (index - repeats // 2))} for index in range(repeats)),
-        **{name: whole[name] for name in ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s")},
+        repeats=tuple(RepeatResult(**figures(1 + spread * (index - repeats // 2))) for index in range(repeats)),
+        **figures(1.0),
     )
 
 
@@ -55,7 +57,7 @@ def cell(precision: str, *levels: LevelResult, **changes: Any) -> Measured:
     made = Measured(
         CellId(f"m/{precision}/bs4"),
         axes,
-        levels=tuple(Figures(level) for level in levels),
+        levels=tuple(MeasuredLevel(level) for level in levels),
         accuracy={"exact": 0.5},
         accuracy_intervals={"exact": (0.45, 0.55)},
         preparation_s=20.0,
@@ -106,7 +108,9 @@ def test_one_repeat_and_no_events_is_no_verdict() -> None:
 
 def test_repeats_measured_in_turn_are_paired() -> None:
     def at(figures: LevelResult, times: list[float]) -> LevelResult:
-        repeats = [{**repeat, "started_s": time} for repeat, time in zip(figures.repeats, times, strict=True)]
+        repeats = [
+            dataclasses.replace(repeat, started_s=time) for repeat, time in zip(figures.repeats, times, strict=True)
+        ]
         return dataclasses.replace(figures, repeats=tuple(repeats))
 
     base = Side("b", (cell("fp16", at(level(spread=0.2), [1, 3, 5])),))

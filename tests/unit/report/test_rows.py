@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tests.unit import fabricated
+from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.loop import Outcome
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import outline, plan_lines, read_plan
 from trtllm_pipeline.planning.stage_status import stage_states
-from trtllm_pipeline.report.rows import CellResult, CellStatus, disk_bytes, levels_of, rows, rows_of
+from trtllm_pipeline.report.rows import CellResult, CellStatus, disk_bytes, rows, rows_of
 from trtllm_pipeline.report.writers import client_error_of, to_markdown
 from trtllm_pipeline.store.store import Store
 
@@ -69,7 +70,7 @@ def test_request_rates_and_goodput() -> None:
     ]
     levels = levels_of(perf)
     assert [level.key for level in levels] == ["1", "4", "2.5/s"]
-    assert levels[2].goodput == goodput
+    assert levels[2].goodput == Goodput({"ttft": 300}, share=0.75, requests_per_s=1.9)
     row = CellResult(CellId("a"), {}, CellStatus.DONE, levels=levels)
     assert CellResult.from_json(json.loads(json.dumps(row.to_json()))) == row
 

@@ -12,17 +12,28 @@ import pytest
 from tests.unit import fabricated
 from tests.unit.report.fabricated_conditions import CONDITIONS, other
 from trtllm_pipeline.bench.conditions import Conditions
+from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, shared_parts, shorten, without
 from trtllm_pipeline.progress.grid import LOOKS, grid
-from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
     latencies = {"ttft_ms": {"n": 40.0, "p50": ttft_ms}}
-    return LevelResult(concurrency, 40, 0, 12.5, 1000.0, output_tokens_per_s, 2.0, "whole", latencies)
+    return LevelResult(
+        concurrency=concurrency,
+        requests=40,
+        failures=0,
+        duration_s=12.5,
+        input_tokens_per_s=1000.0,
+        output_tokens_per_s=output_tokens_per_s,
+        requests_per_s=2.0,
+        window="whole",
+        latencies=latencies,
+    )
 
 
 def row(precision: str, batch: int = 4, *, model: str = "smollm2-135m-instruct", **changes: object) -> CellResult:
@@ -231,7 +242,7 @@ def test_csv_has_a_line_for_each_cell_and_concurrency() -> None:
 
 
 def rated(precision: str, *, closed: bool) -> CellResult:
-    goodput = {"objectives_ms": {"ttft": 50.0}, "share": 0.875, "requests_per_s": 2.2}
+    goodput = Goodput({"ttft": 50.0}, share=0.875, requests_per_s=2.2)
     rates = [
         dataclasses.replace(level(1, ttft_ms, 200.0), concurrency=None, request_rate=rate, goodput=goodput)
         for rate, ttft_ms in ((2.5, 20.5), (10.0, 44.0))

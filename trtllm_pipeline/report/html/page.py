@@ -24,12 +24,13 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import FIELDS, Conditions
+from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.planning.names import count, duration, load_words, shared_parts, without
+from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
-from trtllm_pipeline.report.rows import CellResult, CellStatus, LevelResult
+from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import label_of, words, workloads
 from trtllm_pipeline.report.writers import (
     client_error_of,
@@ -221,14 +222,14 @@ def _level(level: LevelResult) -> dict[str, Json]:
         "rate": level.request_rate,
         "key": level.key,
         "at": load_words(level.key),
-        "goodput": None if level.goodput is None else level.goodput.get("share"),
+        "goodput": None if level.goodput is None else level.goodput.share,
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),
         "in": _short(level.input_tokens_per_s),
         "req": _short(level.requests_per_s),
         "window": level.window,
-        "repeats": [_short(rate) for one in level.repeats if (rate := one.get("output_tokens_per_s")) is not None],
+        "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
         **latencies,
     }
 
