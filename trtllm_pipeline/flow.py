@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 import time
@@ -19,13 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, StateError, UsageError
-from trtllm_pipeline.files.user_files import check, decode_mapping
+from trtllm_pipeline.errors import PlanError, StateError, UsageError
+from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
+from trtllm_pipeline.planning.pins import FileDigests, ModelPins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.addresses import reachable
@@ -36,7 +36,6 @@ from trtllm_pipeline.toolchains import base as toolchains
 if TYPE_CHECKING:
     from trtllm_pipeline.config.load import LoadedMatrix
     from trtllm_pipeline.execution.loop import Observer, Outcome
-    from trtllm_pipeline.files.digest import StatCache
     from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.report.rows import CellResult
 
@@ -150,14 +149,14 @@ def plan_cells(
             from trtllm_pipeline.files.digest import StatCache
 
             cache = stack.enter_context(StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None))
-        pin = _Pins(store, cache, guess=guess).pin
+        pin = ModelPins(store, cache, guess=guess).pin
         cells = [pin(cell) if cell.reason is None else cell for cell in cells]
         used = {cell.toolchain for cell in cells if cell.reason is None}
         return planning.make_plan(
             cells,
             {name: toolchains.load(name) for name in sorted(used)},
             machine,
-            digest=_Files(cache, guess=guess).digest,
+            digest=FileDigests(cache, guess=guess).digest,
             until=until,
         )
 
@@ -170,153 +169,6 @@ def check_feasible(plan: Plan) -> None:
             f"none of the {len(plan.cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
             hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
         )
-
-
-class _Pins:
-    """Puts into each cell's recipe the one source its model is fetched from, pinned to a revision or digest.
-
-    What the source says of its weights decides whether the cell can work: nothing here is made of quantized ones.
-    """
-
-    def __init__(self, store: Store | None, cache: StatCache | None, *, guess: bool) -> None:
-        self._store = store
-        self._cache = cache
-        self._guess = guess
-        self._reached = True
-        """Whether hubs answer, as far as is known."""
-        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], str | None]] = {}
-
-    def pin(self, cell: Cell) -> Cell:
-        same = (id(cell.recipe), id(cell.settings["download"]))
-        if same not in self._recipes:
-            recipe = self._recipe(cell)
-            self._recipes[same] = recipe, self._quantized(cell, recipe)
-        recipe, quantized = self._recipes[same]
-        reason = None if quantized is None else _of_quantized_weights(cell, quantized)
-        return dataclasses.replace(cell, recipe=recipe, reason=reason)
-
-    def _recipe(self, cell: Cell) -> Mapping[str, Json]:
-        from trtllm_pipeline.fingerprint import canonical
-
-        listed = cell.recipe["sources"]
-        assert isinstance(listed, list)
-        sources = [_without_note(source) for source in listed if isinstance(source, dict)]
-        settings = cell.settings["download"]
-        wanted: dict[str, Json] = {"sources": [dict(source) for source in sources], "source": settings["source"]}
-        request = canonical(wanted)
-        source = self._store.index.pin(request) if self._store is not None else None
-        if source is None:
-            from trtllm_pipeline.hub.sources import resolve, unpinned
-
-            prefer = str(settings["source"])
-            try:
-                source = resolve(
-                    sources,
-                    prefer=prefer,
-                    offline=bool(settings["offline"]),
-                    base_dir=Path(cell.base_dir),
-                    cache=self._cache,
-                )
-            except DownloadError as error:
-                if not self._guess or error.failure is not FailureClass.TRANSIENT:
-                    raise
-                logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
-                self._reached = False
-                return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
-            # A local folder may change under the same name; what it holds is looked at each time.
-            if self._store is not None and "local" not in source:
-                self._store.index.set_pin(request, source)
-        source = _with_code(source, cell)
-        if "local" in source:
-            from trtllm_pipeline.hub.sources import local_folder
-
-            return {**cell.recipe, "source": dict(source), "folder": str(local_folder(sources, Path(cell.base_dir)))}
-        return {**cell.recipe, "source": dict(source)}
-
-    def _quantized(self, cell: Cell, recipe: Mapping[str, Json]) -> str | None:
-        """How the weights are quantized already; None where they are not, and where nobody can tell now."""
-        from trtllm_pipeline.fingerprint import canonical
-        from trtllm_pipeline.hub.peek import quantized
-
-        source, folder = recipe["source"], recipe.get("folder")
-        assert isinstance(source, dict)
-        if folder is not None:
-            return quantized(source, folder=Path(str(folder)), offline=True)
-        about = canonical({"weights_of": {name: value for name, value in source.items() if name != "code"}})
-        known = self._store.index.pin(about) if self._store is not None else None
-        if known is None and not self._reached:
-            return None  # a hub that does not answer is not asked for every model; it has been said
-        if known is None:
-            try:
-                known = {
-                    "quantized": quantized(source, folder=None, offline=bool(cell.settings["download"]["offline"]))
-                }
-            except DownloadError as error:
-                self._reached = error.failure is not FailureClass.TRANSIENT
-                logger.warning(
-                    "%s: nobody can tell now whether its weights are quantized: %s", cell.model, error.message
-                )
-                return None
-            if self._store is not None:
-                self._store.index.set_pin(about, known)
-        found = known.get("quantized")
-        return None if found is None else str(found)
-
-
-def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
-    """A source with the code that the recipe names, where the matrix trusts it."""
-    code = cell.recipe.get("code")
-    if not code or not cell.settings["download"]["trust_remote_code"]:
-        return dict(source)
-    return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
-
-
-def _of_quantized_weights(cell: Cell, quantized: str) -> str:
-    return (
-        f"precision {cell.precision}: the weights of {cell.model} are quantized already, {quantized}, and would be served "
-        "as that, whatever the cell says; name the model's unquantized repository"
-    )
-
-
-def _without_note(source: Mapping[str, Json]) -> dict[str, Json]:
-    """A source without what is said of it to people, which changes nothing."""
-    return {name: value for name, value in source.items() if name != "note"}
-
-
-class _Files:
-    """Paths and content digests of the files that settings name; each file is looked at once."""
-
-    def __init__(self, cache: StatCache | None, *, guess: bool) -> None:
-        self._cache = cache
-        self._guess = guess
-        self._known: dict[tuple[str, str], tuple[str, str]] = {}
-
-    def digest(self, name: str, cell: Cell) -> tuple[str, str]:
-        """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
-        from trtllm_pipeline.hub.dataset_file import data_file
-
-        found = self._known.get((name, cell.base_dir))
-        if found is None:
-            try:
-                path = data_file(name, Path(cell.base_dir))
-            except DownloadError as error:
-                if not self._guess or error.failure is not FailureClass.TRANSIENT:
-                    raise
-                logger.warning("%s is not reached; planned as if it were new", name)
-                return name, "unknown"
-            hint = "the matrix names it; relative paths start at the matrix file's folder"
-            check(path, hint=hint)
-            try:
-                if self._cache is not None:
-                    content = self._cache.digest(path)
-                else:
-                    from trtllm_pipeline.files.digest import digest_file
-
-                    content = digest_file(path)
-            except OSError as error:
-                raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
-            found = self._known[name, cell.base_dir] = (str(path), content)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +251,7 @@ def run(
     """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
     from trtllm_pipeline.execution.local import LocalExecutor
     from trtllm_pipeline.execution.loop import capacity, execute
+    from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
 
@@ -415,7 +268,7 @@ def run(
         present = _present(plan, store)
         seen = forecast(plan, store, present)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
-        write_lock(request, loaded, plan, folder / "lock")
+        write_lock(loaded, plan, folder / "lock", default_toolchain=default_toolchain(request, loaded, plan.machine))
         outcome = execute(
             plan,
             store,
@@ -503,41 +356,3 @@ def exposed(plan: Plan) -> list[str]:
     ]
     hosts = {str(cell.settings["serve"]["host"]) for cell in served}
     return [warning for host in sorted(hosts) if (warning := reachable(host))]
-
-
-def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path) -> None:
-    """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
-
-    `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
-    """
-    import yaml
-
-    from trtllm_pipeline.config.expand import written_out
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-    def write(path: Path, data: Mapping[str, Any]) -> None:
-        path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-    matrix = written_out(loaded, default_toolchain=default_toolchain(request, loaded, plan.machine))
-    if any("metric_module" in run.files for run in plan.stage_runs.values()):
-        matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
-    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
-        _make_absolute(settings, loaded.path.parent)
-    (folder / "recipes").mkdir(parents=True)
-    write(folder / "matrix.yaml", matrix)
-    for cell in {cell.model: cell for cell in plan.feasible}.values():
-        recipe: dict[str, Any] = {name: cell.recipe[name] for name in cell.recipe if name not in {"source", "folder"}}
-        source = cell.recipe["source"]
-        assert isinstance(source, dict)
-        recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
-        write(folder / "recipes" / f"{cell.model}.yaml", recipe)
-
-
-def _make_absolute(settings: dict[str, Any], base: Path) -> None:
-    """Let the files and folders that settings name be found from any folder."""
-    sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
-    for section in sections:
-        for name in ("input_data", "data", "python_path"):
-            if section and name in section and not str(section[name]).startswith(("builtin:", "hub:")):
-                section[name] = str((base / section[name]).absolute())

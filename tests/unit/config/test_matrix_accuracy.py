@@ -11,6 +11,7 @@ import yaml
 from trtllm_pipeline import flow
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.flow import Request
+from trtllm_pipeline.planning.lock_file import write_lock
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}
 
@@ -74,8 +75,8 @@ def test_a_lock_file_finds_the_module_from_anywhere(tmp_path: Path, place: str) 
         "axis": {"axes": {**AXES, "settings.accuracy.metrics": [["exact"], ["own:f"]]}},
     }[place]
     path = write(tmp_path, **more)
-    request, loaded, plan = planned(path)
-    flow.write_lock(request, loaded, plan, tmp_path / "lock")
+    _, loaded, plan = planned(path)
+    write_lock(loaded, plan, tmp_path / "lock", default_toolchain="embedded")
     again = planned(tmp_path / "lock" / "matrix.yaml")[2]
     assert {run.fingerprint for run in again.stage_runs.values()} == {
         run.fingerprint for run in plan.stage_runs.values()
