@@ -63,6 +63,7 @@ def write_matrix(cells: int, folder: Path) -> Path:
 def steps(matrix: Path) -> list[float]:
     """Number of stage runs in the matrix's plan; seconds of loading, expanding, planning and forecasting."""
     from trtllm_pipeline import flow
+    from trtllm_pipeline.execution.forecast import forecast
 
     gc.set_threshold(100_000, 50, 100)  # as the command line does
     request = flow.Request(matrix, toolchain="embedded")
@@ -74,7 +75,7 @@ def steps(matrix: Path) -> list[float]:
     times.append(time.perf_counter())
     plan = flow.plan_cells(cells, None, machine)
     times.append(time.perf_counter())
-    flow.forecast(plan, None)
+    forecast(plan, None)
     times.append(time.perf_counter())
     return [len(plan.stage_runs), *(after - before for before, after in itertools.pairwise(times))]
 

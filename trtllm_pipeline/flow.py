@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import write_json, write_lines
@@ -35,6 +35,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.config.load import LoadedMatrix
+    from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.machine.model import Machine
     from trtllm_pipeline.report.rows import CellResult
@@ -171,43 +172,6 @@ def check_feasible(plan: Plan) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What running a plan now would do."""
-
-    present: frozenset[StageRunId]
-    to_run: frozenset[StageRunId]
-    reasons: Mapping[StageRunId, str]
-    """Why each of `to_run` has to run."""
-    expected_s: Mapping[StageRunId, float]
-    total_s: float
-    """Wall-clock seconds of the whole, from the same scheduler that will run it."""
-    guessed: int
-    """How many of `to_run` are of stages that never ran in this workspace, so that their durations are guesses."""
-
-
-def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
-    """What running `plan` now would do, and why. `present` is what the store has of it, if that is known already."""
-    from trtllm_pipeline.execution.loop import capacity, expectations, simulate
-    from trtllm_pipeline.planning.reasons import reasons
-
-    runs = plan.stage_runs.values()
-    if present is None:
-        present = {} if store is None else _present(plan, store)
-    durations = store.index.durations() if store is not None else {}
-    expected_s = expectations(plan, durations)
-    there = frozenset(run.id for run in runs if run.fingerprint in present)
-    to_run = frozenset(planning.to_run(plan, lambda run: run.id in there))
-    return Forecast(
-        there,
-        to_run,
-        reasons(plan, to_run, store),
-        expected_s,
-        simulate(plan, expected_s, capacity(plan.machine), there) if to_run else 0.0,
-        sum(plan.stage_runs[run].stage.name not in durations for run in to_run),
-    )
-
-
 def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
     from trtllm_pipeline.execution.loop import command_lines
@@ -249,8 +213,9 @@ def run(
     request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
 ) -> Result:
     """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
+    from trtllm_pipeline.execution.forecast import capacity, forecast
     from trtllm_pipeline.execution.local import LocalExecutor
-    from trtllm_pipeline.execution.loop import capacity, execute
+    from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.report.rows import rows
     from trtllm_pipeline.report.writers import to_json
@@ -296,8 +261,9 @@ def run(
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
     """As `run`, for a command that wants artifacts only: the workspace's latest run, plan and report stay what they were."""
+    from trtllm_pipeline.execution.forecast import capacity
     from trtllm_pipeline.execution.local import LocalExecutor
-    from trtllm_pipeline.execution.loop import capacity, execute
+    from trtllm_pipeline.execution.loop import execute
 
     store.check_writable()
     plan = _runnable_plan(request, load(request), store)

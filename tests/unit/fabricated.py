@@ -13,6 +13,7 @@ from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Settings
 from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.store.store import Artifact, Attempt, Store
 from trtllm_pipeline.toolchains.embedded import TOOLCHAIN
@@ -50,6 +51,12 @@ def plan(*cells: Cell, until: str | None = None) -> Plan:
 
 def stage_run(plan: Plan, cell: Cell, stage: str) -> StageRun:
     return next(plan.stage_runs[run] for run in plan.by_cell[cell.id] if plan.stage_runs[run].stage.name == stage)
+
+
+def expected(plan: Plan, learnt: Mapping[str, float]) -> dict[StageRunId, float]:
+    """What each stage run of `plan` is expected to take, after `learnt`."""
+    durations = Durations(learnt, plan.machine)
+    return {run.id: durations.expected(run) for run in plan.stage_runs.values()}
 
 
 def begin(store: Store, run: StageRun, *, log: str = "hello\n") -> Attempt:

@@ -33,12 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain one cell or several; the matrix is the latest run's unless one is given."""
     from trtllm_pipeline import flow
+    from trtllm_pipeline.execution.forecast import forecast
 
     args.cells = [args.cell]
     store = options.open_store(args)
     request = options.request_or_latest(args, store)
     plan = flow.plan_of(request, store)
-    seen = flow.forecast(plan, store)
+    seen = forecast(plan, store)
     explained: list[Json] = []
     for cell in plan.cells:
         stages: list[Json] = []

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit
 from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.flow import Forecast, Request
-from trtllm_pipeline.planning.names import count, duration
+from trtllm_pipeline.flow import Request
+from trtllm_pipeline.planning.names import about, count
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.store.store import Store
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.execution.forecast import Forecast
 
 _LIST_UP_TO = 40
 """Stage runs listed one by one without being asked to."""
@@ -44,9 +48,10 @@ def run(args: argparse.Namespace) -> int:
 def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline import flow
+    from trtllm_pipeline.execution.forecast import forecast
 
     plan = flow.plan_of(request, store, guess=True)
-    seen = flow.forecast(plan, store)
+    seen = forecast(plan, store)
     if as_json:
         for line in flow.plan_json(plan, store, seen):
             emit(line)
@@ -75,15 +80,18 @@ def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
         todo = [run for run in runs if run.id in seen.to_run]
         done = sum(run.id in seen.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
-        seconds = duration(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
+        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
         lines.append(f"{stage:<12}{len(runs):>6}{kept:>12}{len(todo):>8}{seconds:>12}")
     lines.append("")
     if not seen.to_run:
         lines.append("nothing to do: every result that is asked for is up to date")
     else:
-        guess = f"; {count(seen.guessed, 'stage run')} of a kind that never ran here, by guess" if seen.guessed else ""
+        some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
+        every = "a guess: nothing like it has run here"
+        guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
         where = "the assumed machine" if plan.machine.assumed else "this machine"
-        lines.append(f"about {duration(seen.total_s)} on {where}{guess}")
+        lines.append(f"time: about {about(seen.total_s)} on {where}{guess}")
+        lines += [needs] if (needs := seen.needs(plan.machine)) else []
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
         lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
@@ -125,7 +133,7 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
     lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
     for run in plan.stage_runs.values():
         if run.id in runs:
-            expected = duration(seen.expected_s[run.id])
+            expected = about(seen.expected_s[run.id])
             why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines

@@ -10,11 +10,10 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
@@ -23,6 +22,7 @@ from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageSt
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.execution.forecast import Durations, section, tasks
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.system import here
@@ -144,7 +144,7 @@ class _Execution:
         self._durations = store.index.durations()
         self._begun = False
         self._scheduler = scheduling.Scheduler(
-            _tasks(plan, expectations(plan, self._durations)),
+            tasks(plan, Durations(self._durations, plan.machine).expected),
             machine,
             up_to_date={run.id for run in plan.stage_runs.values() if run.fingerprint in present},
             wanted=wanted(plan),
@@ -497,77 +497,6 @@ def command_lines(
     if run.stage.program is None:
         return others
     return (*others, (sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
-
-
-def capacity(machine: Machine) -> scheduling.Machine:
-    """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
-    return scheduling.Machine(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
-
-
-def simulate(
-    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Machine, present: Collection[StageRunId]
-) -> float:
-    """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
-    tasks = list(_tasks(plan, takes))
-    scopes = {task.id: task.scope for task in tasks}
-    scheduler = scheduling.Scheduler(tasks, on, up_to_date=present, wanted=wanted(plan))
-    now = 0.0
-    due: list[tuple[float, int, scheduling.Event]] = []
-    events: list[scheduling.Event] = []
-    number = 0
-    while True:
-        for instruction in scheduler.advance(now, *events):
-            event: scheduling.Event
-            if isinstance(instruction, scheduling.Start):
-                is_service = scopes[instruction.id] is Scope.SERVICE
-                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
-                wait = takes[instruction.id]
-            else:  # nothing fails here, so this stops a service
-                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
-            number += 1
-            heappush(due, (now + wait, number, event))
-        if not due:
-            return now
-        now, _, event = heappop(due)
-        events = [event]
-        while due and due[0][0] == now:
-            events.append(heappop(due)[2])
-
-
-def _tasks(plan: Plan, takes: Mapping[StageRunId, float]) -> Iterator[scheduling.Task]:
-    """The plan as the scheduler sees it."""
-    order = {cell.id: number for number, cell in enumerate(plan.cells)}
-    for run in plan.stage_runs.values():
-        service = next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
-        settings = section(run)
-        yield scheduling.Task(
-            id=run.id,
-            needs=run.needs,
-            scope=run.stage.scope,
-            service=service,
-            resources=run.stage.resources(run.first_cell, plan.machine),
-            expected_s=takes[run.id],
-            retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
-            order=order[run.first_cell.id],
-        )
-
-
-def expectations(plan: Plan, durations: Mapping[str, float]) -> dict[StageRunId, float]:
-    """Seconds each stage run will take, learnt from the most similar that ever ran."""
-    known = dict(durations)
-
-    def of(label: str, guess: float) -> float:
-        if label not in known:
-            shorter = label.rpartition("/")[0]
-            known[label] = of(shorter, guess) if shorter else guess
-        return known[label]
-
-    return {run.id: of(run.label, run.stage.expected_s) for run in plan.stage_runs.values()}
-
-
-def section(run: StageRun) -> Mapping[str, Json]:
-    """The settings section of a stage run's stage."""
-    return run.first_cell.settings[run.stage.section or run.stage.name]
 
 
 def limit_s(run: StageRun) -> float:

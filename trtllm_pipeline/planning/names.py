@@ -46,6 +46,26 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def about(seconds: float) -> str:
+    """A guessed duration, rounded to what can be known of one: "40 s", "25 min", "2 h", "3 days"."""
+    if seconds < 52.5:
+        return f"{max(1, round(seconds)) if seconds < 5 else 5 * round(seconds / 5)} s"
+    minutes = seconds / 60
+    if minutes < 55:
+        return f"{max(1, round(minutes)) if minutes < 10 else 5 * round(minutes / 5)} min"
+    hours = minutes / 60
+    if hours < 36:
+        return f"{round(2 * hours) / 2 if hours < 5 else round(hours):g} h"
+    return f"{round(hours / 24)} days"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes with two digits that count: "270 MB", "1.4 GB", "145 GB", "2.1 TB"."""
+    unit, scale = next((each for each in (("TB", 1e12), ("GB", 1e9)) if size_bytes >= each[1]), ("MB", 1e6))
+    value = size_bytes / scale
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
 def amount(done: float, total: float | None, unit: str) -> str:
     """Progress in its own unit: "12.3/270.1 MB", "12/40 requests"."""
     if unit == "bytes":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
+from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -19,33 +20,7 @@ NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
-class _Durations:
-    """Expected seconds by label, coarse to fine: what was learnt before, and above it what this run itself showed."""
-
-    def __init__(self, learnt: Mapping[str, float]) -> None:
-        self._learnt = learnt
-        self._here: dict[str, tuple[float, int]] = {}
-
-    def learn(self, run: StageRun, seconds: float) -> None:
-        for label in _labels(run):
-            total, number = self._here.get(label, (0.0, 0))
-            self._here[label] = (total + seconds, number + 1)
-
-    def of(self, run: StageRun) -> float | None:
-        for label in _labels(run):
-            if label in self._here:
-                total, number = self._here[label]
-                return total / number
-            if label in self._learnt:
-                return self._learnt[label]
-        return None
-
-
-def _labels(run: StageRun) -> Iterator[str]:
-    label = run.label
-    while label:
-        yield label
-        label = label.rpartition("/")[0]
+_NO_MACHINE: Final = Machine(cpus=0, cpu="")
 
 
 class Tracker:
@@ -56,9 +31,9 @@ class Tracker:
         self._began = clock()
         self._busy_s = 0.0
         self._good_before = 0
-        self._durations = _Durations({})
+        self._durations = Durations({}, _NO_MACHINE)
         self._ready: set[StageRunId] = set()
-        self.plan = Plan((), {}, {}, Machine(cpus=0, cpu=""))
+        self.plan = Plan((), {}, {}, _NO_MACHINE)
         self.statuses: dict[StageRunId, StageStatus] = {}
         self.started: dict[StageRunId, float] = {}
         """When each stage run that runs now began, by the clock."""
@@ -75,7 +50,7 @@ class Tracker:
         """Take in the plan; `durations` are seconds by label, from earlier runs."""
         self.plan = plan
         self.statuses = dict(statuses)
-        self._durations = _Durations(durations)
+        self._durations = Durations(durations, plan.machine)
         self._began = self._clock()
         for run_id, status in statuses.items():
             self._count(plan.stage_runs[run_id], status, 1)

@@ -129,6 +129,12 @@ class Stage:
     timeout_s: float = 3600.0
     expected_s: float = 30.0
     """A guess at its duration (a service's: until it is ready), for plans made before anything like it ever ran."""
+    expected_s_per_gb: float = 0.0
+    """What each GB of the model's weights in 16 bits adds to that."""
+    load_s: Callable[[Cell, float], float] | None = None
+    """What its requests add to that, in seconds, from a cell and the seconds that a server takes for one output token."""
+    leaves: Literal["model", "weights"] | None = None
+    """What its artifact holds: the model in 16 bits, weights in the cell's precision, or nothing that large."""
     retries: int = 2
     """How often a transient failure is tried again."""
     section: str | None = None

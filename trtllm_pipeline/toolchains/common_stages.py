@@ -46,7 +46,9 @@ DOWNLOAD = Stage(
         "folder": cell.recipe.get("folder"),
     },
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
-    expected_s=60.0,
+    expected_s=2.0,
+    expected_s_per_gb=20.0,
+    leaves="model",
     timeout_s=24 * 3600.0,
     retries=4,
 )
@@ -95,11 +97,14 @@ def launch(
         resources=resources,
         identity=identity,
         expected_s=5.0,
+        expected_s_per_gb=2.0,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
     )
 
 
+_QUESTIONS: Final = 28
+"""As many are built in."""
 _GENERAL_PROMPT = "The capital of France is"
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
@@ -183,6 +188,20 @@ def _rates(cell: Cell) -> dict[str, Json]:
     return {name: value for name, value in given.items() if name in wanted or (name == "slo" and value)}
 
 
+def _perf_s(cell: Cell, token_s: float) -> float:
+    """Seconds that all levels take, each answer with its longest."""
+    perf = cell.settings["perf"]
+    requests, repeats = float(str(perf["requests"])), float(str(perf["repeats"]))
+    answer_s = float(str(perf["max_tokens"] or cell.osl)) * token_s
+    closed = [requests / level * answer_s for level in map(float, _listed(perf["concurrency"]))]
+    opened = [requests / rate + answer_s for rate in map(float, _listed(perf["request_rate"]))]
+    return repeats * sum(closed + opened)
+
+
+def _listed(value: Json) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
+
+
 PERF = Stage(
     name="perf",
     version=3,
@@ -216,9 +235,16 @@ PERF = Stage(
     file_names=("input_data",),
     files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
     identity=("cpu",),
-    expected_s=10.0,
+    expected_s=5.0,
+    load_s=_perf_s,
     timeout_s=6 * 3600.0,
 )
+
+
+def _accuracy_s(cell: Cell, token_s: float) -> float:
+    """Seconds that the built-in questions take, each with the longest answer."""
+    settings = cell.settings["accuracy"]
+    return _QUESTIONS / float(str(settings["concurrency"])) * float(str(settings["max_tokens"])) * token_s
 
 
 def _score_params(cell: Cell) -> dict[str, Json]:
@@ -260,7 +286,8 @@ ACCURACY = Stage(
     advice=lambda cell: pick(cell, "accuracy", "concurrency", "request_timeout_s"),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
-    expected_s=5.0,
+    expected_s=2.0,
+    load_s=_accuracy_s,
     timeout_s=6 * 3600.0,
 )
 

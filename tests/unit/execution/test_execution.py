@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.execution.loop import Outcome, execute, expectations, simulate
+from trtllm_pipeline.execution.forecast import simulate
+from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Machine
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
@@ -270,14 +272,14 @@ def test_an_empty_result_is_a_failure(store: Store) -> None:
 
 def test_durations_are_those_of_the_most_similar_that_ever_ran() -> None:
     plan = plan_of("fp16", "fp8", until="make")
-    takes = expectations(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
+    takes = fabricated.expected(plan, {"make": 9.0, "make/toy/m/fp8": 4.0})
     by_label = {plan.stage_runs[run].label: seconds for run, seconds in takes.items()}
     assert by_label == {"get/toy/m/fp16": 30.0, "make/toy/m/fp16": 9.0, "make/toy/m/fp8": 4.0}
 
 
 def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
-    takes = expectations(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
+    takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
     assert simulate(plan, takes, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
     assert simulate(plan, takes, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.unit import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
-from trtllm_pipeline.execution.loop import capacity, expectations, simulate
+from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
 from trtllm_pipeline.execution.scheduler import Machine as Slots
 from trtllm_pipeline.flow import Request
 from trtllm_pipeline.hub import peek
@@ -104,7 +105,7 @@ def test_the_forecast_waits_for_gpus(gpus: int, rounds: int) -> None:
     on = replace(MACHINE, cpus=16, gpus=GPUS[:gpus])
     make = replace(make, resources=lambda _cell, machine: Resources(gpus=min(1, len(machine.gpus))))
     plan = plan_with(*(make_cell(batch=batch) for batch in range(1, 5)), stages=(get, make), machine=on)
-    takes = expectations(plan, {"get": 1.0, "make": 10.0})
+    takes = fabricated.expected(plan, {"get": 1.0, "make": 10.0})
     assert simulate(plan, takes, capacity(plan.machine), set()) == pytest.approx(1 + 10 * rounds)
 
 
@@ -132,7 +133,7 @@ def test_cells_are_judged_by_the_assumed_machine(matrix: Path) -> None:
     (fits, too_wide) = plan.cells
     assert fits.reason is None
     assert too_wide.reason == "tp4pp1 needs 4 GPUs, this machine has 2; take another tp and pp"
-    assert flow.forecast(plan, None).total_s > 0
+    assert forecast(plan, None).total_s > 0
 
 
 def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(

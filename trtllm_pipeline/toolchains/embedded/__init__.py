@@ -137,7 +137,9 @@ CONVERT = Stage(
     settle=with_true_samples,
     section="quantize",
     identity=("gguf", "xllamacpp"),
-    expected_s=10.0,
+    expected_s=2.0,
+    expected_s_per_gb=10.0,
+    leaves="weights",
 )
 
 BUILD = Stage(
@@ -160,6 +162,7 @@ BUILD = Stage(
     },
     identity=("xllamacpp",),
     expected_s=2.0,
+    expected_s_per_gb=3.0,
 )
 
 REPOSITORY = Stage(

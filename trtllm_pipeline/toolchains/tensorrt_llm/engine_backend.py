@@ -226,7 +226,9 @@ QUANTIZE: Final = Stage(
     settle=_calibrated,
     resources=backends.quantizing_takes,
     identity=("tensorrt_llm", "checkpoints"),
-    expected_s=300.0,
+    expected_s=60.0,
+    expected_s_per_gb=15.0,
+    leaves="weights",
     timeout_s=6 * 3600.0,
 )
 
@@ -243,7 +245,9 @@ CONVERT: Final = Stage(
     resources=backends.one_gpu,
     section="quantize",
     identity=("tensorrt_llm", "checkpoints"),
-    expected_s=120.0,
+    expected_s=20.0,
+    expected_s_per_gb=8.0,
+    leaves="weights",
     timeout_s=3 * 3600.0,
 )
 
@@ -267,7 +271,9 @@ BUILD: Final = Stage(
     params=_build_params,
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "sm"),
-    expected_s=300.0,
+    expected_s=30.0,
+    expected_s_per_gb=10.0,
+    leaves="weights",
     timeout_s=6 * 3600.0,
 )
 
@@ -287,7 +293,8 @@ CHECK: Final = Stage(
     resources=backends.all_ranks,
     section="build",
     identity=("tensorrt_llm", "gpu"),
-    expected_s=60.0,
+    expected_s=20.0,
+    expected_s_per_gb=3.0,
     timeout_s=1800.0,
 )
 

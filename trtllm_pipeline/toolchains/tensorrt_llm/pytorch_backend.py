@@ -74,7 +74,9 @@ QUANTIZE: Final = Stage(
     settle=with_true_samples,
     resources=backends.quantizing_takes,
     identity=("model_optimizer",),
-    expected_s=300.0,
+    expected_s=60.0,
+    expected_s_per_gb=15.0,
+    leaves="weights",
     timeout_s=6 * 3600.0,
 )
 

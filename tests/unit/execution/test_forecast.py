@@ -1,0 +1,115 @@
+"""What a plan is expected to take: times by what was learnt, else by the model's size; disk and memory by its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.unit import fabricated
+from tests.unit.conftest import MACHINE
+from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.planning.names import about, size
+from trtllm_pipeline.planning.plan import Plan
+
+SMALL: dict[str, Json] = {
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "head_dim": 64,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "parameters": 134_515_008,
+}
+
+
+def cell(model: str = "small", precision: str = "fp16", times: int = 1) -> Cell:
+    """A cell of a model with so many times the weights of SmolLM2-135M."""
+    made = fabricated.cell(precision, model=model)
+    numbers = {**SMALL, "parameters": 134_515_008 * times}
+    return dataclasses.replace(made, recipe={**made.recipe, **numbers})
+
+
+def by_stage(plan: Plan, learnt: dict[str, float]) -> dict[str, float]:
+    taken = fabricated.expected(plan, learnt)
+    return {run.stage.name: taken[run.id] for run in plan.stage_runs.values()}
+
+
+def test_a_guess_grows_with_the_model() -> None:
+    small, large = (by_stage(fabricated.plan(cell(times=times)), {}) for times in (1, 100))
+    for stage in ("download", "convert", "build", "launch", "perf", "accuracy"):
+        assert large[stage] > 2 * small[stage], stage
+    assert large["repository"] == small["repository"]
+    assert large["download"] == pytest.approx(2 + 20 * 26.9, rel=0.01)
+
+
+def test_perf_takes_as_long_as_its_requests() -> None:
+    plan = fabricated.plan(cell())
+    run = fabricated.stage_run(plan, plan.cells[0], "perf")
+    settings = {**run.first_cell.settings, "perf": {**run.first_cell.settings["perf"], "requests": 1600}}
+    more = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
+    fixed_s = run.stage.expected_s
+    assert guess_s(more, MACHINE) - fixed_s == pytest.approx(100 * (guess_s(run, MACHINE) - fixed_s))
+    settings["perf"] = {**settings["perf"], "concurrency": [], "request_rate": [4.0]}
+    rate = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
+    assert guess_s(rate, MACHINE) > 400
+
+
+def test_what_another_model_took_says_nothing_where_size_matters() -> None:
+    learnt = {"download": 9.0, "download/embedded": 9.0, "download/embedded/small": 9.0, "repository": 0.5}
+    small, other = fabricated.plan(cell()), fabricated.plan(cell("other", times=50))
+    assert by_stage(small, learnt)["download"] == 9.0
+    assert by_stage(other, learnt)["download"] > 250
+    assert by_stage(other, learnt)["repository"] == 0.5
+    runs = {run.stage.name: run for run in other.stage_runs.values()}
+    durations = Durations(learnt, MACHINE)
+    assert (durations.of(runs["download"]), durations.of(runs["repository"])) == (None, 0.5)
+
+
+def test_disk_and_memory_are_those_of_the_weights() -> None:
+    plan = fabricated.plan(cell(precision="fp16"), cell(precision="int4_wo"))
+    seen = forecast(plan, None)
+    assert seen.guessed == len(seen.to_run) == len(plan.stage_runs)
+    model = 2 * 134_515_008
+    assert 2 * model < seen.disk_bytes < 2.6 * model, "the model, 16 bits and 4 bits"
+    assert model < seen.memory_bytes < 1.2 * model, "the largest cell's weights and its KV cache"
+    assert (
+        seen.needs(plan.machine) == f"disk: about {size(seen.disk_bytes)}; memory: at least {size(seen.memory_bytes)}"
+    )
+    on = parse("tensorrt_llm==1.0.0,sm=90,gpus=4")
+    assert seen.needs(on).endswith(f"GPU memory: at least {size(seen.memory_bytes)} on each GPU")
+
+
+def test_what_nobody_knows_the_size_of_is_left_out() -> None:
+    plan = fabricated.plan(fabricated.cell())
+    assert forecast(plan, None).needs(plan.machine) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "1 s"),
+        (3.6, "4 s"),
+        (48, "50 s"),
+        (55, "1 min"),
+        (130, "2 min"),
+        (1500, "25 min"),
+        (7000, "2 h"),
+        (9000, "2.5 h"),
+        (60_000, "17 h"),
+        (260_000, "3 days"),
+    ],
+)
+def test_guessed_times_are_rounded(seconds: float, words: str) -> None:
+    assert about(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "words"), [(5.7e6, "5.7 MB"), (270e6, "270 MB"), (1.44e9, "1.4 GB"), (145e9, "145 GB")]
+)
+def test_sizes_have_two_digits_that_count(size_bytes: float, words: str) -> None:
+    assert size(size_bytes) == words

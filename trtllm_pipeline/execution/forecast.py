@@ -1,0 +1,224 @@
+"""What running a plan will take: time, disk and memory.
+
+The time is the scheduler's own, played on expected durations. A duration is what earlier runs showed of the same model;
+where they showed nothing, a guess by the size of the model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
+from trtllm_pipeline.planning.reasons import reasons
+from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes, weights_bytes
+
+_GB: Final = 1e9
+_BYTES_PER_S: Final = {"gpu": 1e12, "cpu": 1e10}
+"""Memory that one processor reads in a second, as decoding does, by a guess: an A100 has twice that, two CPU cores too."""
+
+
+class Durations:
+    """Seconds that stage runs take, by label from coarse to fine: as `learnt` earlier, and above that as shown now."""
+
+    def __init__(self, learnt: Mapping[str, float], machine: Machine) -> None:
+        self._learnt = learnt
+        self._machine = machine
+        self._here: dict[str, tuple[float, int]] = {}
+
+    def learn(self, run: StageRun, seconds: float) -> None:
+        """Take in what a stage run took."""
+        for label in _labels(run):
+            total, number = self._here.get(label, (0.0, 0))
+            self._here[label] = (total + seconds, number + 1)
+
+    def of(self, run: StageRun) -> float | None:
+        """What is known; None where nothing like it ever ran. What another model took says nothing of one of any size."""
+        known = list(_labels(run))
+        for label in known[:2] if _by_size(run) else known:
+            if label in self._here:
+                total, number = self._here[label]
+                return total / number
+            if label in self._learnt:
+                return self._learnt[label]
+        return None
+
+    def expected(self, run: StageRun) -> float:
+        """What is known, or else a guess."""
+        known = self.of(run)
+        return guess_s(run, self._machine) if known is None else known
+
+
+def _labels(run: StageRun) -> Iterator[str]:
+    """stage/toolchain/model/precision, and each prefix."""
+    label = run.label
+    while label:
+        yield label
+        label = label.rpartition("/")[0]
+
+
+def _by_size(run: StageRun) -> bool:
+    """Whether a stage run takes longer for a larger model, and the size of this one is known."""
+    stage = run.stage
+    return bool(stage.expected_s_per_gb or stage.load_s) and _shape(run.first_cell) is not None
+
+
+def guess_s(run: StageRun, machine: Machine) -> float:
+    """Seconds that a stage run takes, by a guess: its stage's own, so much for each GB of weights, and its requests.
+
+    An output token takes as long as reading all weights that one processor has.
+    """
+    stage, cell = run.stage, run.first_cell
+    shape = _shape(cell)
+    if shape is None:
+        return stage.expected_s
+    token_s = weights_bytes(shape, cell.precision, cell.tp, 1) / _BYTES_PER_S["gpu" if machine.gpus else "cpu"]
+    size_gb = weights_bytes(shape, "bf16", 1, 1) / _GB
+    load_s = 0.0 if stage.load_s is None else stage.load_s(cell, token_s)
+    return stage.expected_s + stage.expected_s_per_gb * size_gb + load_s
+
+
+def _shape(cell: Cell) -> Shape | None:
+    """The numbers of the cell's model, where its recipe has them."""
+    return Shape.of(cell.recipe) if "num_hidden_layers" in cell.recipe else None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What running a plan now would do, and take."""
+
+    present: frozenset[StageRunId]
+    to_run: frozenset[StageRunId]
+    reasons: Mapping[StageRunId, str]
+    """Why each of `to_run` has to run."""
+    expected_s: Mapping[StageRunId, float]
+    total_s: float
+    """Wall-clock seconds of the whole, from the same scheduler that will run it."""
+    guessed: int
+    """How many of `to_run` have durations by a guess, since nothing like them ever ran in this workspace."""
+    disk_bytes: int
+    """What `to_run` leaves on the disk, by the sizes of weights."""
+    memory_bytes: int
+    """The least memory that the largest cell's server needs, of each GPU where it has any: weights and KV cache."""
+    free_bytes: int | None
+    """On the workspace's disk; None where there is no workspace, or none on this machine."""
+
+    def needs(self, machine: Machine) -> str:
+        """Disk and memory in words."""
+        free = "" if self.free_bytes is None else f" ({size(self.free_bytes)} free)"
+        disk = f"disk: about {size(self.disk_bytes)}{free}" if self.disk_bytes else ""
+        where = "GPU memory" if machine.gpus else "memory"
+        each = " on each GPU" if len(machine.gpus) > 1 else ""
+        memory = f"{where}: at least {size(self.memory_bytes)}{each}" if self.memory_bytes else ""
+        return "; ".join(filter(None, (disk, memory)))
+
+
+def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
+    """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known."""
+    runs = plan.stage_runs.values()
+    if present is None:
+        present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
+    durations = Durations(store.index.durations() if store is not None else {}, plan.machine)
+    expected_s = {run.id: durations.expected(run) for run in runs}
+    there = frozenset(run.id for run in runs if run.fingerprint in present)
+    todo = frozenset(to_run(plan, lambda run: run.id in there))
+    served = {cell for run in todo for cell in plan.stage_runs[run].cells}
+    return Forecast(
+        there,
+        todo,
+        reasons(plan, todo, store),
+        expected_s,
+        simulate(plan, expected_s, capacity(plan.machine), there) if todo else 0.0,
+        sum(durations.of(plan.stage_runs[run]) is None for run in todo),
+        sum(_leaves_bytes(plan.stage_runs[run]) for run in todo),
+        max((_serving_bytes(cell, plan.machine) for cell in plan.feasible if cell.id in served), default=0),
+        None if store is None or plan.machine.assumed else shutil.disk_usage(store.workspace).free,
+    )
+
+
+def _leaves_bytes(run: StageRun) -> int:
+    """The size of a stage run's artifact: 0 for what is small beside weights, or not known."""
+    shape = _shape(run.first_cell)
+    if shape is None or run.stage.leaves is None:
+        return 0
+    return weights_bytes(shape, "bf16" if run.stage.leaves == "model" else run.first_cell.precision, 1, 1)
+
+
+def _serving_bytes(cell: Cell, machine: Machine) -> int:
+    """Weights and KV cache of a server, on one of its GPUs: of one request there, which has the cache that is left; else
+    of as many as it takes at a time.
+    """
+    shape = _shape(cell)
+    if shape is None:
+        return 0
+    kv = cell.settings["quantize"]["kv_cache_precision"]
+    element_bytes = kv_element_bytes(cell.precision, None if kv is None else str(kv))
+    per_token = kv_bytes_per_token(shape, element_bytes, cell.tp, cell.pp)
+    requests = 1 if machine.gpus else cell.max_batch_size
+    return weights_bytes(shape, cell.precision, cell.tp, cell.pp) + per_token * requests * (cell.isl + cell.osl)
+
+
+def capacity(machine: Machine) -> scheduling.Machine:
+    """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
+    return scheduling.Machine(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
+
+
+def simulate(
+    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Machine, present: Collection[StageRunId]
+) -> float:
+    """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
+    known = list(tasks(plan, lambda run: takes[run.id]))
+    scopes = {task.id: task.scope for task in known}
+    scheduler = scheduling.Scheduler(known, on, up_to_date=present, wanted=wanted(plan))
+    now = 0.0
+    due: list[tuple[float, int, scheduling.Event]] = []
+    events: list[scheduling.Event] = []
+    number = 0
+    while True:
+        for instruction in scheduler.advance(now, *events):
+            event: scheduling.Event
+            if isinstance(instruction, scheduling.Start):
+                is_service = scopes[instruction.id] is Scope.SERVICE
+                event = (scheduling.ServiceReady if is_service else scheduling.Finished)(instruction.id)
+                wait = takes[instruction.id]
+            else:  # nothing fails here, so this stops a service
+                event, wait = scheduling.ServiceEnded(instruction.id), 0.0
+            number += 1
+            heappush(due, (now + wait, number, event))
+        if not due:
+            return now
+        now, _, event = heappop(due)
+        events = [event]
+        while due and due[0][0] == now:
+            events.append(heappop(due)[2])
+
+
+def tasks(plan: Plan, takes: Callable[[StageRun], float]) -> Iterator[scheduling.Task]:
+    """The plan as the scheduler sees it."""
+    order = {cell.id: number for number, cell in enumerate(plan.cells)}
+    for run in plan.stage_runs.values():
+        service = next((up for up in run.inputs.values() if plan.stage_runs[up].stage.scope is Scope.SERVICE), None)
+        settings = section(run)
+        yield scheduling.Task(
+            id=run.id,
+            needs=run.needs,
+            scope=run.stage.scope,
+            service=service,
+            resources=run.stage.resources(run.first_cell, plan.machine),
+            expected_s=takes(run),
+            retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
+            order=order[run.first_cell.id],
+        )
+
+
+def section(run: StageRun) -> Mapping[str, Json]:
+    """The settings section of a stage run's stage."""
+    return run.first_cell.settings[run.stage.section or run.stage.name]
