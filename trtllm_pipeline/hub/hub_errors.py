@@ -9,7 +9,8 @@ from typing import Final, TypeVar
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
 
-CONNECT_TIMEOUT_S: Final = 5.0
+CONNECT_TIMEOUT_S: Final = 3.0
+"""A hub that takes longer to answer anything at all counts as unreachable."""
 BACKOFF_S = 0.5
 """First wait between tries; doubles up to `MAX_BACKOFF_S`."""
 MAX_BACKOFF_S: Final = 20.0
@@ -20,7 +21,12 @@ _Result = TypeVar("_Result")
 
 
 class UnavailableError(DownloadError):
-    """A source that cannot be used here and now: not reached, not installed, without this model. Another may do."""
+    """A source that cannot be used here and now: not reached, not installed, without this model. Another may do.
+
+    `unreachable` is the name of the hub that gave no answer at all, whatever the model.
+    """
+
+    unreachable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +97,13 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
     """The error for no answer at all."""
-    return UnavailableError(
+    found = UnavailableError(
         f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
         failure=FailureClass.TRANSIENT,
         hint=f"check the network, HTTPS_PROXY and {hub.endpoint_variable}, or name another source",
     )
+    found.unreachable = hub.name
+    return found
 
 
 def offline(hub: Hub, model: str) -> UnavailableError:

@@ -97,7 +97,7 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
 
     try:
         return HfApi(endpoint=endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
-            model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (4 if files else 1)
+            model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (6 if files else 1)
         )
     except HFValidationError as error:
         raise DownloadError(f"{model!r} cannot be a model's name: {error}", failure=FailureClass.USER) from error

@@ -74,7 +74,7 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
             return None
         hub, headers, url = hub_errors.MODELSCOPE, modelscope.headers(), listed[name]
     try:
-        limits = httpx.Timeout(hub_errors.CONNECT_TIMEOUT_S * 2)
+        limits = httpx.Timeout(hub_errors.CONNECT_TIMEOUT_S * 3, connect=hub_errors.CONNECT_TIMEOUT_S)
         with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=limits) as response:
             if response.status_code == httpx.codes.NOT_FOUND:
                 return None

@@ -96,12 +96,14 @@ def resolve(
     offline: bool = False,
     base_dir: Path = Path(),
     cache: StatCache | None = None,
+    unreached: dict[str, UnavailableError] | None = None,
 ) -> dict[str, Json]:
     """The first source that can be used now, pinned. The same model at the same state gives the same answer.
 
     `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
     is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
-    the user has to do. `cache` remembers digests of local files. Raises DownloadError naming every source and why not.
+    the user has to do. `cache` remembers digests of local files, `unreached` by kind the hubs that gave no answer: they are
+    not asked again. Raises DownloadError naming every source and why not.
     """
     candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
     if not candidates:
@@ -112,15 +114,21 @@ def resolve(
             hint=f"choose one of {', '.join((AUTO, *KINDS))}",
         )
     reasons: list[UnavailableError] = []
+    unreached = {} if unreached is None else unreached
     for source in candidates:
+        kind = kind_of(source)
+        if kind in unreached:
+            reasons.append(unreached[kind])
+            continue
         try:
             pinned = _pin(source, offline=offline, base_dir=base_dir, cache=cache, alone=len(candidates) == 1)
         except UnavailableError as error:
             reasons.append(error)
+            if error.unreachable:
+                unreached[kind] = error
             continue
         if reasons:
-            passed_over = "; ".join(reason.message for reason in reasons)
-            logger.warning("%s; using %s instead", passed_over, _label(source))
+            logger.warning("%s; using %s instead", _passed_over(reasons), _label(source))
         return pinned
     if len(reasons) == 1:
         raise reasons[0]
@@ -130,6 +138,13 @@ def resolve(
         failure=FailureClass.TRANSIENT if transient else FailureClass.USER,
         hint="; or ".join(dict.fromkeys(reason.hint for reason in reasons if reason.hint)),
     )
+
+
+def _passed_over(reasons: Sequence[UnavailableError]) -> str:
+    """Why sources were not used, in a line: hubs that give no answer need no more than their names."""
+    silent = [reason.unreachable for reason in reasons if reason.unreachable]
+    said = [reason.message for reason in reasons if not reason.unreachable]
+    return "; ".join([*([f"{' and '.join(silent)} cannot be reached"] if silent else []), *said])
 
 
 def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> dict[str, Json]:

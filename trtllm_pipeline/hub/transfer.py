@@ -71,7 +71,7 @@ class Transfer:
         self._client = httpx.Client(
             headers={**headers, "accept-encoding": "identity"},
             follow_redirects=True,
-            timeout=httpx.Timeout(30.0, connect=hub_errors.CONNECT_TIMEOUT_S * 2, pool=None),
+            timeout=httpx.Timeout(30.0, connect=hub_errors.CONNECT_TIMEOUT_S * 3, pool=None),
         )
 
     def __enter__(self) -> Transfer:  # noqa: PYI034 - typing.Self is younger than Python 3.10

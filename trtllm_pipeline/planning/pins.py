@@ -16,6 +16,7 @@ from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.files.digest import StatCache
+    from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class ModelPins:
         self._guess = guess
         self._reached = True
         """Whether hubs answer, as far as is known."""
+        self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], str | None]] = {}
 
     def pin(self, cell: Cell) -> Cell:
@@ -63,11 +65,13 @@ class ModelPins:
                     offline=bool(settings["offline"]),
                     base_dir=Path(cell.base_dir),
                     cache=self._cache,
+                    unreached=self._unreached,
                 )
             except DownloadError as error:
                 if not self._guess or error.failure is not FailureClass.TRANSIENT:
                     raise
-                logger.warning("%s: no source is reached; planned as the recipe lists it", cell.model)
+                if self._reached:
+                    logger.warning("no hub can be reached; models are planned as their recipes list them")
                 self._reached = False
                 return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
             # A local folder may change under the same name; what it holds is looked at each time.
@@ -99,9 +103,7 @@ class ModelPins:
                 }
             except DownloadError as error:
                 self._reached = error.failure is not FailureClass.TRANSIENT
-                logger.warning(
-                    "%s: nobody can tell now whether its weights are quantized: %s", cell.model, error.message
-                )
+                logger.warning("%s: cannot tell now whether its weights are quantized: %s", cell.model, error.message)
                 return None
             if self._store is not None:
                 self._store.index.set_pin(about, known)

@@ -4,13 +4,15 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.digest import StatCache
-from trtllm_pipeline.hub import local, peek, transfer
+from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek, transfer
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
 
@@ -52,6 +54,31 @@ def test_sources_that_name_their_content_are_pinned_as_they_are() -> None:
     assert resolve([PACKAGE]) == PACKAGE
     assert resolve([{"generated": "llama"}]) == {"generated": "llama", "seed": 0}
     assert kind_of(PACKAGE) == "package_index"
+
+
+def test_hubs_without_an_answer_are_asked_once_and_said_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[str] = []
+
+    def silent(hub: hub_errors.Hub) -> Callable[..., NoReturn]:
+        def pin(model: str, *_: object, **__: object) -> NoReturn:
+            asked.append(hub.name)
+            raise hub_errors.unreachable(hub, model, "https://hub", OSError("Name or service not known"))
+
+        return pin
+
+    monkeypatch.setattr(hugging_face, "pin", silent(hub_errors.HUGGING_FACE))
+    monkeypatch.setattr(modelscope, "pin", silent(hub_errors.MODELSCOPE))
+    unreached: dict[str, hub_errors.UnavailableError] = {}
+    for name in ("one", "two"):
+        sources = [{"hugging_face": f"org/{name}"}, {"modelscope": f"org/{name}"}, PACKAGE]
+        assert resolve(sources, unreached=unreached) == PACKAGE
+    assert asked == ["Hugging Face", "ModelScope"]
+    used = f"using package_index {PACKAGE['package_index']} instead"
+    assert [record.message for record in caplog.records] == [
+        f"Hugging Face and ModelScope cannot be reached; {used}"
+    ] * 2
 
 
 def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path) -> None:

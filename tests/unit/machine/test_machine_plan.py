@@ -183,10 +183,10 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     source = download.params["source"]
     assert isinstance(source, dict)
     assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
-    assert "qwen2-7b-instruct: no source is reached; planned as the recipe lists it" in caplog.text
+    assert "no hub can be reached; models are planned as their recipes list them" in caplog.text
     caplog.clear()
     flow.plan_of(Request(matrix, assume=LINE), store, guess=True)
-    assert "no source is reached" in caplog.text, "a guess is not remembered"
+    assert "no hub can be reached" in caplog.text, "a guess is not remembered"
 
 
 def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> None:
