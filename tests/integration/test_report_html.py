@@ -155,7 +155,7 @@ def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> N
     first = clean.evaluate("[...document.querySelector('#take-table tbody tr').cells].map(c => c.textContent)")
     assert f"{wanted[0][1]} at concurrency {wanted[0][2]}" in first[1]
     assert clean.evaluate("document.querySelectorAll('#pareto-plot .mark-text text').length") > 0
-    assert "limit 40" in clean.evaluate("document.getElementById('pareto-plot').textContent")
+    assert "SLO 40" in clean.evaluate("document.getElementById('pareto-plot').textContent")
     set_value(clean, "ttft", "0.001")
     assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
     assert not texts(clean, "#take-table tbody tr")
@@ -180,13 +180,13 @@ def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> 
         names = texts(clean, places)
         assert names
         assert name not in names
-    assert "of cells that failed" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "from failed or unfinished cells" in clean.evaluate("document.getElementById('take-why').textContent")
     best = clean.evaluate(
         f"[...document.querySelectorAll('#cells-table tbody tr')].find(r => r.cells[0].textContent.trim().startsWith({name!r})).cells[1].textContent"
     )
     assert best == "", "it has no level that holds"
     set_value(clean, "words", " ".join(name.split("/")))
-    assert "went through all its stages" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "completed all its stages" in clean.evaluate("document.getElementById('take-why').textContent")
     clean.evaluate("document.querySelector('#cells-table tbody tr:not([hidden]) a').click()")
     clean.wait("document.getElementById('details').open")
     assert "expected at least 0.9" in clean.evaluate("document.getElementById('details').textContent")
@@ -277,7 +277,7 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
     assert "The p99 of 2 requests" in clean.evaluate("document.getElementById('take-why').textContent")
     set_value(clean, "statistic", "p50")
     set_value(clean, "ttft", "1")
-    assert "least TTFT is 3.00 ms" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "lowest TTFT is 3.00 ms" in clean.evaluate("document.getElementById('take-why').textContent")
     before = clean.evaluate("document.getElementById('pareto-plot').hidden")
     set_value(clean, "latency", "tpot_ms")
     assert clean.evaluate("document.getElementById('pareto-plot').hidden")
@@ -302,7 +302,7 @@ def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path)
     page.write_text(to_html(rated, record), encoding="utf-8")
     load(clean, page)
     assert re.search(r" at \d+ requests/s$", texts(clean, "#take-table tbody td")[0])
-    assert "Over requests/s" in texts(clean, "#curves h2")
+    assert "Scaling with requests/s" in texts(clean, "#curves h2")
     ticks = texts(clean, "#curve-out .role-axis-label text")
     assert {"2.5", "40"} <= set(ticks)
     assert all(text.endswith("/s") for text in texts(clean, "#cells-table td:nth-child(2)"))

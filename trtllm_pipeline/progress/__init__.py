@@ -1,9 +1,9 @@
 """Observers of a run: what a person, or a program, sees of it on stderr while it goes on.
 
-    live     a picture of cells x stages that is drawn over; what failed is printed above it and stays
-    plain    a line an event, for logs and pipes
+    live     a grid of cells x stages that is redrawn; failures are printed above it and stay
+    plain    one line per event, for logs and pipes
     quiet    failures only
-    json     one JSON object a line, for programs; `lines.JsonObserver` lists the events
+    json     one JSON object per line, for programs; `lines.JsonObserver` lists the events
 
 What they all know about the run is in `tracker.Tracker`.
 """

@@ -17,9 +17,9 @@ _S = StageStatus
 LOOKS: Final = {
     _S.PENDING: ("·", ".", "dim", "to do"),
     _S.RUNNING: ("▶", ">", "bold cyan", "running"),
-    _S.ELSEWHERE: ("~", "~", "cyan", "another invocation runs it"),
+    _S.ELSEWHERE: ("~", "~", "cyan", "running in another process"),
     _S.SUCCEEDED: ("✓", "+", "green", "done"),
-    _S.UP_TO_DATE: ("=", "=", "green", "was up to date"),
+    _S.UP_TO_DATE: ("=", "=", "green", "up to date"),
     _S.SKIPPED: ("-", "-", "dim", "not needed"),
     _S.FAILED: ("✗", "X", "bold red", "failed"),
     _S.BLOCKED: ("#", "#", "red", "blocked"),

@@ -1,4 +1,4 @@
-"""Observers that write lines: for people who read a log, and for programs."""
+"""Observers that write lines: for logs and pipes, and for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMIND_EVERY_S: Final = 60.0
 
 
 class QuietObserver:
-    """Says only what failed."""
+    """Reports failures only."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -58,7 +58,7 @@ class QuietObserver:
 
 
 class PlainObserver(QuietObserver):
-    """A line an event; what takes long is announced, and again every minute with its progress."""
+    """One line per event; a stage run that takes long is announced, and again every minute with its progress."""
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         super().__init__(stream)
@@ -89,14 +89,14 @@ class PlainObserver(QuietObserver):
             first, *rest = self._failure(run, error, seconds)
             self._say(f"{self._place()} {first}", *rest)
         elif status is _S.UP_TO_DATE:
-            self._say(f"{self._place()} {run.id}  {who(run)}  done by another invocation")
+            self._say(f"{self._place()} {run.id}  {who(run)}  done by another process")
         elif status is _S.SUCCEEDED:
             word = "stopped after" if run.stage.scope is Scope.SERVICE else "done in"
             self._say(f"{self._place()} {run.id}  {who(run)}  {word} {duration(seconds or 0.0)}")
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Say why a stage run waits."""
-        self._say(f"{self._place()} {run.id}  {who(run)}  waits: {why}")
+        self._say(f"{self._place()} {run.id}  {who(run)}  waiting: {why}")
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Mention what has been running for long."""
@@ -123,7 +123,7 @@ class PlainObserver(QuietObserver):
         blocked, cancelled = self._silent[_S.BLOCKED], self._silent[_S.CANCELLED]
         self._silent.clear()
         if blocked:
-            self._say(f"{self._place()} {count(blocked, 'stage run')} blocked by what failed")
+            self._say(f"{self._place()} {count(blocked, 'stage run')} blocked by failures")
         if cancelled:
             self._say(f"{self._place()} {count(cancelled, 'stage run')} not finished")
 

@@ -1,6 +1,6 @@
-"""The live view: a picture of cells x stages that is drawn over while a run goes on.
+"""The live view: a grid of cells x stages that is redrawn while a run goes on.
 
-Of more cells than fit on the screen it shows what each stage has behind it, and the cells where something happens.
+Where not all cells fit on the screen, it shows a bar for each stage, and the cells that are running or failed.
 """
 
 from __future__ import annotations

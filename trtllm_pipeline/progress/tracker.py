@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: statuses, times, and how long the rest may take. Prints nothing."""
+"""The state of a run while it goes on: statuses, times, and the expected time left. Prints nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_MACHINE: Final = Machine(cpus=0, cpu="")
 
 
 class Tracker:
-    """What is known of a run so far: statuses, times, and how long the rest may take."""
+    """The state of a run so far: statuses, times, and the expected time left."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What observers say about stage runs, in words."""
+"""Text about stage runs that all observers share."""
 
 from __future__ import annotations
 

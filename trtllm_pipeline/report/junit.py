@@ -21,8 +21,9 @@ from trtllm_pipeline.terminal import clean
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 has no way to write."""
+_UNEXPECTED: Final = "unexpected_failure"
 _SKIPPED: Final = {
-    Ending.NOT_RUN: "not run: something it needs failed, or the run ended before",
+    Ending.NOT_RUN: "not run: a stage it needs failed, or the run ended before",
     Ending.SKIPPED: "not needed in this run",
     Ending.INTERRUPTED: "interrupted",
     Ending.RUNNING: "still running",
@@ -83,7 +84,11 @@ def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
     )
     if stage.ending is Ending.FAILED:
         message = stage.message or "failed without a reason"
-        failure = Xml.SubElement(case, "failure", {"type": stage.failure or "bug", "message": _clean(message)})
+        failure = Xml.SubElement(
+            case,
+            "failure",
+            {"type": _UNEXPECTED if stage.failure in {None, "bug"} else str(stage.failure), "message": _clean(message)},
+        )
         hint = None if stage.hint is None else f"try: {stage.hint}"
         cells = "cells: " + ", ".join(stage.cells)
         failure.text = _clean("\n".join(filter(None, (message, hint, cells, stage.log))))
@@ -97,7 +102,7 @@ def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
 
 def _impossible(row: CellResult) -> Xml.Element:
     case = Xml.Element("testcase", {"classname": "plan", "name": _clean(row.id), "time": "0.000"})
-    Xml.SubElement(case, "skipped", {"message": _clean(f"can never work: {row.reason}")})
+    Xml.SubElement(case, "skipped", {"message": _clean(f"infeasible: {row.reason}")})
     return case
 
 

@@ -200,7 +200,7 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
         lines.append(f"| {_code(without(row.id, parts))} | " + " | ".join(cells) + " |")
     problems = list(problems_of(rows))
     if problems:
-        lines += ["", "**Why not all cells have results**", ""]
+        lines += ["", "**Failed and infeasible cells**", ""]
         for what, ids, details in problems:
             lines.append(
                 f"- {what}, {count(len(ids), 'cell')} ({', '.join(_code(cell) for cell in ids[:4])}{', …' if len(ids) > 4 else ''}): "
@@ -210,7 +210,7 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
     if notes:
         lines += [
             "",
-            "**About the numbers**",
+            "**Notes**",
             "",
             *(f"- {_escape(text)} ({count(cells, 'cell')})" for text, cells in notes),
         ]
@@ -456,7 +456,7 @@ def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
             for text, cells in counts.most_common()
         ]
     lengths = lengths_of([level for row in measured for level in row.levels])
-    return [*found, ("tokens of a request", lengths)] if lengths else found
+    return [*found, ("tokens per request", lengths)] if lengths else found
 
 
 def lengths_of(levels: Sequence[LevelResult]) -> str:

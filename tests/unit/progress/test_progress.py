@@ -110,8 +110,8 @@ def test_plain_lines(tmp_path: Path) -> None:
     plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
     plain.end()
     assert lines(stream) == [
-        f"[5/13] {run('perf').id}  {FP16.id}  waits: a dropped connection; attempt 2 in 4 s",
-        "[5/13] 3 stage runs blocked by what failed",
+        f"[5/13] {run('perf').id}  {FP16.id}  waiting: a dropped connection; attempt 2 in 4 s",
+        "[5/13] 3 stage runs blocked by failures",
         "1 of 13 stage runs done, 1 failed, 3 blocked, in 1:06",
     ]
 

@@ -111,7 +111,7 @@ def test_status_shows_symbols_and_reasons(pipeline: Pipeline) -> None:
         "fp16       =        =      =       =        -      =    =      =",
         "int8_wo    =        ✗      #       #        #      #    #      #",
         "int4_wo    =        ·      ·       ·        ·      ·    ·      ·",
-        "· to do   = was up to date   - not needed   ✗ failed   # blocked",
+        "· to do   = up to date   - not needed   ✗ failed   # blocked",
         "",
         f"failed: convert, {FAILED.id}",
         "  convert: no such tensor",

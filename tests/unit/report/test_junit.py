@@ -32,6 +32,9 @@ def test_a_failure_says_what_why_and_what_to_do() -> None:
     assert failure is not None
     assert (case.get("classname"), failure.get("type")) == ("build", "out_of_memory")
     assert HOSTILE in (failure.get("message") or "")
+    failed = [dataclasses.replace(stage, failure="bug") for stage in record.stages if stage.failure is not None]
+    (other,) = Xml.fromstring(to_junit(rows, dataclasses.replace(record, stages=tuple(failed))))[0].iter("failure")
+    assert other.get("type") == "unexpected_failure"
     assert "try: lower max_batch_size" in (failure.text or "")
     assert "build 84 began" in (failure.text or "") or "began" in (failure.text or "")
 

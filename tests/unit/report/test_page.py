@@ -158,7 +158,7 @@ def test_a_run_without_any_result() -> None:
     rows, record = run(3)
     bare = [dataclasses.replace(row, status=CellStatus.NOT_RUN, levels=(), accuracy={}, seconds={}) for row in rows]
     text = to_html(bare, dataclasses.replace(record, stages=(), about=None), finished=False, plots=False)
-    assert "has not ended by itself" in text
+    assert "The run has not finished" in text
     assert data_of(text)["stages"] == []
     assert Tags(to_html((), dataclasses.replace(record, stages=()), plots=False)).open == []
 

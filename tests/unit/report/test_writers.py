@@ -370,7 +370,7 @@ def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
         "- load: 24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1, 2, 4, 8, 16: 40 requests after 2 to 32 of warm-up, 3 times"
         in text
     )
-    assert "- tokens of a request: input mean 61.25, at most 80; output mean 64, at most 64" in text
+    assert "- tokens per request: input mean 61.25, at most 80; output mean 64, at most 64" in text
 
 
 @pytest.mark.parametrize(

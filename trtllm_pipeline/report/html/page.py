@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs no network: which configuration to take, why, and where each number came from.
+"""A run as one HTML page that needs no network: recommended configurations, all results, and their provenance.
 
 The page is `assets/page.html` (tables, readable without scripts), `page.css`, `page.js` (sorting, filtering, plots) and
 two compressed blocks: the run's data, and Vega with Vega-Lite, which draw the plots. Vega comes from vl-convert-python,
@@ -280,9 +280,9 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     if record.started_s is not None:
         facts.append(("started", str(moment(record.started_s))))
     if record.seconds is not None:
-        facts.append(("took", duration(record.seconds)))
+        facts.append(("duration", duration(record.seconds)))
     endings = Counter(stage.ending for stage in record.stages)
-    words = {Ending.MADE: "made", Ending.UP_TO_DATE: "up to date", Ending.FAILED: "failed"}
+    words = {Ending.MADE: "executed", Ending.UP_TO_DATE: "up to date", Ending.FAILED: "failed"}
     told = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
     if told:
         facts.append(("stage runs", told))
@@ -346,5 +346,5 @@ def _environment(record: Record) -> list[tuple[str, str]]:
         facts.append(("GPUs", ", ".join(gpus)))
     memory = [value for stage in record.stages if isinstance(value := stage.provenance.get("max_rss_bytes"), int)]
     if memory:
-        facts.append(("largest process", f"{max(memory) / 1e9:.2f} GB"))
+        facts.append(("peak memory of a process", f"{max(memory) / 1e9:.2f} GB"))
     return facts

@@ -75,8 +75,8 @@
       words.every((word) => (word.startsWith("!") && word.length > 1 ? !cell.text.includes(word.slice(1)) : cell.text.includes(word))));
   }
 
-  // A point is one cell at one concurrency or request rate. `misses` names the limit that it does not hold, null when it holds all;
-  // a cell that failed or is not finished holds none.
+  // A point is one cell at one concurrency or request rate. `misses` names the SLO that it misses, null when it meets all;
+  // a failed or unfinished cell meets none.
   function points(shown) {
     const at = statistic();
     const least = limit("accuracy");
@@ -88,7 +88,7 @@
         latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
       };
       point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
-      point.misses = cell.unfit === null ? null : "that every stage ended well";
+      point.misses = cell.unfit === null ? null : "all stages succeeded";
       for (const [name, id] of Object.entries(LIMITS)) {
         if (limit(id) !== null && !(point.latency[name] !== null && point.latency[name] <= limit(id))) point.misses ??= NAMES[name];
       }
@@ -102,15 +102,15 @@
   function take(shown, all) {
     const good = all.filter((point) => point.misses === null);
     const gpus = shown.some((cell) => cell.gpus > 0);
-    const best = gpus ? "Most tokens/s per GPU" : "Most tokens/s";
+    const best = gpus ? "Highest throughput per GPU" : "Highest throughput";
     const scored = all.some((point) => point.score !== null);
     const groups = unique(shown.map(group));
     const strict = scored && limit("accuracy") === null; // then the page itself keeps out what is clearly less accurate
     const goals = [
-      [strict ? `${best}, accuracy kept` : best, cheaper, (point) => point.kept],
-      ...(strict ? [[`${best}, whatever the accuracy`, cheaper, () => true]] : []),
-      ["First token soonest", (a, b) => a.latency.ttft_ms - b.latency.ttft_ms, (point) => point.latency.ttft_ms !== null && point.kept],
-      ["Most accurate, then fastest", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null],
+      [strict ? `${best}, accuracy preserved` : best, cheaper, (point) => point.kept],
+      ...(strict ? [[`${best}, any accuracy`, cheaper, () => true]] : []),
+      ["Lowest TTFT", (a, b) => a.latency.ttft_ms - b.latency.ttft_ms, (point) => point.latency.ttft_ms !== null && point.kept],
+      ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null],
     ].slice(0, groups.length > 3 ? 1 : 4);
     const rows = [];
     for (const one of groups) {
@@ -132,23 +132,23 @@
       });
     }
     const at = statistic();
-    fill($("take-table"), [["goal", false], ["take", false], ["out tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["next best", false]], rows);
+    fill($("take-table"), [["goal", false], ["configuration", false], ["tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["runner-up", false]], rows);
     const lost = {};
     for (const point of all) {
       if (point.misses === null) continue;
-      const cause = point.cell.unfit === null ? `by ${point.misses}` : "of cells that failed or are not finished";
+      const cause = point.cell.unfit === null ? `by ${point.misses}` : "from failed or unfinished cells";
       lost[cause] = (lost[cause] ?? 0) + 1;
     }
     const why = Object.entries(lost).map(([cause, n]) => `${n} ${cause}`).join(", ");
     let text;
-    if (!all.length) text = "No cell shown has measurements.";
-    else if (all.every((point) => point.cell.unfit !== null)) text = "No cell shown went through all its stages: there is nothing to take. The table of cells says why.";
-    else if (!limited()) text = `${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}${why ? `; not to be taken: ${why}` : ""}. No limits are set: enter above what your users accept.`;
-    else if (good.length) text = `${good.length} of ${counted(all.length, "measured point")} hold the limits${why ? `; the others fall out: ${why}` : ""}.`;
-    else text = `None of ${counted(all.length, "measured point")} holds the limits: ${why} fall out. ${nearest(all)}`;
-    if (strict && good.length) text += ` Accuracy is kept where ${$("score").value} is not clearly (95 %) below that of the unquantized or the most accurate cell.`;
+    if (!all.length) text = "The selected cells have no measurements.";
+    else if (all.every((point) => point.cell.unfit !== null)) text = "None of the selected cells completed all its stages, so none can be recommended. The table of cells gives the reasons.";
+    else if (!limited()) text = `Best of ${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}${why ? `; excluded: ${why}` : ""}. No SLOs are set: enter the latencies your users accept.`;
+    else if (good.length) text = `Best of ${good.length} that meet the SLOs, out of ${counted(all.length, "measured point")}${why ? `; excluded: ${why}` : ""}.`;
+    else text = `None of ${counted(all.length, "measured point")} meets the SLOs; excluded: ${why}. ${nearest(all)}`;
+    if (strict && good.length) text += ` Accuracy counts as preserved unless ${$("score").value} is significantly (95 %) below the unquantized cell or, without one, the most accurate cell.`;
     const fewest = Math.min(...all.map((point) => point.level.ttft_ms?.n ?? Infinity));
-    if (["p95", "p99"].includes(at) && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is hardly more than their slowest.`;
+    if (["p95", "p99"].includes(at) && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
     $("take-why").textContent = text;
     $("take-table").parentElement.hidden = !rows.length;
     return good;
@@ -176,7 +176,7 @@
     const fit = all.filter((point) => point.cell.unfit === null);
     const told = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
       const values = fit.map((point) => point.latency[name]).filter((value) => value !== null);
-      return values.length ? `the least ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
+      return values.length ? `the lowest ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
     });
     const scores = fit.map((point) => point.score).filter((score) => score !== null);
     if (limit("accuracy") !== null && scores.length) told.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
@@ -216,7 +216,7 @@
   }
 
   function bestColumn() {
-    const title = "the highest output throughput of its levels that holds the limits";
+    const title = "highest output throughput among its load levels that meet the SLOs";
     $("cells-table").tHead.rows[0].cells[0].after(make("th", { scope: "col", className: "number", title }, "best tok/s"));
     for (const cell of cells) cell.row.cells[0].after((cell.best = make("td")));
   }
@@ -280,9 +280,9 @@
   const wide = (values) => values.length > 1 && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
   const scale = (values, extra = {}) => (wide(values) ? { type: "log", ...extra } : { zero: false, nice: true, ...extra });
   const said = (point) => [
-    point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} a GPU` : ""}`,
+    point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} per GPU` : ""}`,
     ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
-    ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy is not kept"]), ...(point.cell.unfit !== null ? [point.cell.unfit] : point.misses ? [`misses the limit: ${point.misses}`] : []),
+    ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy not preserved"]), ...(point.cell.unfit !== null ? [point.cell.unfit] : point.misses ? [`misses the SLO: ${point.misses}`] : []),
   ].join("\n");
 
   function front(known) {
@@ -322,16 +322,16 @@
           opacity: { condition: [{ test: "datum.rank == 'front'", value: 1 }, { test: "datum.rank == 'holds'", value: 0.55 }], value: 0.18 } } },
         ...(rule ? [
           { data: { values: [{ x: most }] }, mark: { type: "rule", strokeWidth: 2, color: "var(--bad)" }, encoding: { x } },
-          { data: { values: [{ x: most, text: `limit ${number(most)} ms` }] }, mark: { type: "text", align: "left", dx: 4, baseline: "top", color: "var(--bad)" }, encoding: { x, y: { value: 2 }, text: { field: "text" } } },
+          { data: { values: [{ x: most, text: `SLO ${number(most)} ms` }] }, mark: { type: "text", align: "left", dx: 4, baseline: "top", color: "var(--bad)" }, encoding: { x, y: { value: 2 }, text: { field: "text" } } },
         ] : []),
       ],
     });
-    fill($("front"), [["cell", false], ["load", false], [speed, true], [latency, true], ["holds the limits", false]],
+    fill($("front"), [["cell", false], ["load", false], [speed, true], [latency, true], ["meets the SLOs", false]],
       fronts.sort((a, b) => b.y - a.y).map((one) => ({ values: [link(one.point.cell), one.point.at, number(one.y), number(one.x), one.holds ? "yes" : `no: ${one.point.misses}`] })));
     $("pareto-note").textContent = [
-      known.some((point) => !point.kept) ? "Hollow points lose accuracy; the front leaves them out." : "",
-      known.some((point) => point.point.cell.unfit !== null) ? "Cells that failed or are not finished are faint and never on the front." : "",
-      unique(known.map((point) => point.group)).length > 1 ? `Only what was asked the same, on the same system, is compared: there is a front for each ${data.apart.join(", ")}.` : "",
+      known.some((point) => !point.kept) ? "Hollow points: accuracy not preserved, excluded from the Pareto front." : "",
+      known.some((point) => point.point.cell.unfit !== null) ? "Faint points: failed or unfinished cells, excluded from the Pareto front." : "",
+      unique(known.map((point) => point.group)).length > 1 ? `Only cells with the same workload and system are compared: one front per ${data.apart.join(", ")}.` : "",
     ].join(" ");
   }
 
@@ -340,20 +340,20 @@
     $("curves").hidden = !window.vegaEmbed || !chosen.some((cell) => cell.levels.length > 1);
     const measured = inOrder.filter((cell) => cell.levels.length).length;
     if ($("curves").hidden) return;
-    $("curves-note").textContent = measured > CURVES ? `The first ${CURVES} of ${measured} cells, in the order of the table: sort or filter it to see others.` : "The cells of the table.";
+    $("curves-note").textContent = measured > CURVES ? `The first ${CURVES} of ${measured} cells in table order; sort or filter the table to see others.` : "All cells in the table.";
     $("curve-legend").replaceChildren(...chosen.map((cell, n) => make("span", { className: `k${n + 1}` }, link(cell), cell.unfit === null ? "" : ` (${cell.status})`)));
     const at = statistic();
     const names = chosen.map((cell) => cell.name);
     // Closed loops where there are any, else open ones: the two share no axis.
     const [load, of_load] = chosen.some((cell) => cell.levels.some((level) => level.rate === null)) ? ["concurrency", "concurrency"] : ["requests/s", "rate"];
-    $("curves-head").textContent = `Over ${load}`;
+    $("curves-head").textContent = `Scaling with ${load}`;
     const draw = (id, title, of) => {
       const values = chosen.flatMap((cell) => cell.levels.filter((level) => level[of_load] !== null).map((level) => ({ c: level[of_load], v: of(level), at: level.at, name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
       for (const one of values) one.said = `${one.name}\n${one.at}\n${title}: ${number(one.v)}`;
       $(id).hidden = !values.length;
       if (!values.length) return;
       const steps = unique(values.map((one) => one.c)).sort((a, b) => a - b);
-      plot(id, `${title} over ${load} ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
+      plot(id, `${title} by ${load} ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
         data: { values }, height: 240,
         mark: { type: "line", point: { size: 45, filled: true }, strokeWidth: 2 },
         encoding: {
@@ -390,10 +390,10 @@
     const range = (ends) => (ends ? `${ends[0].toFixed(3)} to ${ends[1].toFixed(3)}` : "");
     const drifts = lines.some((line) => line.change);
     const many = models.length > 1;
-    fill($("precision-table"), [["precision", false], ...(many ? [["model", false]] : []), ["cells", true], [metric, true], ["95 % interval", true], ...(drifts ? [["change", true], ["its 95 % interval", true], ["same answers", true]] : []), ["questions", true]],
+    fill($("precision-table"), [["precision", false], ...(many ? [["model", false]] : []), ["cells", true], [metric, true], ["95 % interval", true], ...(drifts ? [["change", true], ["its 95 % interval", true], ["agreement", true]] : []), ["questions", true]],
       lines.map((line) => ({ values: [line.kind, ...(many ? [line.model] : []), String(line.n), line.mean.toFixed(3) + (line.most - line.least >= 0.0005 ? ` (${line.least.toFixed(3)}–${line.most.toFixed(3)})` : ""), line.low === null ? "" : range([line.low, line.high]),
         ...(drifts ? [line.change ? `${line.change.difference > 0 ? "+" : ""}${line.change.difference.toFixed(3)}` : "", range(line.change?.interval), line.agreement === undefined ? "" : `${(line.agreement * 100).toFixed(0)} %`] : []), String(line.questions ?? "")] })));
-    $("precision-caption").textContent = `Mean ${metric} of the cells of each precision. Intervals${drifts ? ", and change from the unquantized cell with equal answers," : ""} are of the cell nearest to the mean.`;
+    $("precision-caption").textContent = `Mean ${metric} of the cells of each precision. Intervals${drifts ? ", change from the unquantized cell and agreement with it" : ""} are those of the cell nearest to the mean.`;
     for (const line of lines) line.said = `${line.kind}${many ? `, ${line.model}` : ""}\n${metric} ${line.mean.toFixed(3)}, ${counted(line.n, "cell")}${line.low === null ? "" : `\n95 % interval of ${counted(line.questions, "question")}: ${range([line.low, line.high])}`}`;
     const y = { field: "kind", type: "nominal", title: null, sort: unique(lines.map((line) => line.kind)) };
     const few = many && models.length <= COLOURS.length;
@@ -424,8 +424,8 @@
     }
     const used = kinds.filter((kind) => lanes.get(kind).length);
     const rows = used.flatMap((kind) => lanes.get(kind).map((_, lane) => `${kind} ${lane}`));
-    const outcomes = { succeeded: "made", stopped: "served or stopped", failed: "failed", null: "running", interrupted: "interrupted" };
-    const domain = ["made", "served or stopped", "failed", "interrupted", "running"];
+    const outcomes = { succeeded: "succeeded", stopped: "served or stopped", failed: "failed", null: "running", interrupted: "interrupted" };
+    const domain = ["succeeded", "served or stopped", "failed", "interrupted", "running"];
     const values = bars.map((bar) => {
       const made = bar.stage.provenance;
       const cores = bar.outcome === "succeeded" && made.cpu_s !== undefined && made.duration_s > 0 ? `\n${(made.cpu_s / made.duration_s).toFixed(1)} cores busy` : "";
@@ -435,7 +435,7 @@
     });
     const x = { field: "start", type: "quantitative", title: null, axis: { labels: true, grid: true }, scale: { nice: false, domain: [0, Math.max(...bars.map((bar) => bar.end))] } };
     const present = domain.filter((outcome) => values.some((value) => value.outcome === outcome));
-    const colours = { made: "var(--s1)", "served or stopped": "var(--s8)", failed: "var(--bad)", interrupted: "var(--s5)", running: "var(--s6)" };
+    const colours = { succeeded: "var(--s1)", "served or stopped": "var(--s8)", failed: "var(--bad)", interrupted: "var(--s5)", running: "var(--s6)" };
     const margin = { minExtent: 90, maxExtent: 90 }; // the plots below each other share their time axis
     plot("gantt", `Timeline of ${counted(bars.length, "attempt")} in ${seconds(x.scale.domain[1])}; the table below sums it up by stage.`, {
       height: Math.max(60, Math.min(18 * rows.length, 420)), data: { values },
@@ -452,7 +452,7 @@
       $(id).hidden = !window.vegaEmbed || !steps.length;
       plot(id, `${title} held by stage runs over time, at most ${Math.max(0, ...steps.map((step) => step.n))}.`, {
         height: 70, data: { values: steps }, mark: { type: "area", interpolate: "step-after", opacity: 0.6, color: "var(--s3)", line: { color: "var(--s3)" } },
-        encoding: { x: { ...x, field: "at", title: last ? "seconds since the run began" : null }, y: { field: "n", type: "quantitative", title, axis: { ...margin, tickMinStep: 1, tickCount: 3, format: "d" } } },
+        encoding: { x: { ...x, field: "at", title: last ? "seconds since the run started" : null }, y: { field: "n", type: "quantitative", title, axis: { ...margin, tickMinStep: 1, tickCount: 3, format: "d" } } },
       });
     }
   }
@@ -473,17 +473,17 @@
     const pair = (list, name, value) => { if (value !== null && value !== undefined && value !== "") list.append(make("dt", {}, name), make("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))); };
     const about = make("dl");
     pair(about, "status", cell.status);
-    pair(about, "why", cell.reason);
-    pair(about, "try", cell.hint);
+    pair(about, "reason", cell.reason);
+    pair(about, "hint", cell.hint);
     pair(about, "log", cell.log);
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} of ${cell.questions} questions`);
     body.push(about);
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
-      const table = make("table", {}, make("caption", {}, "Measurements at each concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n."), make("thead"), make("tbody"));
+      const table = make("table", {}, make("caption", {}, "Measurements by concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n requests."), make("thead"), make("tbody"));
       const goodput = cell.levels.some((level) => level.goodput !== null);
-      fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["out tok/s", true], ["repeats", true], ["in tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
+      fill(table, [["load", false], ...(goodput ? [["goodput", true]] : []), ["tok/s", true], ["repeats", true], ["input tok/s", true], ["req/s", true], ["window", false], ...names.map((name) => [NAMES[name], true]), ["failed", true]],
         cell.levels.map((level) => ({ values: [level.at, ...(goodput ? [level.goodput === null ? "" : level.goodput.toFixed(2)] : []), number(level.out), level.repeats.map(number).join(", "), number(level.in), number(level.req), level.window ?? "",
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
@@ -492,12 +492,12 @@
       const under = make("dl");
       pair(under, "measured", cell.measured);
       for (const [name, value] of Object.entries(data.under[cell.under])) pair(under, name, value);
-      pair(under, "tokens of a request", cell.tokens);
-      body.push(make("h3", {}, "System and load of its measurements"), under);
+      pair(under, "tokens per request", cell.tokens);
+      body.push(make("h3", {}, "System and workload"), under);
     }
-    if (cell.findings.length) body.push(make("h3", {}, "Findings about its numbers"), make("ul", {}, ...cell.findings.map((text) => make("li", {}, text))));
+    if (cell.findings.length) body.push(make("h3", {}, "Notes on this measurement"), make("ul", {}, ...cell.findings.map((text) => make("li", {}, text))));
     const stages = data.runs[cell.id].map((place) => data.stages[place]);
-    if (stages.length) body.push(make("h3", {}, "Stages: commands, logs, provenance"));
+    if (stages.length) body.push(make("h3", {}, "Stages"));
     for (const stage of stages) body.push(stageDetails(stage, pair));
     $("details-name").textContent = cell.id;
     $("details-body").replaceChildren(...body);
@@ -510,21 +510,21 @@
     if (stage.message) box.append(make("p", { className: "warn said" }, stage.message + (stage.hint ? `\ntry: ${stage.hint}` : "")));
     for (const command of stage.commands) {
       const text = make("pre", { tabIndex: 0, ariaLabel: `Command of ${stage.stage}` }, command);
-      const copy = make("button", { type: "button" }, "Copy the command");
+      const copy = make("button", { type: "button" }, "Copy");
       copy.addEventListener("click", async () => {
-        try { await navigator.clipboard.writeText(command); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(text); copy.textContent = "Selected: copy it with the keyboard"; }
+        try { await navigator.clipboard.writeText(command); copy.textContent = "Copied"; } catch { getSelection().selectAllChildren(text); copy.textContent = "Selected: press Ctrl+C"; }
       });
       box.append(text, copy);
     }
     for (const [name, text] of [["log", stage.log], ["server log", stage.server_log]]) {
-      if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is left out here: all logs together are too long. pipeline logs ${stage.id}`));
+      if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is omitted because the logs are too long together. See: pipeline logs ${stage.id}`));
       else if (text) box.append(make("details", { open: stage.ending === "failed" }, make("summary", {}, `End of the ${name}`), make("pre", { tabIndex: 0, ariaLabel: name }, text)));
     }
     const facts = make("dl");
-    pair(facts, "why it was to run", stage.planned);
+    pair(facts, "reason to run", stage.planned);
     pair(facts, "fingerprint", stage.fingerprint);
     pair(facts, "folder", stage.folder);
-    pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => (name === "exclusive" ? "alone on the machine" : `${n} ${name}`)).join(", "));
+    pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => (name === "exclusive" ? "exclusive use of the machine" : `${n} ${name}`)).join(", "));
     pair(facts, "GPUs", stage.gpus.join(", "));
     pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size / 1e6).toFixed(1)} MB` : "");
     for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);
@@ -552,7 +552,7 @@
     const all = points(shown);
     const good = take(shown, all);
     const inOrder = showTable(shown, good);
-    const holding = limited() ? `, ${good.length} hold the limits` : "";
+    const holding = limited() ? `, ${good.length} meet the SLOs` : "";
     $("told").textContent = `${shown.length} of ${counted(cells.length, "cell")}, ${counted(all.length, "measured point")}${holding}.`;
     pareto(all);
     curves(inOrder);
@@ -567,7 +567,7 @@
     const statuses = unique(cells.map((cell) => cell.status));
     if (statuses.length > 1) $("filters").append(make("label", {}, "status ", select("status", statuses)));
     const colours = varying.filter(([, values]) => values.length <= COLOURS.length).map(([axis]) => axis);
-    $("colour").append(...colours.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "nothing"));
+    $("colour").append(...colours.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "none"));
     const scores = unique(cells.flatMap((cell) => Object.keys(cell.accuracy)));
     $("score").append(...scores.map((name) => make("option", { value: name }, name)));
     document.querySelector("#controls .accuracy").hidden = !scores.length;
