@@ -1,6 +1,7 @@
 """The event file of a load run, read back: every record by its type, and refused where it says what cannot have happened.
 
-`bench/load.py` describes and writes it. Keys it may have beyond those here are left alone, as are records of other types.
+`bench/load.py` writes it, and docs/formats.md describes each record. Keys beyond those here are left alone, as are
+records of other types. A key that is missing, as in files written before there was one, means null.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class EventRecord(NamedTuple):
     time_ns: Ns
     text: Annotated[str, Field(min_length=1)]
     tokens: Count | None = None
+    """Of the answer so far, by the server's own count; None where it sends none."""
     reasoning: bool = False
+    """Part of the model's reasoning, not of its answer."""
 
 
 class GpuSample(NamedTuple):
@@ -57,6 +60,8 @@ class _Record(TypedDict):
 
 
 class _OfLevel(_Record):
+    """Of `concurrency` and `request_rate` one is None: the level was an open or a closed loop."""
+
     concurrency: Positive | None
     request_rate: NotRequired[Rate | None]
     repeat: Count
@@ -143,10 +148,13 @@ class RequestRecord(_OfLevel):
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
+    """Of the whole answer, by the server's own count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
     finish_reason: NotRequired[str | None]
     late_ns: NotRequired[Ns]
+    """Longest that bytes lay in the kernel before they were read: not in their own time, which is that of their arrival,
+    but events that came before one read have the time of the last."""
     end_ns: Ns
     error: str | None
 

@@ -4,32 +4,9 @@ Closed loop: a fixed number of requests in flight, the next sent when one ends. 
 beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
 the measured ones follow without draining, so the server never falls idle between them.
 
-Event file (JSON Lines; times are CLOCK_MONOTONIC nanoseconds; written as requests end, so an interrupted run keeps
-what it measured; several processes append to it, each record in one write):
-
-    {"type": "header", "schema": 1, "anchor": {"monotonic_ns", "unix_ns"}, "protocol", "model", "tls",
-     "settings", "self_test"}
-    {"type": "prompt", "id", "text"}
-    {"type": "conditions", "system": {...}, "workload": {...}}    see bench/conditions.py
-    {"type": "server", "at": "start" | "end", "pid", "since", "ready"}
-    {"type": "request", "concurrency", "request_rate", "repeat", "phase": "warmup" | "measured", "worker", "slot",
-     "prompt", "max_tokens", "scheduled_ns", "connected_ns", "sent_ns", "headers_ns", "first_byte_ns", "first_event_ns",
-     "role_ns", "events": [[time, new text, tokens so far], ...], "usage_ns", "output_tokens", "input_tokens",
-     "cached_tokens", "finish_reason", "late_ns", "end_ns", "error"}
-    {"type": "client", "concurrency", "request_rate", "repeat", "worker", "wall_ns", "cpu_ns", "lag_ns": [...]}
-    {"type": "triton", "concurrency", "request_rate", "repeat", "models": {NAME: {COUNTER: growth during the level}}}
-    {"type": "gpu", "concurrency", "request_rate", "repeat", "devices": [{"name", "samples": [[time, W, B, MHz, %, °C], ...]}]}
-    {"type": "settings", "at", "checks": [{"setting", "asked", "asked_by", "got", "got_from"}],
-     "unchecked": [setting]}
-    {"type": "roofline", "at", "pass_s", "weight_bytes", "reason"}
-    {"type": "reused_blocks", "at", "blocks"}
-    {"type": "probe", "pair", "send": 0 | 1, "ttft_ms", "cached_tokens", "error"}
-
-Of `concurrency` and `request_rate` one is null: it was a closed or an open loop. An event with a fourth element, true,
-is reasoning, not answer. Tokens are the server's own count, null where it sends none; `output_tokens` is the whole
-answer's. `late_ns` is how long bytes lay in the kernel before the client read them: not in their own time, which is that
-of their arrival, but events that came before one read have the time of the last. Keys that are missing, as in files
-written before there were any, mean null.
+Event file: JSON Lines, the records of `bench/events.py`; docs/formats.md describes them. Times are CLOCK_MONOTONIC
+nanoseconds. Records are written as requests end, so an interrupted run keeps what it measured; several processes append
+to it, each record in one write.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from trtllm_pipeline.bench.stats import percentile, summary
 from trtllm_pipeline.bench.target import OPENAI, Target
 from trtllm_pipeline.client.service import STREAMING, Service
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import cpu_name
 
 TARGET_P50_MS: Final = 0.2
@@ -223,24 +223,18 @@ def recent(protocol: str) -> dict[str, Any] | None:
     identity = _identity(streamed, QUICK)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-pipeline"
     path = cache / f"self-test-{streamed}.json"
-    with suppress(OSError, ValueError):
-        kept = decode_mapping(path.read_bytes())
-        at = kept.get("at")
-        if (
-            isinstance(at, (int, float))
-            and 0 <= time.time() - at < KEPT_S
-            and {key: kept.get(key) for key in identity} == identity
-        ):
-            return dict(kept)
+    kept = read_object(path) or {}
+    at = kept.get("at")
+    fresh = isinstance(at, (int, float)) and 0 <= time.time() - at < KEPT_S
+    if fresh and {key: kept.get(key) for key in identity} == identity:
+        return kept
     try:
         result = run(streamed, QUICK)
     except (ServerError, OSError):
         return None
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(result), encoding="utf-8")
-        temporary.replace(path)
+        write_json(path, result)
     return result
 
 

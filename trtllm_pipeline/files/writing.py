@@ -1,4 +1,4 @@
-"""How values are written: JSON a person can still read and a large plan can afford; CSV that no spreadsheet runs."""
+"""JSON files that the pipeline writes and reads back, and values of CSV files that no spreadsheet runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trtllm_pipeline.domain import Json
 
@@ -36,6 +37,15 @@ def csv_value(value: object) -> object:
         except ValueError:
             return f"'{value}"
     return value
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file of the pipeline's own; None for a file that is not there or holds anything else."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def write_json(path: Path, value: object) -> None:

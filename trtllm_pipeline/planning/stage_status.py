@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
 from trtllm_pipeline.stages.base import PROGRESS_FILE
@@ -85,11 +85,7 @@ def _needed(outline: Outline, present: Mapping[Fingerprint, Artifact]) -> set[St
 def _running(attempt: AttemptRow | None) -> StageState:
     if attempt is None or attempt.outcome is not None:
         return StageState(StageStatus.RUNNING)
-    progress: Mapping[str, Json] | None
-    try:
-        progress = json.loads((attempt.folder / PROGRESS_FILE).read_bytes())
-    except (OSError, ValueError):
-        progress = None
+    progress = read_object(attempt.folder / PROGRESS_FILE)
     return StageState(StageStatus.RUNNING, log=_log(attempt), started_s=attempt.started_s, progress=progress)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -509,37 +509,6 @@ def _payback(cell: Measured, other: Measured, new: MeasuredLevel, base: Measured
 
 def to_json(comparison: Comparison) -> dict[str, Json]:
     """As `pipeline compare --format json` prints it, see docs/formats.md."""
-    pairs: list[Json] = [
-        {
-            "cell": pair.cell,
-            "base": pair.base,
-            "level": pair.level,
-            "metrics": {
-                found.metric: {
-                    "base": found.base,
-                    "new": found.new,
-                    "change": found.change,
-                    "interval": None if found.interval is None else list(found.interval),
-                    "method": found.method,
-                    "verdict": found.verdict.value,
-                }
-                for found in pair.deltas
-            },
-        }
-        for pair in comparison.pairs
-    ]
-    paybacks: list[Json] = [
-        {
-            "cell": each.cell,
-            "base": each.base,
-            "level": each.level,
-            "preparation_s": each.preparation_s,
-            "saved_s_per_token": each.saved_s_per_token,
-            "tokens": each.tokens,
-            "verdict": each.verdict.value,
-        }
-        for each in comparison.paybacks
-    ]
 
     def alone(cells: Iterable[tuple[str, str]]) -> list[Json]:
         return [{"cell": cell, "reason": why} for cell, why in cells]
@@ -551,8 +520,11 @@ def to_json(comparison: Comparison) -> dict[str, Json]:
         "base": comparison.base,
         "confidence": stats.CONFIDENCE,
         "methods": dict(methods),
-        "pairs": pairs,
-        "paybacks": paybacks,
+        "pairs": [
+            {"cell": pair.cell, "base": pair.base, "level": pair.level, "metrics": dict(map(_entry, pair.deltas))}
+            for pair in comparison.pairs
+        ],
+        "paybacks": [asdict(each) for each in comparison.paybacks],
         "only_new": alone(comparison.only_new),
         "only_base": alone(comparison.only_base),
         "lost": [{"cell": cell, "level": level, "reason": why} for cell, level, why in comparison.lost],
@@ -563,3 +535,8 @@ def to_json(comparison: Comparison) -> dict[str, Json]:
         ],
         "differences": [{"cell": cell, **each.to_json()} for cell, each in comparison.told],
     }
+
+
+def _entry(delta: Delta) -> tuple[str, dict[str, Json]]:
+    values = asdict(delta)
+    return values.pop("metric"), values

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
@@ -151,7 +152,7 @@ def read_record(store: Store, folder: Path) -> Record:
         for run in outline.stage_runs.values()
     )
     about = next((run for run in store.index.runs() if run.id == folder.name), None)
-    return Record(folder.name, about, _read(folder / REQUEST), stages)
+    return Record(folder.name, about, read_object(folder / REQUEST) or {}, stages)
 
 
 def _stage(
@@ -164,7 +165,7 @@ def _stage(
 ) -> StageRecord:
     ending = _ending(run, planned, artifact, attempts, store)
     folder = _folder(artifact, attempts, store)
-    job = {} if folder is None else _read(folder / JOB)
+    job = {} if folder is None else read_object(folder / JOB) or {}
     made = _manifest(artifact)
     last = attempts[-1] if attempts else None
     tail = _FAILED_TAIL_BYTES if ending is Ending.FAILED else _TAIL_BYTES
@@ -249,14 +250,6 @@ def _manifest(artifact: Artifact | None) -> manifest.Manifest | None:
         return manifest.read(artifact.folder)
     except StateError:
         return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _tail(path: Path, size: int) -> str:

@@ -8,7 +8,6 @@ Missing is None, never 0.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, count_of, levels_of, numbers_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
@@ -183,7 +183,9 @@ def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
     """The systems that engine and answers came from."""
     prepared = [made[stage] for stage in PREPARATION if stage in made]
     found = {"preparation": prepared[-1] if prepared else None, "accuracy": _scored(made)}
-    manifests = {name: _read(artifact.folder, manifest.NAME) or {} for name, artifact in found.items() if artifact}
+    manifests = {
+        name: read_object(artifact.folder / manifest.NAME) or {} for name, artifact in found.items() if artifact
+    }
     made_by = {name: each["provenance"] for name, each in manifests.items() if isinstance(each.get("provenance"), dict)}
     return {name: each["system"] for name, each in made_by.items() if isinstance(each.get("system"), dict)}
 
@@ -232,7 +234,7 @@ def _row(
         accuracy=scores,
         accuracy_total=total,
         accuracy_intervals=intervals,
-        smoke=_read(made["smoke"].out, "smoke.json") if "smoke" in made else None,
+        smoke=read_object(made["smoke"].out / "smoke.json") if "smoke" in made else None,
         findings=findings,
         conditions=replace(conditions, questions=questions, made_on={} if levels else _made_on(made)),
     )
@@ -274,16 +276,8 @@ def _below(path: Path | None, workspace: Path) -> str | None:
 # What the stages left. A file that is not what it should be counts as missing: it must not take the report with it.
 
 
-def _read(folder: Path, name: str) -> dict[str, Any] | None:
-    try:
-        data = json.loads((folder / name).read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def _perf(artifact: Artifact | None) -> tuple[tuple[LevelResult, ...], tuple[str, ...], Conditions]:
-    found = LoadResult.read((_read(artifact.out, PERF) if artifact is not None else None) or {})
+    found = LoadResult.read((read_object(artifact.out / PERF) if artifact is not None else None) or {})
     return found.levels if found.valid else (), found.notes, found.conditions
 
 
@@ -292,7 +286,7 @@ _Scores = tuple[dict[str, float], int | None, dict[str, tuple[float, float]], "d
 
 def _accuracy(folder: Path | None) -> _Scores:
     """Means, number of questions, intervals, and what the questions were."""
-    data = (_read(folder, "accuracy.json") if folder is not None else None) or {}
+    data = (read_object(folder / "accuracy.json") if folder is not None else None) or {}
     ends = data.get("intervals")
     intervals = {}
     for name, pair in ends.items() if isinstance(ends, dict) else ():
