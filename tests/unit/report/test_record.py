@@ -124,7 +124,7 @@ def test_html_goes_to_the_runs_folder_and_its_path_to_stdout(
     assert path == str(store.runs_dir / "run-1" / "report.html")
     assert "no such tensor" in Path(path).read_text(encoding="utf-8")
     assert main(["report", "-w", str(store.workspace), "--format", "junit"]) == 0
-    assert '<failure type="bug" message="convert: no such tensor">' in capsys.readouterr().out
+    assert '<failure type="unexpected_failure" message="convert: no such tensor">' in capsys.readouterr().out
 
 
 def test_limits_of_the_page(
