@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.client.service import Client, parse_config
+from trtllm_pipeline.client.service import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
+from trtllm_pipeline.triton_repository import model_config
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -70,7 +71,7 @@ async def read_back(
             continue
         checks += [
             SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
-            for key, asked, got in compare(parse_config(path), served)
+            for key, asked, got in compare(model_config.read(path, allow_unknown=True), served)
         ]
         checks += _model(declared, name, served, asked_by)
     return checks

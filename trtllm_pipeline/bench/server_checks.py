@@ -17,9 +17,10 @@ from trtllm_pipeline.bench.effective_config import read_back
 from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
 from trtllm_pipeline.bench.target import AnyClient, Target
-from trtllm_pipeline.client.service import Client, running_since
+from trtllm_pipeline.client.service import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.triton_repository.engine import Engine
 
 PROBES: Final = 4

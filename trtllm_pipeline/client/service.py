@@ -4,8 +4,8 @@
         session = client.session()                 # one request at a time; as many sessions as requests in flight
         answer = await session.generate(GenerationRequest("The capital of France is", max_tokens=8))
 
-tritonclient's protobuf messages go over a wire of our own (`wire.py`, `http2.py`, `http.py`) that knows when each byte
-arrived; questions about the server itself, which nobody times, go over `grpc.aio`.
+tritonclient's protobuf messages travel over `transport/`, which knows when each byte arrived and limits what a server may
+send. Questions about the server itself take the same way: readiness, metadata, configuration.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from urllib.parse import quote
 
 from trtllm_pipeline.client import fields
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
-from trtllm_pipeline.client.transport.http2 import GrpcCall, Http2Error, unary
+from trtllm_pipeline.client.transport.http2 import STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.user_files import decode_mapping
 
 if TYPE_CHECKING:
-    import grpc.aio
     from tritonclient.grpc import model_config_pb2, service_pb2
     from typing_extensions import Self
 
@@ -42,10 +41,6 @@ PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 STREAMING: Final = frozenset({"grpc", "http"})
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", -1),
-)
 _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64
 """More of one answer, beside the spare ones, no server needs for what it was asked for: several choices, a role, usage."""
@@ -230,18 +225,11 @@ class ServedModel:
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
         """The facts in `config`."""
-        from tritonclient.grpc import model_config_pb2
-
-        names = model_config_pb2.DataType.DESCRIPTOR.values_by_number
         return cls(
             name=config.name,
             batched=config.max_batch_size > 0,
             decoupled=config.model_transaction_policy.decoupled,
-            # A number that a newer server may have for a type that this client does not know.
-            inputs={
-                tensor.name: names[tensor.data_type].name if tensor.data_type in names else str(tensor.data_type)
-                for tensor in config.input
-            },
+            inputs=data_types(config.input),
             accumulates=config.parameters["accumulate_tokens"].string_value.lower() == "true"
             if "accumulate_tokens" in config.parameters
             else False,
@@ -299,7 +287,6 @@ class Client:
         self.timeout_s = timeout_s
         self._name = model
         self._sessions: list[Session] = []
-        self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -317,8 +304,6 @@ class Client:
     async def _close(self) -> None:
         for session in self._sessions:
             await session.close()
-        if self._channel is not None:
-            await self._channel.close()
 
     def session(self) -> Session:
         """A new session; closed with the client."""
@@ -422,32 +407,31 @@ class Client:
         return bool(reply.ready)
 
     async def _call(self, method: str, request: Any, response: Any) -> Any:
-        import grpc
+        from google.protobuf.message import DecodeError
 
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.service.grpc, options=_CHANNEL_OPTIONS)
-        call = self._channel.unary_unary(
-            _SERVICE + method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
         try:
-            return await call(request, timeout=self.timeout_s)
-        except grpc.aio.AioRpcError as error:
+            call = GrpcCall(self.service.grpc)
+            try:
+                return response.FromString(await asyncio.wait_for(self._answer(call, method, request), self.timeout_s))
+            finally:
+                call.close()
+        except (Http2Error, DecodeError, ValueError, asyncio.TimeoutError) as error:
+            late = isinstance(error, asyncio.TimeoutError)  # which has no words
+            reason = f"{STATUS[4]}: no answer within {self.timeout_s:g} s" if late else str(error)
             raise ServerError(
-                f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {_reason(error)}",
-                failure=failure_class(_reason(error)),
-                hint="is the server running, and is this its address?",
+                f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {reason}",
+                failure=failure_class(reason),
+                hint="check that the server is running and that this is its address",
             ) from error
+
+    async def _answer(self, call: GrpcCall, method: str, request: Any) -> bytes:
+        await call.connect()
+        return (await unary(call, _SERVICE + method, request.SerializeToString()))[1]
 
 
 def failure_class(cause: str) -> FailureClass:
     """TRANSIENT for what a server says while it starts, or while `pipeline launch` repairs it; BUG for all else."""
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
-
-
-def _reason(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
 
 
 def _told(body: bytes) -> str:
@@ -774,21 +758,6 @@ def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
             seen = agreed
 
 
-def parse_config(path: Path) -> model_config_pb2.ModelConfig:
-    """A config.pbtxt as the message the server sends. Fields of other Triton versions are left out.
-
-    Raises ServerError when it is not protobuf text.
-    """
-    from google.protobuf import text_format
-    from tritonclient.grpc import model_config_pb2
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        return text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
-    except (OSError, text_format.ParseError) as error:
-        raise ServerError(f"{path}: {error}") from error
-
-
 def config_of(body: bytes) -> model_config_pb2.ModelConfig:
     """A model's configuration as Triton sends it over HTTP. Raises ProtocolError when it is none."""
     from google.protobuf import json_format
@@ -840,18 +809,14 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
         ) from error
 
 
-def wire_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
-    """Data type of each tensor of a configuration by name, as requests and metadata spell it."""
+def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
+    """Data type of each tensor of a configuration by name, as config.pbtxt spells it; its number where it is unknown."""
     from tritonclient.grpc import model_config_pb2
 
-    kinds = model_config_pb2.DataType.DESCRIPTOR.values_by_number
-    names = {
-        tensor.name: kinds[tensor.data_type].name.removeprefix("TYPE_")
-        if tensor.data_type in kinds
-        else str(tensor.data_type)
-        for tensor in tensors
+    known = model_config_pb2.DataType.DESCRIPTOR.values_by_number
+    return {
+        each.name: known[each.data_type].name if each.data_type in known else str(each.data_type) for each in tensors
     }
-    return {name: "BYTES" if kind == "STRING" else kind for name, kind in names.items()}
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
@@ -893,13 +858,3 @@ def _first(values: Sequence[Any], name: str) -> Any:
     if not values:
         raise ProtocolError(f"{name} in the server's answer is empty")
     return values[0]
-
-
-def running_since(pid: int) -> int | None:
-    """Start of process `pid` in clock ticks since boot, None when there is no such process: tells a reused pid apart."""
-    try:
-        # The name in parentheses may hold spaces; field 22 is the start time, field 3 the state.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])

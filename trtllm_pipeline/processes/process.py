@@ -53,6 +53,14 @@ def allow_open_files(connections: int = 0) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def running_since(pid: int) -> int | None:
+    """Start of process `pid` in clock ticks since boot, which tells a reused pid apart; None if it does not run."""
+    from trtllm_pipeline.processes.guardian import look_up
+
+    process = look_up(pid)
+    return None if process is None or process.zombie else process.start_time
+
+
 @dataclass(frozen=True, slots=True)
 class Spawned:
     """A process runs. `start_time` (clock ticks since boot) tells it from a later one with the same pid."""

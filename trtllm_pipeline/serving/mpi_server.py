@@ -242,7 +242,7 @@ class World:
         return set(dead.values())
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises OSError or http.client.HTTPException when rank 0 does not answer."""
+        """What clients need to know. Raises OSError or HttpError when rank 0 does not answer."""
         pids = [pid for _, (pid, _) in sorted(self.process.ranks.items())]
         return {
             **triton.described(pids[0], self.host, self.ports, self.models),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
+import http
 import json
 import re
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from trtllm_pipeline.client.transport.http import HttpError, Parser, request_head
+from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.signatures import KILLED, classify, words
@@ -93,35 +93,18 @@ def ask(
 ) -> tuple[int, bytes]:
     """Send one HTTP request, `body` as JSON; status and answer, all within `timeout_s`.
 
-    Raises OSError or HTTPException when there is none.
+    Raises OSError or HttpError when there is no answer.
     """
-    deadline = time.monotonic() + timeout_s
     data = b"" if body is None else json.dumps(body).encode()
-    got = bytearray()
-    answer = Parser(lambda _now_ns, part: got.extend(part))
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    with socket.create_connection((host, port), timeout_s) as connection:
-        connection.sendall(request_head(method, path, authority, len(data), {"Connection": "close"}) + data)
-        while not answer.complete:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError(f"no complete answer from {authority} within {timeout_s:g} s")
-            connection.settimeout(left_s)
-            try:
-                if part := connection.recv(1 << 16):
-                    answer.feed(0, part)
-                else:
-                    answer.end("the server closed the connection")
-            except HttpError as error:
-                raise http.client.HTTPException(f"{authority}: {error}") from error
-    return answer.status, bytes(got)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
 
 
 def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
     """Whether every path answers 200."""
     try:
         return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == http.HTTPStatus.OK for path in paths)
-    except (OSError, http.client.HTTPException):
+    except (OSError, HttpError):
         return False
 
 

@@ -198,7 +198,7 @@ class TritonProcess:
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
-        """Status and body of one HTTP request. Raises OSError or http.client.HTTPException when there is no answer."""
+        """Status and body of one HTTP request. Raises OSError or HttpError when there is no answer."""
         return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
 
     def ready(self) -> bool:
@@ -212,7 +212,7 @@ class TritonProcess:
         self.stubs = self._live_stubs()
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises OSError or http.client.HTTPException when the server does not answer."""
+        """What clients need to know. Raises OSError or HttpError when the server does not answer."""
         return described(self.process.pid, self.host, self.ports, self.models)
 
     def died(self) -> ServerError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
+import http
 import json
 import os
 import threading
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.group import Group
@@ -51,7 +52,7 @@ class OpenAiServer:
         try:
             models = json.loads(ask(self.host, self.ports.http, "GET", "/v1/models")[1])["data"]
             model = str(models[0]["id"])
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        except (OSError, HttpError, ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self.name} does not say which model it serves: {error!r}", log=self.log) from error
         address = f"{self.host}:{self.ports.http}"
         return {
@@ -70,7 +71,7 @@ class OpenAiServer:
         try:
             status, answer = ask(self.host, self.ports.http, "GET", "/version")
             return str(json.loads(answer)["version"]) if status == http.HTTPStatus.OK else None
-        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        except (OSError, HttpError, ValueError, LookupError, TypeError):
             return None
 
     def stop(self, timeout_s: float) -> int | None:

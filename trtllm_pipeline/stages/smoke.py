@@ -20,16 +20,16 @@ from trtllm_pipeline.client.service import (
     Answer,
     Client,
     Service,
+    data_types,
     failure_class,
-    parse_config,
-    running_since,
-    wire_types,
 )
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.stages.asking import number
 from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class _Smoke:
         return "ready"
 
     async def _configuration(self, client: Client, path: Path) -> str:
-        written = parse_config(path)
+        written = model_config.read(path, allow_unknown=True)
         served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
         decoupled = written.model_transaction_policy.decoupled
         expected: dict[str, Any] = {
@@ -173,7 +173,8 @@ class _Smoke:
         _same(expected, got)
         batch = [-1] if written.max_batch_size else []
         for told, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
-            types = wire_types(tensors)
+            types = {name: kind.removeprefix("TYPE_") for name, kind in data_types(tensors).items()}
+            types |= {name: "BYTES" for name, kind in types.items() if kind == "STRING"}
             promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
             _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
         return f"{len(written.input)} inputs and {len(written.output)} outputs as in config.pbtxt"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     ModelConfig = Any  # the message class is made at run time, type checkers see nothing of it
@@ -29,7 +29,7 @@ _KINDS: Final[tuple[tuple[str, FaultKind], ...]] = (
 )
 
 
-class ModelConfigError(PipelineError):
+class ModelConfigError(ServerError):
     """A text is not a ModelConfig. `line` counts from 1; `kind` says whether names, values or the syntax are wrong."""
 
     def __init__(self, message: str, *, source: str, line: int | None, kind: FaultKind) -> None:
@@ -49,13 +49,16 @@ class Placeholder:
     """Inside a string: the text parses without a value. A bare one stands for a number or an enum word."""
 
 
-def parse(text: str, *, source: str = FILE_NAME) -> ModelConfig:
-    """The ModelConfig message of a text. Raises ModelConfigError with the line, `source` being the text's name."""
+def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) -> ModelConfig:
+    """The ModelConfig message of a text. Raises ModelConfigError with the line, `source` being the text's name.
+
+    With `allow_unknown`, fields of other Triton versions are left out.
+    """
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
 
     try:
-        return text_format.Parse(text, Message())
+        return text_format.Parse(text, Message(), allow_unknown_field=allow_unknown)
     except text_format.ParseError as error:
         said = re.sub(r"^\d+:\d+ : ", "", str(error))
         said = re.sub(r"^'.*': ", "", said, flags=re.DOTALL).rstrip(".")
@@ -63,9 +66,9 @@ def parse(text: str, *, source: str = FILE_NAME) -> ModelConfig:
         raise ModelConfigError(said, source=source, line=error.GetLine(), kind=kind) from error
 
 
-def read(path: Path) -> ModelConfig:
-    """The ModelConfig of a file. Raises ModelConfigError, and OSError where it cannot be read."""
-    return parse(path.read_text(encoding="utf-8"), source=str(path))
+def read(path: Path, *, allow_unknown: bool = False) -> ModelConfig:
+    """The ModelConfig of a file; see `parse`. Raises ModelConfigError, and OSError where it cannot be read."""
+    return parse(path.read_text(encoding="utf-8"), source=str(path), allow_unknown=allow_unknown)
 
 
 def to_text(config: ModelConfig, *, as_utf8: bool = True) -> str:

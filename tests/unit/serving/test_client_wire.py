@@ -26,11 +26,11 @@ from trtllm_pipeline.client.service import (
     failure_class,
     infer_request,
     num_output_tokens,
-    parse_config,
-    running_since,
     text_output,
 )
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.processes.process import running_since
+from trtllm_pipeline.triton_repository import model_config
 
 EVENTS = ['{"text_output": "é😀"}', "two\nlines", "", "last"]
 STREAM = "".join(
@@ -176,13 +176,13 @@ def test_model_facts_come_from_the_configuration(tmp_path: Path) -> None:
     facts = ServedModel(
         "m", batched=True, decoupled=True, inputs={"text_input": "TYPE_STRING"}, accumulates=True, counts=False
     )
-    assert ServedModel.of(parse_config(path)) == facts
+    assert ServedModel.of(model_config.read(path, allow_unknown=True)) == facts
     assert not ServedModel.of(model_config_pb2.ModelConfig()).accumulates
     path.write_text('output { name: "num_output_tokens" data_type: TYPE_INT32 dims: [1] }')
-    assert ServedModel.of(parse_config(path)).counts
+    assert ServedModel.of(model_config.read(path, allow_unknown=True)).counts
     path.write_text("name: }")
     with pytest.raises(ServerError, match=r"config\.pbtxt"):
-        parse_config(path)
+        model_config.read(path)
 
 
 def test_service_file(tmp_path: Path) -> None:

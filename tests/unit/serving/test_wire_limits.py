@@ -340,7 +340,7 @@ def test_a_type_that_is_not_known_has_a_name() -> None:
     config = serving.config_of(b'{"name": "m", "input": [{"name": "x", "data_type": 999}]}')
     model = serving.ServedModel.of(config)
     assert model.inputs == {"x": "999"}
-    assert serving.wire_types(config.input) == {"x": "999"}
+    assert serving.data_types(config.input) == {"x": "999"}
     with pytest.raises(serving.ServerError, match="input x of m is 999, which this client does not send"):
         serving.infer_request(model, {"x": 1}, request_id="1")
 

@@ -292,20 +292,26 @@ class Connection:
 
 
 async def fetch(
-    address: str, path: str, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    address: str,
+    path: str,
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    method: str = "GET",
+    body: bytes = b"",
 ) -> tuple[int, bytes]:
-    """GET `path` on a connection of its own: status and body, all within `timeout_s`.
+    """Send one request on a connection of its own: status and body of the answer, all within `timeout_s`.
 
     Raises HttpError or OSError when there is no answer, ValueError for an address that is none.
     """
-    connection, body = Connection(address), bytearray()
+    connection, answer = Connection(address), bytearray()
 
-    async def get() -> int:
+    async def ask() -> int:
         await connection.open()
-        return await connection.request("GET", path, b"", lambda _now_ns, part: body.extend(part), headers)
+        return await connection.request(method, path, body, lambda _now_ns, part: answer.extend(part), headers)
 
     try:
-        return await asyncio.wait_for(get(), timeout_s), bytes(body)
+        return await asyncio.wait_for(ask(), timeout_s), bytes(answer)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
         raise HttpError(f"no complete answer within {timeout_s:g} s") from None
     finally:
