@@ -214,7 +214,7 @@ def test_mpirun_is_never_nested(stage: Stage, monkeypatch: pytest.MonkeyPatch, v
 
 
 def test_a_group_that_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="cannot be started: cannot run /nowhere"):
+    with pytest.raises(ServerError, match="cannot start the server: /nowhere"):
         Group(["/nowhere"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
 
 
@@ -222,7 +222,7 @@ def test_a_world_whose_guardian_is_killed_ends_with_words(stage: Stage) -> None:
     stage.order("deaf")
     with stage.world(2) as world:
         os.kill(world.process._guardian.pid, signal.SIGKILL)
-        with pytest.raises(ServerError, match="was killed; all that ran was ended"):
+        with pytest.raises(ServerError, match="was killed; all running stages were ended"):
             eventually(lambda: world.process.poll() is not None)
         assert not stage.left()
         assert world.process.poll() == -signal.SIGKILL
@@ -356,7 +356,7 @@ def test_the_contract_is_looked_at_first(stage: Stage, launched: Callable[..., L
     service = launched(rank_files=1)
     assert service.process.wait(20) == 1
     assert "FailureClass.USER" in service.log()
-    assert "rank files: the engine needs one for each of 2 ranks, here is rank0.engine" in service.log()
+    assert "rank files: the engine needs one file for each of 2 ranks, found rank0.engine" in service.log()
     assert not list(stage.orders.iterdir()), "a rank was started"
 
 

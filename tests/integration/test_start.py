@@ -74,7 +74,7 @@ def test_a_name_that_is_no_text_is_refused_in_words(tmp_path: Path) -> None:
 def test_too_few_open_files_are_said_at_once(tmp_path: Path) -> None:
     done = shell(f"ulimit -n 64; {PIPELINE} run -m {TINY} --progress plain", tmp_path)
     assert done.returncode == 2
-    assert b"a process may have 64 files open here, 260 are needed" in done.stderr
+    assert b"a process may open 64 files here, but 260 are needed" in done.stderr
     raised = shell(f"ulimit -Sn 64; {PIPELINE} run -m {TINY} --until download", tmp_path)
     assert raised.returncode == 0, "a soft limit is raised"
 
@@ -99,5 +99,5 @@ class Removing(QuietObserver):
 
 def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "ws")
-    with pytest.raises(StateError, match="the workspace is gone: moved or removed while it was used"):
+    with pytest.raises(StateError, match="the workspace was moved or removed while it was in use"):
         flow.run(flow.Request(TINY, until="download"), store, Removing(store.workspace))

@@ -176,6 +176,6 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="the server cannot be started: cannot run") as error:
+    with pytest.raises(ServerError, match="cannot start the server: cannot run") as error:
         trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton.free_ports())
     assert error.value.failure is FailureClass.USER

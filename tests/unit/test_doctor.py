@@ -125,7 +125,7 @@ def test_every_problem_is_a_line() -> None:
 
 def test_examples_of_another_release_are_a_warning_and_none_are_missing() -> None:
     bare = TensorRTLLM("0.12.0", build="/b/trtllm-build")
-    mismatch = "/app/examples is of release 0.11.0, and TensorRT-LLM 0.12.0 is installed"
+    mismatch = "/app/examples belongs to release 0.11.0, but TensorRT-LLM 0.12.0 is installed"
     found = checks(survey(H200, tensorrt_llm=bare, problems={"examples": mismatch}))
     assert (found["tensorrt_llm.examples"].status, found["tensorrt_llm.examples"].detail) == (Status.WARNING, mismatch)
     assert found["tensorrt_llm.templates"].status is Status.MISSING

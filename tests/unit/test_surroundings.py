@@ -100,7 +100,7 @@ def test_open_files_are_allowed_or_missed_at_once(monkeypatch: pytest.MonkeyPatc
     assert limits == [process.OPEN_FILES + 100, 4096]
     process.allow_open_files()
     assert limits == [process.OPEN_FILES + 100, 4096], "nothing is lowered"
-    with pytest.raises(StateError, match=f"may have 4096 files open here, {process.OPEN_FILES + 5000} are needed"):
+    with pytest.raises(StateError, match=f"may open 4096 files here, but {process.OPEN_FILES + 5000} are needed"):
         process.allow_open_files(5000)
     limits[:] = [64, resource.RLIM_INFINITY]
     process.allow_open_files(5000)
@@ -114,7 +114,7 @@ def test_a_plan_of_a_load_needs_its_connections(
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (1024, 1024))
     argv = ["run", "-m", str(TINY), "-w", str(tmp_path / "ws"), "--set", "settings.perf.concurrency=[2000]"]
     assert app.main(argv) == 2
-    assert "a process may have 1024 files open here, 2256 are needed" in capsys.readouterr().err
+    assert "a process may open 1024 files here, but 2256 are needed" in capsys.readouterr().err
     assert app.main(["plan", *argv[1:], "--format", "json"]) == 0, "a plan needs none"
     assert json.loads(capsys.readouterr().out)["cells"]
 

@@ -73,7 +73,7 @@ def parse(text: str) -> Machine:
     )
     if read.faults:
         faults = "".join(f"\n  {fault}" for fault in read.faults)
-        raise UsageError(f"--assume {text}: no machine can be read from it{faults}", hint=EXAMPLE)
+        raise UsageError(f"--assume {text}: cannot describe a machine with it{faults}", hint=EXAMPLE)
     return machine
 
 
@@ -112,13 +112,13 @@ class _Line:
             if key in _VERSIONS:
                 value = value.removeprefix("=").strip()
             if not equals or not value:
-                self.faults.append(f"{part!r}: KEY=VALUE is expected")
+                self.faults.append(f"{part!r}: expected KEY=VALUE")
             elif key not in KEYS:
                 near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
-                did = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(KEYS)}"
-                self.faults.append(f"{part}: there is no key {key!r}; {did}")
+                did = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}"
+                self.faults.append(f"{part}: unknown key {key!r}; {did}")
             elif key in self.values:
-                self.faults.append(f"{part}: {key} is there twice")
+                self.faults.append(f"{part}: {key} is given twice")
             else:
                 self.values[key] = value
 
@@ -136,13 +136,13 @@ class _Line:
             return usual
         if value.isascii() and value.isdecimal() and least <= int(value) <= most:
             return int(value)
-        self.fault(key, f"a whole number from {least} to {most} is expected")
+        self.fault(key, f"expected a whole number from {least} to {most}")
         return usual
 
     def yes(self, key: str, *, usually: bool) -> bool:
         value = self.values.get(key)
         if value not in {None, "yes", "no"}:
-            self.fault(key, "yes or no is expected")
+            self.fault(key, "expected yes or no")
         return usually if value is None else value == "yes"
 
     def name(self, key: str, *, usually: bool) -> str | None:
@@ -154,15 +154,15 @@ class _Line:
 def _gpus(read: _Line) -> tuple[Gpu, ...]:
     count = read.whole("gpus", 0, 4096, 1)
     if count == 0:
-        read.refuse(_OF_GPUS, "with gpus=0 there is no GPU that could have it")
+        read.refuse(_OF_GPUS, "gpus=0 leaves no GPU for it to describe")
         return ()
     if "sm" not in read.values:
-        read.faults.append("sm is missing: the compute capability, sm=90 for 9.0; or say gpus=0")
+        read.faults.append("sm is missing; add the compute capability (sm=90 means 9.0), or gpus=0")
     sm = read.whole("sm", 50, 199, 90)
     gib = _memory_gib(read, sm)
     name = read.values.get("gpu", f"sm{sm}")
     if name.isdecimal():
-        read.fault("gpu", "a name is expected; gpus is how many there are")
+        read.fault("gpu", "expected a name; the number of GPUs is set with gpus")
     return tuple(Gpu(index, f"GPU-assumed-{index}", name, round(gib * 10) * 2**30 // 10, sm) for index in range(count))
 
 
@@ -170,14 +170,14 @@ def _memory_gib(read: _Line, sm: int) -> float:
     value = read.values.get("gpu_memory_gib")
     if value is None:
         if sm not in _MEMORY_GIB:
-            read.faults.append(f"gpu_memory_gib is missing: there is no usual one for sm={sm}")
+            read.faults.append(f"gpu_memory_gib is missing, and there is no default for sm={sm}")
         return _MEMORY_GIB.get(sm, 1)
     try:
         gib = float(value)
     except ValueError:
         gib = 0.0
     if not 0.1 <= gib <= 2**20:
-        read.fault("gpu_memory_gib", "a number of GiB is expected, such as 80")
+        read.fault("gpu_memory_gib", "expected a number of GiB, such as 80")
         return 1
     return gib
 
@@ -185,14 +185,14 @@ def _memory_gib(read: _Line, sm: int) -> float:
 def _tensorrt_llm(read: _Line) -> TensorRTLLM | None:
     value = read.values.get("tensorrt_llm")
     if value is None:
-        read.refuse(_OF_TENSORRT_LLM, "needs a tensorrt_llm==RELEASE that it is of")
+        read.refuse(_OF_TENSORRT_LLM, "requires tensorrt_llm==RELEASE")
         return None
     from packaging.version import InvalidVersion
 
     try:
         release = _version(value)
     except InvalidVersion:
-        read.fault("tensorrt_llm", "a release is expected, such as 0.12.0 or 1.3.0rc3")
+        read.fault("tensorrt_llm", "expected a release, such as 0.12.0 or 1.3.0rc3")
         release = _version(LAST_WITH_ENGINES)
     # The example scripts that matter went away together with the engines.
     engines = release <= _version(LAST_WITH_ENGINES)

@@ -88,8 +88,8 @@ def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, 
     for entry in map(str.strip, mask.split(",") if mask.strip() else ()):
         named = _named(entry, devices)
         if not named:
-            after = "nothing is left" if not chosen else "it and what follows it are ignored"
-            problem = f"{MASK_VARIABLE}={mask}: there is no device {entry!r}, {after}"
+            after = "no device is visible" if not chosen else "this entry and those after it are ignored"
+            problem = f"{MASK_VARIABLE}={mask}: no device matches {entry!r}; {after}"
             return tuple(chosen.values()), None if entry in _NO_DEVICES else problem
         chosen |= {device.gpu.uuid: device for device in named}
     return tuple(chosen.values()), None
@@ -117,7 +117,7 @@ def _look() -> Graphics:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Graphics(problems=(f"the NVIDIA driver does not answer: {error}",))
+        return Graphics(problems=(f"the NVIDIA driver does not respond: {error}",))
     try:
         return _by_nvml(_Nvml(nvml))
     finally:
@@ -147,7 +147,7 @@ def _by_nvml(ask: _Nvml) -> Graphics:
         uuid = handle and ask("nvmlDeviceGetUUID", handle)
         capability = handle and ask("nvmlDeviceGetCudaComputeCapability", handle)
         if not uuid or not capability:
-            problems.append(f"GPU {index} does not answer; nvidia-smi may say why")
+            problems.append(f"GPU {index} does not respond; run nvidia-smi to see why")
             continue
         sm = 10 * capability[0] + capability[1]
         mode = ask("nvmlDeviceGetMigMode", handle)
@@ -156,7 +156,7 @@ def _by_nvml(ask: _Nvml) -> Graphics:
             continue
         slices = list(_slices(ask, handle))
         if not slices:
-            problems.append(f"GPU {index} is in MIG mode and has no compute instance, so nothing can run on it")
+            problems.append(f"GPU {index} is in MIG mode without a compute instance, so nothing can run on it")
         devices += [_device(ask, each, index, uuid, sm, mig=True) for each in slices if ask("nvmlDeviceGetUUID", each)]
     version = ask("nvmlSystemGetCudaDriverVersion_v2") or ask("nvmlSystemGetCudaDriverVersion")
     return Graphics(
@@ -206,9 +206,13 @@ def _by_nvidia_smi() -> Graphics:
             check=False,
         )
     except FileNotFoundError:
-        return Graphics(problems=("there is an NVIDIA driver, and neither nvidia-ml-py nor nvidia-smi to ask it",))
+        return Graphics(
+            problems=(
+                "an NVIDIA driver is installed, but neither nvidia-ml-py nor nvidia-smi is available to query it",
+            )
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Graphics(problems=(f"nvidia-smi does not answer: {error}",))
+        return Graphics(problems=(f"nvidia-smi does not respond: {error}",))
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip().splitlines()
         return Graphics(problems=(f"nvidia-smi failed: {said[-1] if said else f'exit code {done.returncode}'}",))
@@ -225,11 +229,11 @@ def _parse_smi(text: str) -> Graphics:
             major, minor = capability.split(".")
             sm = 10 * int(major) + int(minor)
             if mig == "Enabled":
-                problems.append(f"GPU {index} is in MIG mode; its slices are seen only with nvidia-ml-py installed")
+                problems.append(f"GPU {index} is in MIG mode; install nvidia-ml-py to see its slices")
                 continue
             gpu = Gpu(int(index), uuid, name, _mebibytes(total) or _host_memory(), sm)
         except ValueError:
-            problems.append(f"nvidia-smi said what cannot be understood: {line}")
+            problems.append(f"cannot parse this line of nvidia-smi: {line}")
             continue
         devices.append(Device(gpu, uuid, _mebibytes(free)))
     return Graphics(devices=tuple(devices), driver=driver, source="nvidia-smi", problems=tuple(problems))

@@ -154,11 +154,13 @@ def _tensorrt_llm(problems: dict[str, str]) -> TensorRTLLM | None:
     release, python = _of_script(build or serve) or (version_of("tensorrt_llm"), sys.executable)
     if release is None:
         if build or serve:
-            problems["release"] = f"{build or serve} is here, but nothing says of which release: no package metadata"
+            problems["release"] = f"found {build or serve}, but no package metadata that names its release"
         return None
     if not (build or serve or here):
         # The package index has source packages under this name that only fetch the real one, or fail to.
-        problems["release"] = f"there is metadata of tensorrt_llm {release}, but neither its package nor its programs"
+        problems["release"] = (
+            f"package metadata names tensorrt_llm {release}, but neither the package nor its programs are installed"
+        )
         return None
     trees = [Path(tree).expanduser() for tree in TREES]
     if here:
@@ -218,13 +220,13 @@ def _matching(
     for folder in [Path(named)] if named else folders:
         if not any((folder / file).is_file() for file in files):
             if named:
-                problems[part] = f"{variable}={named}: there is none of {', '.join(files)} in it"
+                problems[part] = f"{variable}={named}: the folder has none of {', '.join(files)}"
             continue
         of = _release_of(folder)
         if of is None or of == release.partition("+")[0]:
             problems.pop(part, None)
             return str(folder)
-        problems.setdefault(part, f"{folder} is of release {of}, and TensorRT-LLM {release} is installed")
+        problems.setdefault(part, f"{folder} belongs to release {of}, but TensorRT-LLM {release} is installed")
     return None
 
 

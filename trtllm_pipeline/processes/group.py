@@ -37,8 +37,8 @@ class Group:
             self._read(_START_S)
             started = self._said[0] if self._said else None
             if not isinstance(started, Spawned):
-                why = started.message if started else "its guardian does not answer"
-                raise ServerError(f"the server cannot be started: {why}", failure=FailureClass.USER)
+                why = started.message if started else "its guardian does not respond"
+                raise ServerError(f"cannot start the server: {why}", failure=FailureClass.USER)
         except BaseException:
             self._guardian.close()
             raise

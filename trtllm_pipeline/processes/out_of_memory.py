@@ -23,10 +23,10 @@ _CGROUPS: Final = (
 _COUNT: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _MESSAGES: Final = "/dev/kmsg"
 HINTS: Final = {
-    FailureClass.OUT_OF_MEMORY: "host memory ran out: fewer workers (each loads the weights), or a machine or container "
+    FailureClass.OUT_OF_MEMORY: "host memory ran out: use fewer workers (each loads the weights), or a machine or container "
     "with more memory",
-    FailureClass.BUG: "a person or a program sent SIGKILL: an administrator, a batch system, a watchdog of memory; "
-    "if it was a passing cause, run again",
+    FailureClass.BUG: "a person or a program sent SIGKILL, such as an administrator, a batch system or a memory watchdog; "
+    "run again if the cause was temporary",
 }
 
 
@@ -57,16 +57,16 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     now = counts()
     found = {**now.group, **now.machine}
     if before is None or not found:
-        words = "no count of the kernel tells whether SIGKILL came for lack of memory"
+        words = "the kernel has no counter that tells whether it was killed for lack of memory"
         return FailureClass.BUG, words, HINTS[FailureClass.BUG]
     ((path, count),) = found.items()
     earlier = {**before.group, **before.machine}.get(path, count)
     if count <= earlier:
-        words = f"SIGKILL came not from the kernel for lack of memory (oom_kill in {path} stayed at {count})"
+        words = f"the kernel did not kill it for lack of memory (oom_kill in {path} stayed at {count})"
         return FailureClass.BUG, words, HINTS[FailureClass.BUG]
     counted = f"oom_kill in {path} went from {earlier} to {count}"
     if now.machine:
-        words = f"the kernel killed a process of this machine for lack of memory meanwhile ({counted})"
+        words = f"the kernel killed a process on this machine for lack of memory at that time ({counted})"
     else:
         said = _said(before.at_s)
         words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {said}' if said else ''})"

@@ -47,8 +47,8 @@ def allow_open_files(connections: int = 0) -> None:
         return
     if hard != unlimited and hard < needed:
         raise StateError(
-            f"a process may have {hard} files open here, {needed} are needed",
-            hint=f"ulimit -n {needed} in a shell that may, or docker run --ulimit nofile={needed}",
+            f"a process may open {hard} files here, but {needed} are needed",
+            hint=f"raise the limit with ulimit -n {needed}, or docker run --ulimit nofile={needed}",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -231,6 +231,6 @@ class Guardian:
                 kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         raise PipelineError(
-            f"the process that watches over the stages (pid {self.pid}) {how}; all that ran was ended",
-            hint="look for the reason (out of memory? `dmesg`), then run again: what was finished stays finished",
+            f"the process that supervises the stages (pid {self.pid}) {how}; all running stages were ended",
+            hint="find the reason (out of memory? see `dmesg`), then run again; finished stages are kept",
         )

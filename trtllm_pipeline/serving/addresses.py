@@ -14,6 +14,6 @@ def reachable(host: str) -> str | None:
     if own:
         return None
     return (
-        f"a server listens on {host}: whoever reaches it there can send prompts, see its models and read its "
-        "metrics; there is no login and no encryption. docs/security.md says how to put both in front of it"
+        f"the server listens on {host}: anyone who can reach it can send prompts, see its models and read its "
+        "metrics, without login or encryption; docs/security.md shows how to add both with a proxy"
     )

@@ -26,7 +26,7 @@ from trtllm_pipeline.triton_repository.engine import Engine
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")
 _OF_A_RANK: Final = re.compile(r"rank\d+(\.engine|_managed_weights\.safetensors)")
-_REBUILD: Final = "build the engine on this machine, or serve it on one like that it was built on"
+_REBUILD: Final = "build the engine on this machine, or serve it on a machine like the one that built it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def read(engine: Path) -> Requirements:
         }
         return Requirements(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
     except ModelFileError as error:
-        raise ServerError(f"{path} is not a contract of ours: {error.short}") from error
+        raise ServerError(f"{path} was not written by `pipeline build`: {error.short}") from error
 
 
 def check(engine: Path, machine: Machine) -> Requirements:
@@ -108,7 +108,7 @@ def check(engine: Path, machine: Machine) -> Requirements:
         raise _differs(
             engine,
             "version",
-            f"TensorRT-LLM {contract.release or 'of an old builder, which names none'}",
+            f"TensorRT-LLM {contract.release or 'of an unknown old release'}",
             installed or "none",
             _REBUILD,
             FailureClass.INFEASIBLE,
@@ -118,9 +118,9 @@ def check(engine: Path, machine: Machine) -> Requirements:
         raise _differs(
             engine,
             "world_size",
-            f"{contract.world_size} ranks, a GPU each",
+            f"{contract.world_size} ranks with a GPU each",
             f"{len(machine.gpus)} GPUs",
-            "serve it with as many GPUs, or build for a smaller tp and pp",
+            "serve it with that many GPUs, or build for a smaller tp and pp",
         )
     other = next((gpu for gpu in machine.gpus if contract.sm not in {None, gpu.sm}), None)
     if other is not None:
@@ -163,15 +163,15 @@ def _check_ranks(engine: Path, world_size: int) -> None:
         raise _differs(
             engine,
             "rank files",
-            f"one for each of {world_size} ranks",
+            f"one file for each of {world_size} ranks",
             there,
-            "build the engine again: it is not whole",
+            "build the engine again: it is incomplete",
         )
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:
     """Raise ServerError unless the file is as it was built, DownloadError for a link out of the folder."""
-    hint = "build the engine again, or copy it again"
+    hint = "build or copy the engine again"
     path = find(engine, name)
     if path is None:
         raise _differs(engine / name, "digests", f"a file of {built.size} bytes", "none", hint)
@@ -186,7 +186,7 @@ def _differs(
     path: Path, field: str, engine: object, here: object, hint: str, failure: FailureClass = FailureClass.USER
 ) -> ServerError:
     return ServerError(
-        f"{path} does not fit: {field}: the engine needs {engine}, here is {here}",
+        f"{path} does not fit this machine: {field}: the engine needs {engine}, found {here}",
         failure=failure,
         hint=hint,
     )

@@ -34,9 +34,9 @@ def plain(path: Path) -> Path:
     named = Path(f"/proc/{os.getpid()}/fd/{os.open(path, os.O_PATH)}")
     if not named.exists():
         raise ServerError(
-            f"a server cannot use the path {path}, and there is no /proc, which would have another name for it",
+            f"a server cannot use the path {path}, and without /proc there is no other name for it",
             failure=FailureClass.USER,
-            hint="use a folder whose path has only letters from A to z, digits and . _ - + in it",
+            hint="use a folder whose path has only ASCII letters, digits and . _ - +",
         )
     return named
 

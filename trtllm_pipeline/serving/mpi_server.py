@@ -333,15 +333,15 @@ def check_mpirun(mpirun: str) -> None:
     """Raise ServerError where `mpirun` is not there, or this process is itself a part of a parallel job."""
     if shutil.which(mpirun) is None:
         raise ServerError(
-            f"{mpirun} is not there: it starts an engine's ranks, up to TensorRT-LLM 0.18 a single one as well",
+            f"{mpirun} was not found; it starts the ranks of an engine, and up to TensorRT-LLM 0.18 also a single rank",
             failure=FailureClass.USER,
-            hint="NGC containers have it; Debian, Ubuntu: apt install openmpi-bin",
+            hint="use an NGC container, or on Debian and Ubuntu: apt install openmpi-bin",
         )
     if reason := nested():
         raise ServerError(
             reason,
             failure=FailureClass.USER,
-            hint="on one node unset the job's variables first; on several start the ranks with srun --mpi=pmix",
+            hint="on one node, unset the job's variables first; on several nodes, start the ranks with srun --mpi=pmix",
         )
 
 
@@ -351,6 +351,6 @@ def nested() -> str | None:
     if found is None:
         return None
     return (
-        f"mpirun would be started inside a parallel job ({found} is set), and would take that job's ranks for its own; "
-        'docs/multi-node.md, "In a Slurm allocation", has the ways on'
+        f"mpirun cannot start inside a parallel job ({found} is set): it would take that job's ranks for its own; "
+        'see docs/multi-node.md, "In a Slurm allocation"'
     )

@@ -57,7 +57,7 @@ def main(command: list[str]) -> None:
     """Become `command`."""
     os.umask(0o077)
     if not keep_modes():
-        print("this kernel cannot keep shared memory private: other users of the machine can read it", file=sys.stderr)  # noqa: T201
+        print("this kernel cannot keep shared memory private: other users of this machine can read it", file=sys.stderr)  # noqa: T201
     try:
         os.execvp(command[0], command)  # noqa: S606
     except OSError as error:

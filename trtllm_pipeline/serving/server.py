@@ -125,7 +125,7 @@ def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Ev
             raise ServerError(
                 f"{name} was not ready after {timeout_s:.0f} s{_last_words(server.log)}",
                 failure=FailureClass.TIMEOUT,
-                hint="a large engine loads for minutes: --set settings.serve.ready_timeout_s=SECONDS",
+                hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
                 log=server.log,
             )
         time.sleep(0.05)

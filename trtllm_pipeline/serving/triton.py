@@ -58,20 +58,20 @@ def check(triton: Triton, python_models: int) -> None:
         numpy = importlib.metadata.version("numpy")
         if triton.stubs is not None and int(numpy.split(".")[0]) >= 2:
             raise ServerError(
-                f"numpy {numpy} is installed; under numpy 2 Triton's Python stub passes on zeros instead of tensors",
+                f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
                 failure=FailureClass.USER,
                 hint="pip install 'numpy<2'",
             )
     if triton.stubs is not None and not stub_binary(triton.stubs).is_file():
         known = ", ".join(sorted(folder.name for folder in triton.stubs.iterdir()))
         raise ServerError(
-            f"{triton.source} has no Python stub for Python {_python()}; it has them for {known}",
+            f"{triton.source} has no Python stub for Python {_python()}, only for {known}",
             failure=FailureClass.USER,
             hint="use Python 3.10, 3.11 or 3.12",
         )
     if triton.stubs is not None and python_library() is None:
         raise ServerError(
-            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, and {sys.base_prefix} was built "
+            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, but {sys.base_prefix} was built "
             f"without a shared library",
             failure=FailureClass.USER,
             hint=f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
@@ -79,10 +79,10 @@ def check(triton: Triton, python_models: int) -> None:
     for variable, folder, separators in _searched(triton):
         if found := next((each for each in separators if each in str(folder)), None):
             raise ServerError(
-                f"{folder} has a {found!r} in it, which ends a folder in {variable}: Triton's Python models would not find "
-                f"what they need there",
+                f"{folder} contains {found!r}, which separates folders in {variable}: Triton's Python models would not find "
+                f"their libraries there",
                 failure=FailureClass.USER,
-                hint="make the Python environment in a folder without it",
+                hint="create the Python environment in a folder without it",
             )
     needed = (python_models + 1) * SHARED_MEMORY_BYTES
     shared = os.statvfs(SHARED_MEMORY)
@@ -373,9 +373,7 @@ def private(command: Sequence[str]) -> list[str]:
     Raises ServerError where there is no such program.
     """
     if shutil.which(command[0]) is None:
-        raise ServerError(
-            f"the server cannot be started: cannot run {command[0]}: it is not a program", failure=FailureClass.USER
-        )
+        raise ServerError(f"cannot start the server: {command[0]} is not a program", failure=FailureClass.USER)
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("private.py")), *command]
 
 

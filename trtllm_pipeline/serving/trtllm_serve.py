@@ -53,7 +53,7 @@ class OpenAiServer:
             models = json.loads(ask(self.host, self.ports.http, "GET", "/v1/models")[1])["data"]
             model = str(models[0]["id"])
         except (OSError, HttpError, ValueError, LookupError, TypeError) as error:
-            raise ServerError(f"{self.name} does not say which model it serves: {error!r}", log=self.log) from error
+            raise ServerError(f"{self.name} does not report which model it serves: {error!r}", log=self.log) from error
         address = f"{self.host}:{self.ports.http}"
         return {
             "kind": "openai",

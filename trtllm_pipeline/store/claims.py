@@ -84,15 +84,17 @@ def machine_leases() -> Path:
     if not (os.access(base, os.W_OK | os.X_OK) and Path(base).is_dir()):
         base = tempfile.gettempdir()
     folder = Path(base) / f"trtllm-pipeline-{os.getuid()}"
-    hint = "move it away, or set XDG_RUNTIME_DIR to a folder of yours"
+    hint = "move it away, or set XDG_RUNTIME_DIR to a folder that you own"
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StateError(f"{folder}: is not a folder of yours; claims on GPUs lie there", hint=hint) from None
+            raise StateError(
+                f"{folder} is not a folder that you own; the pipeline keeps its GPU locks there", hint=hint
+            ) from None
     except OSError as error:
-        raise StateError(f"{folder}: cannot be made: {error.strerror}", hint=hint) from error
+        raise StateError(f"cannot create {folder}: {error.strerror}", hint=hint) from error
     return folder
 
 

@@ -125,8 +125,8 @@ class Database:
                 break
             self._open(damage)
         raise StateError(
-            f"{self.path}: damaged again as soon as it was made anew: {damage}",
-            hint="see to the disk; or move the file away and try again",
+            f"{self.path}: the index was damaged again right after it was rebuilt: {damage}",
+            hint="check the disk, or move the file away and try again",
         )
 
     def remake(self) -> str | None:
@@ -182,8 +182,8 @@ class Database:
 
     def _busy(self) -> StateError:
         return StateError(
-            f"{self.path}: another process has kept the index to itself for {_PATIENCE_S:.0f} s",
-            hint="see what works in this workspace: it may be stopped (Ctrl-Z), or its disk may hang",
+            f"{self.path}: another process has locked the index for {_PATIENCE_S:.0f} s",
+            hint="find the process that uses this workspace: it may be suspended (Ctrl-Z), or its disk may hang",
         )
 
     # opening
@@ -243,17 +243,17 @@ class Database:
         found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
         schema, application = found
         if application in {0, _APPLICATION + schema} and 0 < schema < self._schema:
-            raise DamagedError("the index is of an older release", suffix=f"schema-{schema}")
+            raise DamagedError("the index was written by an older release", suffix=f"schema-{schema}")
         if application == _APPLICATION + schema and schema > self._schema:
             raise StateError(
-                f"{self.path}: index of schema {schema}, this release reads {self._schema}",
-                hint="use the release that wrote it, or move state.db away: it is made anew",
+                f"{self.path}: the index has schema {schema}, but this release reads schema {self._schema}",
+                hint="use the release that wrote it, or move state.db away to have it rebuilt",
             )
         if found != [self._schema, _APPLICATION + self._schema]:
-            raise DamagedError("its header is not ours")
+            raise DamagedError("its header was not written by trtllm-pipeline")
         tables = [row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
         if tables != list(self._tables):
-            raise DamagedError("its tables are not ours")
+            raise DamagedError("its tables were not written by trtllm-pipeline")
         if thoroughly:
             said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if said != "ok":
@@ -279,12 +279,12 @@ class Database:
 
     def _unusable(self, why: str) -> StateError:
         if not self.path.parent.is_dir():
-            return StateError(f"{self.path.parent}: the workspace is gone: moved or removed while it was used")
+            return StateError(f"{self.path.parent}: the workspace was moved or removed while it was in use")
         length = len(os.fsencode(self.path.absolute()))
         return StateError(
-            f"{self.path}: the index cannot be used: {why}",
-            hint="see to the disk and to who may write there; or choose another --workspace"
-            + (f", with a shorter path than these {length} bytes" if length > _LONG_PATH else ""),
+            f"{self.path}: cannot use the index: {why}",
+            hint="check the disk and the permissions, or choose another --workspace"
+            + (f", with a path shorter than {length} bytes" if length > _LONG_PATH else ""),
         )
 
     # making
@@ -320,11 +320,11 @@ class Database:
     def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
         """Say in one line what was done by itself, where there was anything to do it for."""
         if damage is not None or lost is not None:
-            why = damage or "the index is not there"
+            why = damage or "the index is missing"
             kept = (
                 ""
                 if damage is None or self._read_only
-                else f"; the old one is kept as {self.path.name}.{damage.suffix}"
+                else f"; the old file is kept as {self.path.name}.{damage.suffix}"
             )
             logger.warning(
                 "%s: %s; %s from the manifests and the history, %s%s", self.path, why, done, lost or EMPTY, kept

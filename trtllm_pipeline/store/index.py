@@ -164,13 +164,13 @@ class Index:
             change = "UPDATE latest SET key = ? WHERE (cell, stage, fingerprint) = (?, ?, ?) AND key IS NULL"
             db.execute(change, (key, cell, stage, found))
         if damaged:
-            kept = "; all that the old index knew is kept" if known else ""
-            return f"without {damaged} damaged of {events} lines of {HISTORY}{kept}"
+            kept = "; everything in the old index is kept" if known else ""
+            return f"without {damaged} of {events} lines of {HISTORY}, which are damaged{kept}"
         if lacked:
-            return f"and from the old index, which knew what {HISTORY} lacked"
+            return f"and from the old index, which had what {HISTORY} lacks"
         if events:
             return "nothing is lost"
-        return f"without the history of runs, since {HISTORY} is not there" if artifacts else None
+        return f"without the history of runs, since {HISTORY} is missing" if artifacts else None
 
     def _rows(self, query: str, values: Sequence[Value], *types: tuple[type, ...]) -> list[Row]:
         """The rows of a query, each value of one of the types that were written."""

@@ -109,14 +109,14 @@ def read(folder: Path) -> Manifest:
             raise ValueError("its content changed")
         if data["schema"] != SCHEMA:
             raise StateError(
-                f"{path}: manifest schema {data['schema']}, this release reads {SCHEMA}",
+                f"{path}: the manifest has schema {data['schema']}, but this release reads schema {SCHEMA}",
                 hint="use the release that wrote it, another --workspace, or move the artifact's folder away",
             )
         if digest is None and "records" in data:  # those of older releases have neither
-            raise ValueError("its digest is gone")
+            raise ValueError("its digest is missing")
         key = canonical(data["key"])
         if not (data["fingerprint"] == folder.name == fingerprint(key) and data["stage"] == folder.parent.name):
-            raise ValueError(f"its key is that of {data['stage']} {fingerprint(key)}")
+            raise ValueError(f"its key belongs to {data['stage']} {fingerprint(key)}")
         return Manifest(
             data["stage"],
             Fingerprint(data["fingerprint"]),
@@ -127,9 +127,9 @@ def read(folder: Path) -> Manifest:
             _entries(data.get("records", ())),
         )
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise NoManifestError(f"{path}: is not there") from error
+        raise NoManifestError(f"{path}: is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise NoManifestError(f"{path}: not a manifest of this artifact: {error}") from error
+        raise NoManifestError(f"{path}: not the manifest of this artifact: {error}") from error
     except OSError as error:
         raise unreadable(error, path) from error
 
@@ -137,8 +137,8 @@ def read(folder: Path) -> Manifest:
 def unreadable(error: OSError, path: str | Path) -> StateError:
     """The error for a file of an artifact that is there, for all one can tell, but cannot be looked at."""
     return StateError(
-        f"{error.filename or path}: cannot be read: {error.strerror}; the artifact is kept",
-        hint="see to the disk or the file's permissions, or move the artifact's folder away to have it made again",
+        f"cannot read {error.filename or path}: {error.strerror}; the artifact is kept",
+        hint="check the disk and the file's permissions, or move the artifact's folder away to have it made again",
     )
 
 
@@ -178,10 +178,10 @@ _digests: dict[tuple[int, int, int, int], str] = {}
 def _entry(path: Path, name: str) -> FileEntry:
     if path.is_symlink():
         if not path.exists():
-            raise StateError(f"{path}: link to {path.readlink()}, which does not exist")
+            raise StateError(f"{path} is a link to {path.readlink()}, which does not exist")
         return FileEntry(name, 0, link=str(path.readlink()))
     if not path.is_file():
-        raise StateError(f"{path}: an artifact holds files, folders and links only")
+        raise StateError(f"{path}: an artifact may only contain files, folders and links")
     stat = path.stat()
     identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     digest = _digests.get(identity)

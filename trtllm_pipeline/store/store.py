@@ -104,7 +104,7 @@ class Store:
                     folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StateError(
-                    f"{workspace}: cannot be a workspace: {disk.no_room(error, workspace) or error.strerror}",
+                    f"{workspace} cannot be a workspace: {disk.no_room(error, workspace) or error.strerror}",
                     hint="choose another folder with --workspace DIR",
                 ) from error
         self.index = Index(database, self._manifests, read_only=self.unwritable is not None)
@@ -119,9 +119,9 @@ class Store:
         """Raise StateError when nothing can be written here."""
         if self.unwritable is not None:
             raise StateError(
-                f"{self.workspace}: can only be looked at: {self.unwritable} may not be written",
+                f"{self.workspace} is read-only: no permission to write {self.unwritable}",
                 hint="work in a copy of it (cp -r), or in another --workspace; status, report, logs, plan, explain, "
-                "compare, recommend and store verify need not write",
+                "compare, recommend and store verify work without writing",
             )
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:
@@ -205,7 +205,7 @@ class Store:
         try:
             path.rename(target)
         except FileNotFoundError:  # somebody else has done it
-            return "it is gone"
+            return "it is gone already"
         return f"set aside as {target.relative_to(self.workspace)}"
 
     # working
@@ -250,7 +250,7 @@ class Store:
         except StateError as error:
             raise StageError(f"{attempt.stage}: {error.message}", log=attempt.log) from error
         if not files:
-            raise StageError(f"{attempt.stage}: ended well but left no files in {attempt.out}", log=attempt.log)
+            raise StageError(f"{attempt.stage} succeeded but left no files in {attempt.out}", log=attempt.log)
         (attempt.folder / PROGRESS_FILE).unlink(missing_ok=True)
         records = manifest.scan_records(attempt.folder, attempt.out)
         sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance, records)
@@ -270,7 +270,9 @@ class Store:
         final.parent.mkdir(exist_ok=True)
         if final.exists():
             self._set_aside(
-                Discrepancy(attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another is published in its place")
+                Discrepancy(
+                    attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another artifact is published in its place"
+                )
             )
         attempt.folder.rename(final)
         self.index.add_artifact(sealed, _manifest_bytes(final))
@@ -320,7 +322,7 @@ class Store:
             path = folder / found.path
             if found.kind is Kind.MODE:
                 path.chmod(path.stat().st_mode & ~0o222 | 0o400)
-                yield found, "its mode is restored"
+                yield found, "permissions restored"
             elif found.kind is Kind.DERIVED:
                 path.unlink()
                 if path.parent.name == "__pycache__" and not any(path.parent.iterdir()):
@@ -377,7 +379,7 @@ def _names(folder: Path) -> Iterator[str]:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise StateError(f"{folder}: is not a folder", hint="nothing of ours: move it away") from None
+        raise StateError(f"{folder} is not a folder", hint="trtllm-pipeline did not make it: move it away") from None
 
 
 def _manifest_bytes(folder: Path) -> int:

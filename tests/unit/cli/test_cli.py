@@ -93,7 +93,7 @@ def test_a_damaged_index_is_mended_by_any_command(
     with (workspace / "state.db").open("r+b") as file:
         file.write(b"\xff" * 200)
     assert app.main(["status"]) == 0
-    assert "nothing is lost; the old one is kept as state.db.damaged" in caplog.text
+    assert "nothing is lost; the old file is kept as state.db.damaged" in caplog.text
     assert (workspace / "state.db.damaged").exists()
     assert app.main(["store", "repair"]) == 0
     assert "nothing is lost" in capsys.readouterr().err

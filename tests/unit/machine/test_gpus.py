@@ -145,7 +145,7 @@ def test_a_gpu_without_memory_of_its_own_has_the_hosts(monkeypatch: pytest.Monke
 def test_a_driver_that_does_not_answer_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen(monkeypatch, Board("GPU-a"), init_fails=True)
     assert found.devices == ()
-    assert found.problems == ("the NVIDIA driver does not answer: Driver/library version mismatch",)
+    assert found.problems == ("the NVIDIA driver does not respond: Driver/library version mismatch",)
 
 
 @pytest.mark.usefixtures("driver")
@@ -253,12 +253,12 @@ def test_a_mask_leaves_what_it_names_in_its_order(mask: str | None, uuids: list[
 @pytest.mark.parametrize(
     ("mask", "uuids", "words"),
     [
-        ("0,7,1", ["GPU-8932f937"], "'7', it and what follows it are ignored"),
-        ("GPU-89", [], "'GPU-89', nothing is left"),
+        ("0,7,1", ["GPU-8932f937"], "'7'; this entry and those after it are ignored"),
+        ("GPU-89", [], "'GPU-89'; no device is visible"),
         ("MIG-", [], "'MIG-'"),
         ("gpu-8932f937", [], "'gpu-8932f937'"),
         ("0,", ["GPU-8932f937"], "''"),
-        ("\u0660", [], "nothing is left"),
+        ("\u0660", [], "no device is visible"),
     ],
 )
 def test_an_entry_that_names_nothing_ends_the_mask_and_is_said(mask: str, uuids: list[str], words: str) -> None:

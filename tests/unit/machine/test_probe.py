@@ -96,7 +96,7 @@ def test_a_stub_from_the_package_index_is_not_taken_for_the_real_thing(root: Pat
     metadata(root / "site", "tensorrt_llm", "0.12.0")
     (root / "site/tensorrt_llm").mkdir()
     assert survey().machine.tensorrt_llm is None
-    assert "neither its package nor its programs" in survey().problems["release"]
+    assert "neither the package nor its programs" in survey().problems["release"]
 
 
 def test_metadata_of_a_broken_installation_counts_as_none(root: Path) -> None:

@@ -146,4 +146,4 @@ def test_an_address_that_others_reach_is_warned_of_where_a_server_is_started() -
     assert exposed(fabricated.plan(quiet)) == []
     assert exposed(fabricated.plan(loud, until="build")) == []
     (warning,) = exposed(fabricated.plan(quiet, loud))
-    assert "listens on 0.0.0.0: whoever reaches it there" in warning
+    assert "listens on 0.0.0.0: anyone who can reach it" in warning

@@ -66,7 +66,7 @@ def test_without_a_group_the_machine_s_count_says_no_more_than_it_knows(system: 
     (system / "vmstat").write_text("oom_kill 8\n")
     failure, words, _ = out_of_memory.verdict(before)
     assert failure is FailureClass.OUT_OF_MEMORY
-    assert "a process of this machine" in words
+    assert "a process on this machine" in words
 
 
 def test_without_any_count_nothing_is_claimed(system: Path) -> None:
@@ -75,7 +75,7 @@ def test_without_any_count_nothing_is_claimed(system: Path) -> None:
     for before in (out_of_memory.counts(), None):
         failure, words, _ = out_of_memory.verdict(before)
         assert failure is FailureClass.BUG
-        assert words == "no count of the kernel tells whether SIGKILL came for lack of memory"
+        assert words == "the kernel has no counter that tells whether it was killed for lack of memory"
 
 
 def test_the_kernel_s_own_line_is_quoted(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,13 +65,13 @@ def test_an_engine_from_elsewhere_is_compared_by_its_config(engine: Path) -> Non
     found = engine_requirements.check(engine, MACHINE)
     assert (found.sm, found.digests) == (None, None)
     change(engine, version="0.15.0")
-    assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in refused(engine, failure=NEVER).message
+    assert "version: the engine needs TensorRT-LLM 0.15.0, found 0.16.0" in refused(engine, failure=NEVER).message
 
 
 @pytest.mark.parametrize("installed", ["0.16.0.post1", "0.17.0", None])
 def test_another_release_is_refused(engine: Path, installed: str | None) -> None:
     machine = replace(MACHINE, tensorrt_llm=TensorRTLLM(installed) if installed else None)
-    expected = f"version: the engine needs TensorRT-LLM 0.16.0, here is {installed or 'none'}"
+    expected = f"version: the engine needs TensorRT-LLM 0.16.0, found {installed or 'none'}"
     assert expected in refused(engine, machine, NEVER).message
 
 
@@ -83,21 +83,21 @@ def test_a_builder_s_addition_to_a_release_is_no_difference(engine: Path, built:
 
 def test_an_engine_of_the_first_builders_is_refused(engine: Path) -> None:
     change(engine, version=None)
-    assert "of an old builder" in refused(engine, failure=NEVER).message
-    assert "of an old builder" in refused(engine, replace(MACHINE, tensorrt_llm=None), NEVER).message
+    assert "of an unknown old release" in refused(engine, failure=NEVER).message
+    assert "of an unknown old release" in refused(engine, replace(MACHINE, tensorrt_llm=None), NEVER).message
 
 
 def test_another_compute_capability_is_refused(engine: Path) -> None:
     machine = replace(MACHINE, gpus=(H100, replace(H100, sm=80, name="NVIDIA A100-SXM4-80GB")))
     error = refused(engine, machine, NEVER)
     assert (
-        "sm: the engine needs compute capability 90 (NVIDIA H100 80GB HBM3), here is 80 (NVIDIA A100" in error.message
+        "sm: the engine needs compute capability 90 (NVIDIA H100 80GB HBM3), found 80 (NVIDIA A100" in error.message
     )
 
 
 def test_too_few_gpus_are_refused_and_more_are_not(engine: Path) -> None:
     assert (
-        "world_size: the engine needs 2 ranks, a GPU each, here is 1"
+        "world_size: the engine needs 2 ranks with a GPU each, found 1"
         in refused(engine, replace(MACHINE, gpus=(H100,))).message
     )
     engine_requirements.check(engine, replace(MACHINE, gpus=(H100,) * 8))
@@ -105,27 +105,27 @@ def test_too_few_gpus_are_refused_and_more_are_not(engine: Path) -> None:
 
 def test_a_missing_or_extra_rank_is_refused(engine: Path) -> None:
     (engine / "rank2.engine").touch()
-    assert "rank files: the engine needs one for each of 2 ranks" in refused(engine).message
+    assert "rank files: the engine needs one file for each of 2 ranks" in refused(engine).message
     (engine / "rank2.engine").unlink()
     (engine / "rank1.engine").unlink()
-    assert "here is rank0.engine" in refused(engine).message
+    assert "found rank0.engine" in refused(engine).message
 
 
 def test_a_mapping_that_contradicts_itself_is_refused(engine: Path) -> None:
     change(engine, pretrained_config={"mapping": {"world_size": 2, "tp_size": 2, "pp_size": 2}})
-    assert "mapping.world_size: the engine needs tp * pp = 4, here is 2" in refused(engine).message
+    assert "mapping.world_size: the engine needs tp * pp = 4, found 2" in refused(engine).message
 
 
 def test_a_shortened_file_is_refused(engine: Path) -> None:
     (engine / "rank1.engine").write_bytes(b"pl")
-    assert "size: the engine needs 6 bytes, here is 2 bytes" in refused(engine).message
+    assert "size: the engine needs 6 bytes, found 2 bytes" in refused(engine).message
 
 
 def test_a_changed_file_is_refused_and_a_copy_is_not(engine: Path) -> None:
     os.utime(engine / "rank1.engine", ns=(1, 1))
     engine_requirements.check(engine, MACHINE)
     (engine / "rank1.engine").write_bytes(b"PLAN 1")
-    assert "rank1.engine does not fit: digest" in refused(engine).message
+    assert "rank1.engine does not fit this machine: digest" in refused(engine).message
 
 
 def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypat
 
 def test_a_missing_file_is_named(engine: Path) -> None:
     (engine / "rank0_managed_weights.safetensors").unlink()
-    assert "rank0_managed_weights.safetensors does not fit: digests" in refused(engine).message
+    assert "rank0_managed_weights.safetensors does not fit this machine: digests" in refused(engine).message
 
 
 def test_an_incomplete_engine_gets_no_contract(engine: Path) -> None:
@@ -156,5 +156,5 @@ def test_a_folder_that_is_no_engine(tmp_path: Path, text: str | None) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"release": "1", "sm": 90, "gpu": "g", "digests": {"a": {}}}'])
 def test_a_broken_contract_is_named(engine: Path, text: str) -> None:
     (engine / "engine.json").write_text(text)
-    with pytest.raises(ServerError, match="is not a contract of ours"):
+    with pytest.raises(ServerError, match="was not written by `pipeline build`"):
         engine_requirements.read(engine)

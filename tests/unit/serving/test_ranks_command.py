@@ -91,7 +91,7 @@ def test_an_mpirun_off_path_is_called_by_its_path() -> None:
 
 def test_an_mpirun_that_is_not_there_is_named_with_what_needs_it() -> None:
     with pytest.raises(
-        ServerError, match=r"/opt/none/mpirun is not there.* up to TensorRT-LLM 0.18 a single one"
+        ServerError, match=r"/opt/none/mpirun was not found.* up to TensorRT-LLM 0.18 also a single rank"
     ) as error:
         mpi_server.check_mpirun("/opt/none/mpirun")
     assert error.value.failure is FailureClass.USER

@@ -105,7 +105,7 @@ def test_a_python_without_stub_is_refused(healthy: triton_installation.Triton) -
     assert healthy.stubs is not None
     folder = triton.stub_binary(healthy.stubs).parent
     folder.rename(folder.with_name("2.7"))
-    with pytest.raises(ServerError, match=r"no Python stub for Python 3\.\d+; it has them for 2.7"):
+    with pytest.raises(ServerError, match=r"no Python stub for Python 3\.\d+, only for 2.7"):
         triton.check(healthy, 4)
 
 
@@ -117,7 +117,7 @@ def test_a_missing_libpython_is_named(healthy: triton_installation.Triton, monke
 
 @pytest.mark.parametrize(
     ("folder", "named"),
-    [("a:b", "has a ':' in it, which ends a folder in LD_LIBRARY_PATH"), ("a;b", "has a ';' in it")],
+    [("a:b", "contains ':', which separates folders in LD_LIBRARY_PATH"), ("a;b", "contains ';'")],
 )
 def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
     healthy: triton_installation.Triton, folder: str, named: str
@@ -284,7 +284,7 @@ def test_a_folder_of_the_python_backend_is_marked_once_and_removed(
 def test_an_address_that_others_reach_is_warned_of(host: str, warned: bool) -> None:
     said = reachable(host)
     assert (said is not None) is warned
-    assert said is None or "whoever reaches it there can send prompts" in said
+    assert said is None or "anyone who can reach it can send prompts" in said
 
 
 def test_only_shared_memory_of_dead_starters_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,8 +264,8 @@ def test_modes_are_restored_but_not_those_of_files_with_other_names(store: Store
     (artifact.out / "config.json").chmod(0o666)
     (artifact.out / "deep/weights").chmod(0o000)
     assert sorted(each[1:] for each in found_by_repair(store)) == [
-        (Kind.MODE, "out/config.json", "its mode is restored"),
-        (Kind.MODE, "out/deep/weights", "its mode is restored"),
+        (Kind.MODE, "out/config.json", "permissions restored"),
+        (Kind.MODE, "out/deep/weights", "permissions restored"),
     ]
     assert (artifact.out / "config.json").stat().st_mode & 0o777 == 0o444
     os.link(artifact.out / "config.json", tmp_path / "mine")
@@ -373,7 +373,7 @@ def test_an_index_made_anew_knows_all_it_knew(store: Store, tmp_path: Path, capl
     store = Store(tmp_path / "w")
     assert remembered(store, artifact) == before
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "the index is not there; rebuilt from the manifests and the history, nothing is lost"
+        "the index is missing; rebuilt from the manifests and the history, nothing is lost"
     ]
 
 
@@ -417,7 +417,7 @@ def test_repair_without_history_or_artifacts_keeps_the_runs_and_pins(store: Stor
     store.index.begin_run("run", "m.yaml", ())
     store.index.set_pin("a branch", {"revision": "abc"})
     store.index.history.path.unlink()
-    assert store.repair()[:2] == (0, "and from the old index, which knew what history.jsonl lacked")
+    assert store.repair()[:2] == (0, "and from the old index, which had what history.jsonl lacks")
     assert [run.id for run in store.index.runs()] == ["run"]
     assert store.index.pin("a branch") == {"revision": "abc"}
 
@@ -466,7 +466,7 @@ def test_an_index_with_rows_that_were_never_written_is_put_aside(store: Store, t
     with sqlite3.connect(tmp_path / "w/state.db") as db:
         db.execute(harm)
     store.index.history.path.unlink()
-    assert store.repair()[:2] == (1, "without the history of runs, since history.jsonl is not there")
+    assert store.repair()[:2] == (1, "without the history of runs, since history.jsonl is missing")
     assert store.get("build", artifact.fingerprint) == artifact
     assert store.index.runs() == ()
     assert (tmp_path / "w/state.db.damaged").exists()
@@ -476,7 +476,7 @@ def test_a_damaged_index_with_nothing_to_make_it_from_is_told(tmp_path: Path, ca
     (tmp_path / "w").mkdir()
     (tmp_path / "w/state.db").write_bytes(b"not a database, by any means" * 400)
     store = Store(tmp_path / "w")
-    assert "history, which are empty; the old one is kept as state.db.damaged" in caplog.text
+    assert "history, which are empty; the old file is kept as state.db.damaged" in caplog.text
     assert store.repair()[:2] == (0, "which are empty")
 
 
@@ -532,7 +532,7 @@ def test_a_line_after_one_that_was_cut_short_counts(store: Store) -> None:
     store.index.begin_run("run", "m.yaml", ())
     assert store.repair()[:2] == (
         0,
-        "without 1 damaged of 2 lines of history.jsonl; all that the old index knew is kept",
+        "without 1 of 2 lines of history.jsonl, which are damaged; everything in the old index is kept",
     )
     assert [run.id for run in store.index.runs()] == ["run"]
 
@@ -576,7 +576,7 @@ def test_damage_that_shows_while_it_is_used_is_mended_there(
     assert caplog.text == ""
     assert len(store.index.attempts_of("run")) == 3001
     assert "damaged" in caplog.text
-    assert "nothing is lost; the old one is kept as state.db.damaged" in caplog.text
+    assert "nothing is lost; the old file is kept as state.db.damaged" in caplog.text
     assert store.get("build", artifact.fingerprint) == artifact
 
 
@@ -615,9 +615,9 @@ def test_whatever_is_in_the_place_of_the_index_is_put_aside(tmp_path: Path, repa
     ("said", "error", "words"),
     [
         ("database or disk is full", OSError, "No space left"),
-        ("disk I/O error", StateError, "cannot be used: disk I/O error"),
-        ("unable to open database file", StateError, "see to the disk"),
-        ("database is locked", StateError, "has kept the index to itself"),
+        ("disk I/O error", StateError, "cannot use the index: disk I/O error"),
+        ("unable to open database file", StateError, "check the disk"),
+        ("database is locked", StateError, "has locked the index"),
     ],
 )
 def test_what_the_surroundings_do_is_no_damage(
@@ -652,7 +652,7 @@ def test_an_index_of_an_older_release_is_rebuilt(
         db.execute("PRAGMA user_version=1")
         db.execute("PRAGMA application_id=0")
     store = Store(tmp_path / "w")
-    assert "the index is of an older release; rebuilt from the manifests and the history, without" in caplog.text
+    assert "the index was written by an older release; rebuilt from the manifests and the history, without" in caplog.text
     assert store.get("build", artifact.fingerprint) == artifact
     assert (tmp_path / "w/state.db.schema-1").exists()
 
@@ -757,7 +757,7 @@ def test_a_lease_folder_that_is_not_ours_is_refused(tmp_path: Path, monkeypatch:
         owner = os.getuid()
         monkeypatch.setattr("trtllm_pipeline.store.claims.os.getuid", lambda: owner + 1)
         folder.rename(tmp_path / f"trtllm-pipeline-{owner + 1}")
-    with pytest.raises(StateError, match="not a folder of yours"):
+    with pytest.raises(StateError, match="not a folder that you own"):
         claims.machine_leases()
 
 
