@@ -135,7 +135,7 @@ def test_a_model_or_a_server_that_is_not_there(server: tuple[ScriptedServer, Ser
     with pytest.raises(ServerError, match=r"ensemble.*127\.0\.0\.1:9") as caught:
         ask(nobody, "grpc", "plain")
     assert caught.value.failure is FailureClass.TRANSIENT
-    with pytest.raises(ServerError, match="there is no protocol"):
+    with pytest.raises(ServerError, match="unknown protocol"):
         ask(nobody, "carrier pigeon", "plain")
 
 

@@ -70,5 +70,5 @@ def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
 
 
 def test_another_form_is_refused() -> None:
-    with pytest.raises(UsageError, match="not a file of a data set"):
+    with pytest.raises(UsageError, match="does not name a data set file"):
         dataset_file.fetch("hub:rows")

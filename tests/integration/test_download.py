@@ -156,9 +156,9 @@ def test_code_comes_only_when_it_is_named_with_its_digest(hub: FakeHub, tmp_path
     trusted = fetch_pinned({**pinned, "code": code}, tmp_path)
     assert (trusted / "modeling_tiny.py").read_bytes() == files["modeling_tiny.py"]
     assert (trusted / "config.json").read_bytes() == files["config.json"]
-    with pytest.raises(DownloadError, match=r"modeling_tiny\.py from .* is not what it should be"):
+    with pytest.raises(DownloadError, match=r"modeling_tiny\.py from .* failed verification"):
         fetch_pinned({**pinned, "code": {"modeling_tiny.py": "0" * 64}}, tmp_path)
-    with pytest.raises(DownloadError, match=r"has no file other\.py, which the recipe names under code"):
+    with pytest.raises(DownloadError, match=r"has no file other\.py, which the recipe lists under `code`"):
         fetch_pinned({**pinned, "code": {"other.py": "0" * 64}}, tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_one_files_failure_does_not_cost_what_the_others_have(hub: FakeHub, tmp_
         Fault(f"tiny/{small}", "slow", delay_s=0.3),
     ]
     hub.repositories[MODEL].listed[small] = {"sha256": "0" * 64}
-    with pytest.raises(DownloadError, match="not what it should be"):
+    with pytest.raises(DownloadError, match="failed verification"):
         fetch_pinned(pinned, tmp_path)
     assert next((tmp_path / "partial").glob(f"*/{BIG}.part")).stat().st_size >= 1_000_000
 
@@ -354,7 +354,7 @@ def test_a_corrupted_transfer_is_repeated_once(hub: FakeHub, tmp_path: Path, kin
 def test_a_wrong_digest_is_refused(hub: FakeHub, tmp_path: Path, kind: str, name: str) -> None:
     lie = {"sha256": "0" * 64, "oid": "0" * 40}
     hub.repositories[MODEL].listed[name] = lie
-    with pytest.raises(DownloadError, match=f"{name} .* is not what it should be: sha"):
+    with pytest.raises(DownloadError, match=f"{name} .* failed verification: sha"):
         get(kind, tmp_path)
 
 
@@ -504,7 +504,7 @@ def test_nothing_reached_names_every_source(monkeypatch) -> None:
     with pytest.raises(DownloadError) as failed:
         resolve([{"hugging_face": MODEL}, {"modelscope": MODEL}, {"local": "absent"}])
     assert failed.value.failure is FailureClass.TRANSIENT
-    for words in ("Hugging Face cannot be reached", "ModelScope cannot be reached", "there is no folder"):
+    for words in ("Hugging Face cannot be reached", "ModelScope cannot be reached", "does not exist"):
         assert words in str(failed.value)
 
 

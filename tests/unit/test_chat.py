@@ -131,7 +131,7 @@ def test_a_namespace_loop_controls_and_variables() -> None:
 def test_alternation_and_generation_blocks() -> None:
     assert render(ALTERNATION, TALK[1:]) == "<s> [INST] Why? [/INST] So.</s> [INST] Why? [/INST]"
     with pytest.raises(
-        RefusedError, match="does not take this conversation: Conversation roles must alternate"
+        RefusedError, match="rejects this conversation: Conversation roles must alternate"
     ) as caught:
         render(ALTERNATION, TALK)
     assert caught.value.failure is FailureClass.USER
@@ -276,7 +276,7 @@ def test_a_process_that_gets_no_processor_is_told_apart_from_one_that_takes_too_
     with Renderer(Template("x"), replace(SMALL, time_s=20.0)) as renderer:
         process = renderer._process = chat._start()  # it waits for a template, and gets a conversation
         process.send_signal(signal.SIGSTOP)
-        with pytest.raises(TemplateError, match=r"its process does not answer within 0\.02 s") as caught:
+        with pytest.raises(TemplateError, match=r"its process did not respond within 0\.02 s") as caught:
             renderer.render(Chat(ASK))
     assert not isinstance(caught.value, LimitError)
     assert caught.value.failure is FailureClass.TRANSIENT
@@ -356,7 +356,7 @@ def test_a_python_without_jinja_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         return real([command[0], "-S", "-I", *command[1:]], **given)
 
     monkeypatch.setattr(subprocess, "Popen", bare)
-    with Renderer(Template("x")) as renderer, pytest.raises(TemplateError, match="does not start") as caught:
+    with Renderer(Template("x")) as renderer, pytest.raises(TemplateError, match="did not start") as caught:
         renderer.render(Chat(ASK))
     assert caught.value.hint == f"{sys.executable} needs the package jinja2, and memory to start (ulimit -v)"
 
@@ -386,7 +386,7 @@ def test_a_template_of_a_folder(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"chat_template": 5}, "chat_template is 5; expected a text"),
-        ({"chat_template": [{"name": "default"}]}, r"it lacks chat_template\[0\].template"),
+        ({"chat_template": [{"name": "default"}]}, r"chat_template\[0\].template is missing"),
         ({"chat_template": ["x"]}, "expected a list of objects"),
         ({"chat_template": "x", "bos_token": [1]}, r"bos_token is \[1\]; expected a text"),
     ],

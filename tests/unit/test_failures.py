@@ -85,9 +85,7 @@ def test_a_kill_is_for_memory_only_where_the_kernel_counted_it(
     monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 3}))
     other = failed(tmp_path, code, log, before=out_of_memory.Counts(group={"memory.events": 3}))
     assert other.failure is FailureClass.BUG
-    assert (
-        "the kernel did not kill it for lack of memory (oom_kill in memory.events stayed at 3)" in other.message
-    )
+    assert "the kernel did not kill it for lack of memory (oom_kill in memory.events stayed at 3)" in other.message
     error = failed(tmp_path, code, log, before=out_of_memory.Counts(group={"memory.events": 2}))
     assert error.failure is FailureClass.OUT_OF_MEMORY
     assert "the kernel killed it for lack of memory (oom_kill in memory.events went from 2 to 3" in error.message

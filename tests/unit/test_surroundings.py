@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path, monkeypatch: pyt
     assert told.startswith("no space is left on the file system at /")
     assert told.endswith(": 0 B of 1.05 MB are free")
     room = os.statvfs_result((4096, 4096, 256, 9, 9, 64, 0, 0, 0, 255))
-    assert "all of its 64 inodes are in use" in (disk.no_room(failing(errno.ENOSPC), tmp_path) or "")
+    assert "all 64 are in use" in (disk.no_room(failing(errno.ENOSPC), tmp_path) or "")
     assert "quota" in (disk.no_room(failing(errno.EDQUOT), tmp_path) or "")
     assert "(ulimit -f)" in (disk.no_room(failing(errno.EFBIG), tmp_path) or "")
     assert disk.no_room(failing(errno.EACCES), tmp_path) is None
@@ -127,4 +127,4 @@ def test_the_hint_goes_with_what_there_is_no_room_for(number: int, said: str) ->
 @pytest.mark.parametrize("words", [["perf", "analyze", "/dev/full"], ["accuracy", "compare", "/dev/full", "/dev/full"]])
 def test_a_device_is_no_file_of_results(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(words) == 2
-    assert "/dev/full: is a device; a file is needed" in capsys.readouterr().err
+    assert "/dev/full: is a device, expected a file" in capsys.readouterr().err

@@ -48,7 +48,7 @@ _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
 _CHUNK: Final = 1 << 16
 _ESCAPED_BYTES: Final = 12
 """The longest that JSON writes one character."""
-_REPLACE: Final = "give prompts as text, or put a template that you trust into the model's folder"
+_REPLACE: Final = "give prompts as text, or put a template that you trust into the model folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,12 @@ class Renderer:
             raise self._limit(said)
         if answer["kind"] == "inherited":
             raise LimitError(
-                f"{self._template.origin} {said}", failure=FailureClass.USER, hint="start again with a higher ulimit -v"
+                f"{self._template.origin} {said}", failure=FailureClass.USER, hint="run again with a higher ulimit -v"
             )
         if answer["kind"] == "broken":
             raise TemplateError(f"{self._template.origin}: {said}", failure=FailureClass.INFEASIBLE, hint=_REPLACE)
         raise RefusedError(
-            f"{self._template.origin} does not take this conversation: {said}",
+            f"{self._template.origin} rejects this conversation: {said}",
             failure=FailureClass.USER,
             hint="change the messages to what the template expects, or give the prompt as text",
         )
@@ -185,7 +185,7 @@ class Renderer:
                 self._exchange(self._process, {"source": self._template.source, **asdict(self._limits)}, _START_S)
             except TemplateError as error:
                 raise TemplateError(
-                    f"the process that renders chat templates does not start: {error.message}",
+                    f"the process that renders chat templates did not start: {error.message}",
                     failure=error.failure,
                     hint=f"{sys.executable} needs the package jinja2, and memory to start (ulimit -v)"
                     if error.failure is FailureClass.BUG
@@ -211,9 +211,9 @@ class Renderer:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TemplateError(
-                    f"{self._template.origin}: its process does not answer within {time_s:g} s",
+                    f"{self._template.origin}: its process did not respond within {time_s:g} s",
                     failure=FailureClass.TRANSIENT,
-                    hint="try again when the machine has less to do",
+                    hint="try again when the machine is less busy",
                 )
             if len(received) > most:
                 raise self._limit(f"writes more than {self._limits.characters} characters")
@@ -239,7 +239,7 @@ class Renderer:
         return TemplateError(
             f"{self._template.origin}: its process ended {_words(status)}",
             failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
-            hint="try again; the kernel ends processes when memory is short (dmesg tells)" if outside else _REPLACE,
+            hint="try again; the kernel kills processes when memory is short (see dmesg)" if outside else _REPLACE,
         )
 
     def _limit(self, what: str) -> LimitError:

@@ -59,7 +59,7 @@ def main(source: TextIO, sink: TextIO) -> None:
             answer = json.dumps({"text": text})
         except MemoryError:
             if inherited:
-                answer = _failed("inherited", "needs more memory than this shell's limit leaves it (ulimit -v)")
+                answer = _failed("inherited", "needs more memory than this shell's limit allows (ulimit -v)")
             else:
                 answer = _failed("limit", f"needs more than {first['memory_bytes'] >> 20} MB of memory")
         except TooLongError as error:

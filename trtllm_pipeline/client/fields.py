@@ -19,7 +19,7 @@ def parse(data: bytes | bytearray) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ProtocolError(f"not the JSON that was expected: {bytes(data[:_SHOWN])!r}")
+        raise ProtocolError(f"expected a JSON object, got {bytes(data[:_SHOWN])!r}")
     return value
 
 

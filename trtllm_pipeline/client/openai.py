@@ -59,7 +59,7 @@ class OpenAiClient:
                 )
         elif status in {401, 403}:
             raise ServerError(
-                f"{self.url} refuses the key: HTTP status {status}",
+                f"{self.url} rejects the API key: HTTP status {status}",
                 failure=FailureClass.USER,
                 hint="set OPENAI_API_KEY",
             )
@@ -102,7 +102,7 @@ class OpenAiClient:
             raise ServerError(
                 f"no answer from {self.url}: {error}",
                 failure=FailureClass.TRANSIENT,
-                hint="is the server running, and is this its address?",
+                hint="check that the server is running and that this is its address",
             ) from error
 
 

@@ -280,7 +280,7 @@ class Client:
     def __init__(self, service: Service, model: str, protocol: str, *, timeout_s: float) -> None:
         if protocol not in PROTOCOLS:
             raise ServerError(
-                f"there is no protocol {protocol!r}; there are {', '.join(PROTOCOLS)}", failure=FailureClass.USER
+                f"unknown protocol {protocol!r}; expected one of {', '.join(PROTOCOLS)}", failure=FailureClass.USER
             )
         self.service = service
         self.protocol = protocol
@@ -353,7 +353,7 @@ class Client:
             raise ServerError(
                 f"{where}: {error}",
                 failure=FailureClass.TRANSIENT,
-                hint="is the server running, and is this its address?",
+                hint="check that the server is running and that this is its address",
             ) from error
         if status != 200:
             raise ServerError(f"{where}: {_told(body) or f'HTTP status {status}'}")
@@ -474,7 +474,7 @@ class TimedSession(ABC):
             request.max_tokens
         ):
             answer.error = (
-                f"the server counts {answer.output_tokens} tokens in an answer of at most {request.max_tokens}"
+                f"the server counts {answer.output_tokens} tokens in an answer limited to {request.max_tokens}"
             )
             answer.events = [event._replace(tokens=None) for event in answer.events]
             answer.output_tokens = None
@@ -509,10 +509,10 @@ def _so_far(answer: Answer) -> str:
         return "not connected"
     if answer.events:
         ago_s = (time.monotonic_ns() - answer.events[-1].time_ns) / 1e9
-        return f"{len(answer.events)} parts came, the last {ago_s:.1f} s ago"
+        return f"received {len(answer.events)} parts, the last {ago_s:.1f} s ago"
     if answer.first_byte_ns is not None:
-        return "it began, but no text came"
-    return "nothing came" if answer.headers_ns is None else "its head came, and nothing after it"
+        return "received data but no text"
+    return "received nothing" if answer.headers_ns is None else "received headers but no body"
 
 
 class _GrpcUnary(TimedSession):
@@ -738,7 +738,7 @@ class ServerSentEvents:
                 yield data
         self._line += rest
         if len(self._line) + self._data_bytes > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"an event of the answer is longer than {MAX_MESSAGE_BYTES} bytes")
+            raise ProtocolError(f"an event in the answer exceeds {MAX_MESSAGE_BYTES} bytes")
 
 
 def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
@@ -783,7 +783,9 @@ def infer_request(
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
         if model.inputs[name] not in _DTYPES:
-            raise ServerError(f"input {name} of {model.name} is {model.inputs[name]}, which this client does not send")
+            raise ServerError(
+                f"input {name} of {model.name} has type {model.inputs[name]}, which this client does not support"
+            )
         datatype, code = _DTYPES[model.inputs[name]]
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         shape = [1, len(values)] if model.batched else [len(values)]
@@ -850,7 +852,7 @@ def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
 
 def _part(raw: bytes, name: str, start: int, size: int) -> bytes:
     if len(raw) < start + size:
-        raise ProtocolError(f"{name} in the server's answer is cut off: {len(raw)} of {start + size} bytes")
+        raise ProtocolError(f"{name} in the server's answer is truncated: {len(raw)} of {start + size} bytes")
     return raw[start : start + size]
 
 

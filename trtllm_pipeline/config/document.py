@@ -120,7 +120,7 @@ def parse(text: str, name: str, *, lines: bool = True) -> Document:
         text.encode("utf-8")
         node = reader.document(text)
     except UnicodeEncodeError:
-        user_files.fail(name, None, "is not text in UTF-8")
+        user_files.fail(name, None, "is not UTF-8 text")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         last = text.rstrip("\n").count("\n")  # the end of the file is reported on the line after it

@@ -8,14 +8,14 @@ import resource
 from pathlib import Path
 from typing import Final
 
-_ROOM: Final = "free some space, or choose another --workspace, then `pipeline resume`; what was finished is kept"
-_LIMIT: Final = "raise the limit (ulimit -f unlimited), then `pipeline resume`; what was finished is kept"
+_ROOM: Final = "free some space or choose another --workspace, then run `pipeline resume`; finished stages are kept"
+_LIMIT: Final = "raise the limit (ulimit -f unlimited), then run `pipeline resume`; finished stages are kept"
 
 
 def no_room(error: OSError, path: Path) -> str | None:
     """What `error`, met while writing at or below `path`, says of the room there; None when it speaks of another thing."""
     if error.errno == errno.EFBIG:
-        return f"a file may have {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} at most here (ulimit -f)"
+        return f"files are limited to {_size(resource.getrlimit(resource.RLIMIT_FSIZE)[0])} here (ulimit -f)"
     if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
         return None
     there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))  # noqa: PTH110
@@ -26,7 +26,7 @@ def no_room(error: OSError, path: Path) -> str | None:
         return f"the quota of the file system at {mount} is used up"
     room = os.statvfs(there)
     if room.f_files and not room.f_favail:
-        return f"no file can be added to the file system at {mount}: all of its {room.f_files} inodes are in use"
+        return f"the file system at {mount} has no free inodes: all {room.f_files} are in use"
     free, whole = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     return f"no space is left on the file system at {mount}: {_size(free)} of {_size(whole)} are free"
 

@@ -34,14 +34,14 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_AGAIN: Final = "get the model again, or from another source"
+_AGAIN: Final = "download the model again, or from another source"
 
 
 class ModelFileError(DownloadError):
     """A file of a model's folder is not to be opened, or does not hold what it must."""
 
     def __init__(self, path: Path, reason: str, *, hint: str, failure: FailureClass) -> None:
-        super().__init__(f"{path} is not usable: {reason}", failure=failure, hint=hint)
+        super().__init__(f"cannot use {path}: {reason}", failure=failure, hint=hint)
         self.short = f"{path.name}: {reason}"
         """For a message that names the folder already."""
 
@@ -57,7 +57,7 @@ def find(folder: Path, name: str) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        raise _refused(path, f"it cannot be looked at: {_words(error)}", _AGAIN) from error
+        raise _refused(path, f"cannot access it: {_words(error)}", _AGAIN) from error
     try:
         real = Path(os.path.realpath(path, strict=True))
         leads_out = not _allowed(real, Path(os.path.realpath(folder)))
@@ -69,8 +69,8 @@ def find(folder: Path, name: str) -> Path | None:
         raise _refused(
             path,
             f"it is a link to {real}, outside the model's folder",
-            "links are followed within the folder and into the Hugging Face cache only; "
-            "where you trust this one, put a copy of the file in its place",
+            "links are only followed within the folder and into the Hugging Face cache; "
+            "if you trust this file, replace the link with a copy",
         )
     if not stat.S_ISREG(mode):
         raise _refused(path, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
@@ -83,7 +83,7 @@ def names(folder: Path) -> set[str]:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
     except OSError as error:
-        raise _refused(folder, f"it cannot be listed: {_words(error)}", "name the folder of a model") from error
+        raise _refused(folder, f"cannot list it: {_words(error)}", "name a model folder") from error
 
 
 def copy(source: Path, target: Path) -> None:
@@ -117,10 +117,10 @@ def read_text(folder: Path, name: str) -> str | None:
         return None
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise _refused(folder / name, f"it has {size} bytes; at most {MAX_JSON_BYTES} were expected", _AGAIN)
+            raise _refused(folder / name, f"it has {size} bytes; expected at most {MAX_JSON_BYTES}", _AGAIN)
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise _refused(folder / name, f"it cannot be read: {_words(error)}", "make it readable") from error
+        raise _refused(folder / name, f"cannot read it: {_words(error)}", "make it readable") from error
     except UnicodeDecodeError as error:
         raise _refused(folder / name, f"it is not UTF-8 text: {error}", _AGAIN) from error
 
@@ -130,7 +130,7 @@ def read_json(folder: Path, name: str) -> object:
     text = read_text(folder, name)
     if text is None:
         raise _refused(
-            folder / name, "it is missing", "a model's folder has config.json, *.safetensors, tokenizer.json"
+            folder / name, "it is missing", "a model folder contains config.json, *.safetensors and tokenizer.json"
         )
     try:
         return decode(text)
@@ -244,7 +244,7 @@ class Fields:
             self._path,
             f"{self._prefix}{key} is {shown}; expected {expected}"
             if self.has(key)
-            else f"it lacks {self._prefix}{key}",
+            else f"{self._prefix}{key} is missing",
             _AGAIN,
             FailureClass.INFEASIBLE,
         )
@@ -268,7 +268,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     folder, name = (path, "tokenizer.json") if path.is_dir() else (path.resolve().parent, path.resolve().name)
     text = read_text(folder, name)
     if text is None:
-        raise _refused(folder / name, "it is missing", "name a model's folder, or its tokenizer.json")
+        raise _refused(folder / name, "it is missing", "name a model folder, or its tokenizer.json")
     try:
         return Tokenizer.from_str(text)
     except BaseException as error:  # the library raises bare Exception, and PanicException, which is none

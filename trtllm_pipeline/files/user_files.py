@@ -49,7 +49,7 @@ def check(path: Path, *, hint: str | None = None) -> None:
         fail(os.fspath(path), None, _why(path, error), hint=hint)
     if not stat.S_ISREG(mode):
         kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
-        fail(os.fspath(path), None, f"is {kind}; a file is needed", hint=hint)
+        fail(os.fspath(path), None, f"is {kind}, expected a file", hint=hint)
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:
@@ -83,7 +83,7 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        fail(name, content.count(b"\n", 0, error.start) + 1, "is not text in UTF-8; save it as UTF-8")
+        fail(name, content.count(b"\n", 0, error.start) + 1, "is not UTF-8 text; save it as UTF-8")
 
 
 class JsonError(ValueError):
@@ -108,25 +108,25 @@ def decode(text: str | bytes, *, unique: bool = False) -> Json:
     except RecursionError:
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
     except UnicodeDecodeError:
-        raise JsonError("not text in UTF-8") from None
+        raise JsonError("not UTF-8 text") from None
     except JsonError:
         raise
     except ValueError:  # Python reads no decimal number beyond 4300 digits
-        raise JsonError("a number has thousands of digits") from None
+        raise JsonError("a number has more than 4300 digits") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels")
     if "\\u" in text:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise JsonError("half of a surrogate pair (\\ud800 to \\udfff) stands for no character") from None
+            raise JsonError("an unpaired surrogate (\\ud800 to \\udfff) is not a character") from None
     return value
 
 
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise JsonError("a name stands in it twice")
+        raise JsonError("a name occurs twice")
     return result
 
 
@@ -146,7 +146,7 @@ def decode_yaml(text: str | bytes) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "not text in UTF-8"
+        problem = getattr(error, "problem", None) or "not UTF-8 text"
         raise JsonError(f"not YAML: {problem}", mark.line + 1 if mark else None) from None
     except RecursionError:
         raise JsonError(f"nested deeper than {MAX_DEPTH} levels") from None
@@ -181,7 +181,7 @@ def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str,
     """The object in a JSON file, or what else `decode` reads. Raises MatrixError with the line."""
     value = read_json(path, decode)
     if not isinstance(value, dict):
-        fail(os.fspath(path), None, "a mapping of keys to values was expected")
+        fail(os.fspath(path), None, "expected a mapping of keys to values")
     return value
 
 

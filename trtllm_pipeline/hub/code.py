@@ -46,9 +46,9 @@ def take(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> Non
         wrong = mismatch(source, RemoteFile(name, source.stat().st_size, digest, ""))
         if wrong is not None:
             raise DownloadError(
-                f"{model}: {name} is not the code that the recipe names: {wrong}",
+                f"{model}: {name} is not the code that the recipe pins: {wrong}",
                 failure=FailureClass.USER,
-                hint="read the file, then put its SHA-256 into the recipe",
+                hint="review the file, then put its SHA-256 into the recipe",
             )
         model_files.copy(source, out / name)
 
@@ -72,7 +72,7 @@ def drop_references(out: Path) -> None:
 
 def _missing(model: str, name: str) -> DownloadError:
     return DownloadError(
-        f"{model} has no file {name}, which the recipe names under code",
+        f"{model} has no file {name}, which the recipe lists under `code`",
         failure=FailureClass.USER,
-        hint="name the files of the revision that the recipe pins",
+        hint="list the files of the revision that the recipe pins",
     )

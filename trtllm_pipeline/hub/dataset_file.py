@@ -42,7 +42,7 @@ def fetch(name: str) -> Path:
     """The file that `name` means, downloaded where it is not yet. Raises UsageError for another form, DownloadError."""
     match = NAME.fullmatch(name)
     if match is None:
-        raise UsageError(f"{name!r} is not a file of a data set on the Hub", hint=f"write {FORM}")
+        raise UsageError(f"{name!r} does not name a data set file on the Hub", hint=f"write {FORM}")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 

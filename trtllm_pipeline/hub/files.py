@@ -55,7 +55,7 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
             check_name(shard)
         if missing := [shard for shard in shards if shard not in names]:
             raise DownloadError(
-                f"{model} is incomplete: its index names {len(missing)} files that are not there, e.g. {missing[0]}",
+                f"{model} is incomplete: {len(missing)} files in its index are missing, such as {missing[0]}",
                 failure=FailureClass.USER,
             )
         return shards
@@ -66,7 +66,7 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
         return others
     found = sorted({PurePosixPath(name).suffix for name in names} & {".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx"})
     raise DownloadError(
-        f"{model} has no weights as {SINGLE}, whole or with an index"
+        f"{model} has no safetensors weights: neither {SINGLE} nor an index of shards"
         + (f"; only {', '.join(found)} files" if found else ""),
         failure=FailureClass.USER,
         hint="choose a revision or a copy of the model in safetensors form; pickled weights are never loaded",
@@ -78,7 +78,7 @@ def read_index(folder: Path) -> Mapping[str, str]:
     placed = Fields.read(folder, INDEX).fields("weight_map")
     if not placed.values or not all(isinstance(name, str) for name in placed.values.values()):
         raise DownloadError(
-            f"{INDEX} is not a safetensors index: its weight_map places no tensors, or not in files",
+            f"{INDEX} is not a safetensors index: its weight_map does not map tensors to files",
             failure=FailureClass.USER,
         )
     return placed.values

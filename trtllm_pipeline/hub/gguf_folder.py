@@ -148,7 +148,7 @@ class _Metadata:
         try:
             return field.contents()
         except (ValueError, IndexError) as error:  # a text that is not UTF-8, a list cut short
-            raise DownloadError(f"the GGUF file's {key} cannot be read: {error}", failure=FailureClass.USER) from error
+            raise DownloadError(f"cannot read {key} of the GGUF file: {error}", failure=FailureClass.USER) from error
 
     def _wrong(self, key: str, value: object, expected: str) -> NoReturn:
         shown = repr(value)
@@ -167,14 +167,14 @@ def _tokenizer(fields: _Metadata) -> Tokenizer:
     pairs = [merge.split(" ") for merge in merges]
     if len(types) != len(tokens) or len(set(tokens)) != len(tokens) or not all(len(pair) == 2 for pair in pairs):
         raise DownloadError(
-            "the GGUF file's tokenizer is damaged: tokens stand in it twice or without a type, or merges are not of two",
+            "the GGUF file's tokenizer is damaged: it has duplicate tokens, tokens without a type, or merges that are not pairs",
             failure=FailureClass.INFEASIBLE,
         )
     try:
         return tokenizer(tokens, [(left, right) for left, right in pairs], types)
     except Exception as error:  # the library raises bare Exception
         raise DownloadError(
-            f"the GGUF file's tokenizer cannot be made: {error}", failure=FailureClass.INFEASIBLE
+            f"cannot create a tokenizer from the GGUF file: {error}", failure=FailureClass.INFEASIBLE
         ) from error
 
 
@@ -281,7 +281,9 @@ def _write_weights(path: Path, reader: GGUFReader, fields: _Metadata) -> None:
                 with np.errstate(over="ignore"):
                     half = rows.astype(np.float16)
                 if not np.isfinite(half).all():
-                    raise DownloadError(f"{tensor.name} has values beyond float16", failure=FailureClass.INFEASIBLE)
+                    raise DownloadError(
+                        f"{tensor.name} has values outside the range of float16", failure=FailureClass.INFEASIBLE
+                    )
                 file.write(half.data)
 
 
@@ -293,7 +295,7 @@ def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
         shape = packed.shape
         if len(shape) != 2 or shape[0] % (2 * heads):
             raise DownloadError(
-                f"{tensor.name} has {len(packed)} rows, which are not those of {heads} heads",
+                f"{tensor.name} has {len(packed)} rows, which {heads} heads cannot share evenly",
                 failure=FailureClass.INFEASIBLE,
             )
         packed = packed.reshape(heads, shape[0] // heads // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
@@ -330,7 +332,9 @@ def _name(gguf_name: str) -> str:
         and parts[3] == "weight"
     ):
         return f"model.layers.{int(parts[1])}.{_LAYER_NAMES[parts[2]]}.weight"
-    raise DownloadError(f"the GGUF file has a tensor {gguf_name}, unknown for Llama", failure=FailureClass.INFEASIBLE)
+    raise DownloadError(
+        f"the GGUF file has a tensor {gguf_name}, which Llama models do not have", failure=FailureClass.INFEASIBLE
+    )
 
 
 def _write_json(path: Path, value: Mapping[str, Json]) -> None:

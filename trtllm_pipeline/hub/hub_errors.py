@@ -52,13 +52,13 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
     """The error for an HTTP status of 400 or more. `code` and `message` are Hugging Face's X-Error headers."""
     if code == "GatedRepo":
         return DownloadError(
-            f"{model} is gated on {hub.name}: its owner gives access on request",
+            f"{model} is gated on {hub.name}: its owner grants access on request",
             failure=FailureClass.USER,
             hint=f"accept its terms on {hub.page.format(model=model)}, then {hub.log_in} with the same account",
         )
     if code == "RevisionNotFound":
         return DownloadError(
-            f"{model} has no such revision on {hub.name}",
+            f"{model} does not have this revision on {hub.name}",
             failure=FailureClass.USER,
             hint=f"see {hub.page.format(model=model)} for its branches and tags",
         )
@@ -84,13 +84,15 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
         )
     if status == 429:
         return UnavailableError(
-            f"{model}: {hub.name} limits the rate of requests (HTTP 429)",
+            f"{model}: {hub.name} is rate limiting requests (HTTP 429)",
             failure=FailureClass.TRANSIENT,
-            hint=f"wait some minutes; with a token the limit is higher: {hub.log_in}",
+            hint=f"wait a few minutes; a token raises the limit: {hub.log_in}",
         )
     if status >= 500 or status == 408:
         return UnavailableError(
-            f"{model}: {hub.name} has a problem (HTTP {status})", failure=FailureClass.TRANSIENT, hint="try again later"
+            f"{model}: {hub.name} reports a server error (HTTP {status})",
+            failure=FailureClass.TRANSIENT,
+            hint="try again later",
         )
     return DownloadError(f"{model}: {hub.name} answered HTTP {status}{_in_brackets(message)}", failure=FailureClass.BUG)
 
@@ -109,9 +111,9 @@ def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavai
 def offline(hub: Hub, model: str) -> UnavailableError:
     """The error for a model that would have to come over a network that may not be used."""
     return UnavailableError(
-        f"{model}: not on this machine, and {hub.name} may not be asked in offline mode",
+        f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
         failure=FailureClass.USER,
-        hint="go without offline mode once, or name a local folder as a source",
+        hint="run once without offline mode, or name a local folder as a source",
     )
 
 

@@ -37,7 +37,7 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
     if info.gated:
         _check_access(model)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
-        raise DownloadError(f"{model}: {endpoint()} names no commit for revision {revision}")
+        raise DownloadError(f"{model}: {endpoint()} reports no commit for revision {revision}")
     return info.sha
 
 
@@ -46,7 +46,7 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
     siblings = _info(model, commit, files=True).siblings or ()
     if any(file.size is None for file in siblings):
         raise DownloadError(
-            f"{model}: {endpoint()} tells no file sizes", hint="check HF_ENDPOINT: a mirror may be too old"
+            f"{model}: {endpoint()} reports no file sizes", hint="check HF_ENDPOINT: the mirror may be too old"
         )
     return [
         RemoteFile(
@@ -100,7 +100,7 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
             model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (6 if files else 1)
         )
     except HFValidationError as error:
-        raise DownloadError(f"{model!r} cannot be a model's name: {error}", failure=FailureClass.USER) from error
+        raise DownloadError(f"{model!r} is not a valid model name: {error}", failure=FailureClass.USER) from error
     except HfHubHTTPError as error:
         raise refusal(model, error) from error
     except transport_errors() as error:

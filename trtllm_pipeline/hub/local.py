@@ -21,7 +21,7 @@ _COPIED_BYTES: Final = 64 << 20
 def needed_files(folder: Path, model: str) -> dict[str, Path]:
     """The files in `folder` that belong to the model, by name, and where they lie. Raises DownloadError."""
     if not folder.is_dir():
-        raise UnavailableError(f"{model}: there is no folder {folder}", failure=FailureClass.USER)
+        raise UnavailableError(f"{model}: folder {folder} does not exist", failure=FailureClass.USER)
     names = model_files.names(folder)
     if "config.json" not in names:
         raise UnavailableError(
@@ -74,8 +74,8 @@ def check_unchanged(pinned: str, found: str, folder: Path) -> None:
     """Raise DownloadError when a folder's content is no longer what was planned with."""
     if pinned != found:
         raise DownloadError(
-            f"{folder}: its content is {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "
-            "names another",
+            f"{folder} has content {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "
+            "names other content",
             failure=FailureClass.USER,
-            hint=f'start the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
+            hint=f'run the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
         )

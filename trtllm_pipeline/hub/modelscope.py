@@ -103,4 +103,4 @@ def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str
             if entry.get("Type") != "tree"
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise DownloadError(f"{model}: {HUB.name} answered with a listing in another form: {error!r}") from error
+        raise DownloadError(f"{model}: cannot parse the listing from {HUB.name}: {error!r}") from error

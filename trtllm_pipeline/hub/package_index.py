@@ -75,13 +75,13 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
         raise _pip_failed(requirement, output, offline=offline)
     wheels = {wheel: _sha256(wheel) for wheel in folder.glob("*.whl")}
     if not wheels:
-        raise DownloadError(f"{requirement}: pip succeeded but left no wheel\n{output[-500:]}")
+        raise DownloadError(f"{requirement}: pip succeeded but downloaded no wheel\n{output[-500:]}")
     if sha256 not in wheels.values():
         found = " and ".join(sorted(wheels.values()))
         for wheel in wheels:
             wheel.unlink()
         raise DownloadError(
-            f"{requirement}: the package index served a wheel with SHA-256 {found}, the recipe says {sha256}",
+            f"{requirement}: the package index served a wheel with SHA-256 {found}, but the recipe pins {sha256}",
             failure=FailureClass.USER,
             hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
         )
@@ -108,7 +108,7 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
                     progress(size, None, "bytes")
                 elif time.monotonic() - came_at > _STALLED_S:
                     raise DownloadError(
-                        f"{requirement}: pip has fetched nothing for {_STALLED_S:.0f} s",
+                        f"{requirement}: pip has downloaded nothing for {_STALLED_S:.0f} s",
                         failure=FailureClass.TRANSIENT,
                         hint="check the network and pip's configuration (`pip config list`)",
                     )
@@ -138,7 +138,7 @@ def _pip(requirement: str) -> list[str]:
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
     raise DownloadError(
-        f"{requirement}: there is no pip to fetch it with",
+        f"{requirement}: found no pip to download it with",
         failure=FailureClass.USER,
         hint=f"{sys.executable} -m ensurepip",
     )
@@ -148,16 +148,16 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
     last = "; ".join(line for line in output.splitlines() if line.startswith("ERROR"))[-600:] or output[-300:]
     if offline:
         return DownloadError(
-            f"{requirement}: not in the folders pip looks in without an index (offline mode): {last}",
+            f"{requirement}: offline mode, and pip does not find it without an index: {last}",
             failure=FailureClass.USER,
-            hint="go without offline mode once, or point PIP_FIND_LINKS at a folder with the wheel",
+            hint="run once without offline mode, or point PIP_FIND_LINKS at a folder with the wheel",
         )
     if "No space left" in output:
         return DownloadError(f"{requirement}: the disk is full", failure=FailureClass.USER, hint="free some space")
     # A missing version and an index out of reach end in the same error; the warnings before it tell them apart.
     network = re.search(r"Retrying \(|connection error|timed out", output)
     return DownloadError(
-        f"{requirement}: pip could not fetch it: {last}",
+        f"{requirement}: pip could not download it: {last}",
         failure=FailureClass.TRANSIENT if network else FailureClass.USER,
         hint="check the network and pip's configuration (`pip config list`), or name another source",
     )
@@ -170,7 +170,7 @@ def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
             names = [name for name in archive.namelist() if name == member or name.endswith(f"/{member}")]
             if len(names) != 1:
                 raise DownloadError(
-                    f"{requirement} holds {len(names)} files {member}, expected one",
+                    f"{requirement} contains {len(names)} files {member}, expected one",
                     failure=FailureClass.USER,
                     hint="correct `member` in the recipe",
                 )

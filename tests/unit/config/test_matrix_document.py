@@ -76,7 +76,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
         ("a: [1", "f:1: is not valid YAML"),
         ("a: 'x", "is not valid YAML"),
         ("a: \x07", "is not valid YAML"),
-        ("a: \ud800", "f: is not text in UTF-8"),
+        ("a: \ud800", "f: is not UTF-8 text"),
         ("[" * 5000, "f:1: is nested deeper than"),
     ],
 )
@@ -133,8 +133,8 @@ def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a: 1\nb: \xff\n", "m.yaml:2: is not text in UTF-8"),
-        ("a: 1".encode("utf-16"), "m.yaml:1: is not text in UTF-8"),
+        (b"a: 1\nb: \xff\n", "m.yaml:2: is not UTF-8 text"),
+        ("a: 1".encode("utf-16"), "m.yaml:1: is not UTF-8 text"),
         (b" " * (document.MAX_BYTES + 1), "m.yaml: is larger than 4 MiB"),
         (None, "m.yaml: is a folder"),
     ],

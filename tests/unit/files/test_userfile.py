@@ -41,9 +41,9 @@ def _dangling(path: Path) -> None:
     [
         (_link_to_itself, "is a link that leads back to itself"),
         (_dangling, "is a link to gone.json, which is not there"),
-        (os.mkfifo, "is a pipe; a file is needed"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a device; a file is needed"),
-        (lambda path: path.write_bytes(b'{}\n{"a": "\xff"}'), "2: is not text in UTF-8"),
+        (os.mkfifo, "is a pipe, expected a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a device, expected a file"),
+        (lambda path: path.write_bytes(b'{}\n{"a": "\xff"}'), "2: is not UTF-8 text"),
         (lambda path: path.write_text("[" * 5000), "nested deeper than"),
         (lambda path: path.write_text('{"input": ' + "[" * 300 + "]" * 300 + "}"), "nested deeper than"),
         (lambda path: path.write_text('{"input": ' + "9" * 5000 + "}"), "digits"),
@@ -71,7 +71,7 @@ def test_a_name_that_is_too_long_or_nearly_right(tmp_path: Path) -> None:
 
 def test_half_of_a_surrogate_pair_is_refused_where_it_is_read() -> None:
     assert user_files.decode('"\\ud83d\\ude00"') == "\U0001f600"
-    with pytest.raises(user_files.JsonError, match="half of a surrogate pair"):
+    with pytest.raises(user_files.JsonError, match="an unpaired surrogate"):
         user_files.decode('{"a": ["\\ud800"]}')
 
 

@@ -37,9 +37,9 @@ def folder(tmp_path: Path) -> Path:
         ({}, "has none"),
         ({"local": "a", "hugging_face": "b"}, "has hugging_face, local"),
         ({"local": "a", "revision": "main"}, "no key 'revision'"),
-        ({**PACKAGE, "sha256": "123"}, "needs the form"),
-        ({**PACKAGE, "package_index": "--index-url=evil"}, "needs the form"),
-        ({"package_index": "a==1", "sha256": "0" * 64}, "needs the form"),
+        ({**PACKAGE, "sha256": "123"}, "must have the form"),
+        ({**PACKAGE, "package_index": "--index-url=evil"}, "must have the form"),
+        ({"package_index": "a==1", "sha256": "0" * 64}, "must have the form"),
         ({"local": "a", "code": {"../a.py": "0" * 64}}, "expected names of Python files with their SHA-256"),
         ({"local": "a", "code": {"a.py": "123"}}, "expected names of Python files with their SHA-256"),
         ({"generated": "llama", "code": {}}, "no key 'code'"),
@@ -112,7 +112,7 @@ def test_a_local_folder_that_changed_after_planning_is_refused(folder: Path, tmp
     pinned, out = resolve([{"local": str(folder)}]), tmp_path / "out"
     out.mkdir()
     (folder / "config.json").write_text('{"edited": true}')
-    with pytest.raises(DownloadError, match="it changed after it was planned, or the source names another"):
+    with pytest.raises(DownloadError, match="it changed after it was planned, or the source names other content"):
         fetch(pinned, out, progress=lambda *_: None, folder=folder)
 
 
@@ -151,8 +151,8 @@ def test_code_is_taken_when_it_is_named_with_its_digest(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ({"configuration_phi3.py": "0" * 64}, "is not the code that the recipe names"),
-        ({"modeling_phi3.py": "0" * 64}, "has no file modeling_phi3.py, which the recipe names under code"),
+        ({"configuration_phi3.py": "0" * 64}, "is not the code that the recipe pins"),
+        ({"modeling_phi3.py": "0" * 64}, "has no file modeling_phi3.py, which the recipe lists under `code`"),
     ],
 )
 def test_other_code_than_was_read_is_refused(folder: Path, tmp_path: Path, code: dict[str, str], said: str) -> None:
@@ -177,7 +177,7 @@ def test_a_link_by_the_name_of_code_is_not_followed_out_of_the_folder(folder: Pa
 
 def test_what_nobody_can_look_at_is_not_called_unquantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
-    with pytest.raises(DownloadError, match="may not be asked in offline mode"):
+    with pytest.raises(DownloadError, match="offline mode forbids asking"):
         peek.quantized({"hugging_face": "some/model", "revision": "a" * 40}, folder=None, offline=True)
 
 

@@ -90,9 +90,7 @@ def test_an_engine_of_the_first_builders_is_refused(engine: Path) -> None:
 def test_another_compute_capability_is_refused(engine: Path) -> None:
     machine = replace(MACHINE, gpus=(H100, replace(H100, sm=80, name="NVIDIA A100-SXM4-80GB")))
     error = refused(engine, machine, NEVER)
-    assert (
-        "sm: the engine needs compute capability 90 (NVIDIA H100 80GB HBM3), found 80 (NVIDIA A100" in error.message
-    )
+    assert "sm: the engine needs compute capability 90 (NVIDIA H100 80GB HBM3), found 80 (NVIDIA A100" in error.message
 
 
 def test_too_few_gpus_are_refused_and_more_are_not(engine: Path) -> None:

@@ -128,7 +128,7 @@ def test_end_tokens_come_from_all_files(
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match=r"tokenizer\.json is not usable: it is missing"):
+    with pytest.raises(DownloadError, match=r"tokenizer\.json: it is missing"):
         Text(tmp_path)
 
 

@@ -99,9 +99,9 @@ def test_engine_and_release(case: Case, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_what_cannot_be_linted(case: Case) -> None:
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         run(case.folder / "nowhere")
     with pytest.raises(UsageError, match=r"--engine: .* is not an engine folder: config.json: it is missing"):
         run(case.repository, "--engine", case.folder)
-    with pytest.raises(UsageError, match="there is no rule 'TRT9'"):
+    with pytest.raises(UsageError, match="unknown rule 'TRT9'"):
         run(case.repository, "--ignore", "TRT9")

@@ -75,7 +75,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
     work = Work({}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
     with pytest.raises(ServerError, match="the workspace was moved") as error:
         serve(work)
-    assert f"names {old / ENGINE}, which is not there" in error.value.message
+    assert f"refers to {old / ENGINE}, which does not exist" in error.value.message
     assert error.value.failure is FailureClass.USER
     assert f"rm -r {new / 'store' / 'repository'}, then run again" in str(error.value.hint)
 
@@ -103,5 +103,5 @@ def test_a_repository_outside_a_workspace_is_written_again_by_hand(tmp_path: Pat
 
 
 def test_a_text_that_no_path_can_be_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="which is not there"):
+    with pytest.raises(ServerError, match="which does not exist"):
         referenced_paths.check(tmp_path, ["/store/" + "x" * 5000])

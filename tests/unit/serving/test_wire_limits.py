@@ -35,25 +35,25 @@ def read(raw: bytes, **options: int) -> tuple[http.Parser, bytes]:
         (OK + b"Content-Length: 1_0\r\n\r\nabc", "content-length is '1_0'"),
         (OK + b"Content-Length: \xb2\r\n\r\nabc", "content-length is '²'"),
         (OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabc", "content-length is '5, 6'"),
-        (OK + b"Content-Length: 99999999999\r\n\r\nabc", "has 99999999999 bytes, of which this client takes 16777216"),
-        (CHUNKED + b"-5\r\nabc", "size of a chunk is b'-5', expected hexadecimal digits"),
-        (CHUNKED + b"ZZZ\r\nabc", "size of a chunk is b'ZZZ'"),
-        (CHUNKED + b"0x5\r\nabc", "size of a chunk is b'0x5'"),
-        (CHUNKED + b"\r\nabc", "size of a chunk is b''"),
-        (CHUNKED + b"FFFFFFFFFFFFFFFF\r\nabc", "this client takes 16777216"),
-        (CHUNKED + b"1;" + b"e" * 5000, "size of a chunk is longer than 4096 bytes"),
-        (CHUNKED + b"1\r\nab", "a chunk is longer than it says"),
-        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 20_000, "trailer of the answer is longer than"),
+        (OK + b"Content-Length: 99999999999\r\n\r\nabc", "has 99999999999 bytes; the limit is 16777216"),
+        (CHUNKED + b"-5\r\nabc", "chunk size is b'-5', expected hexadecimal digits"),
+        (CHUNKED + b"ZZZ\r\nabc", "chunk size is b'ZZZ'"),
+        (CHUNKED + b"0x5\r\nabc", "chunk size is b'0x5'"),
+        (CHUNKED + b"\r\nabc", "chunk size is b''"),
+        (CHUNKED + b"FFFFFFFFFFFFFFFF\r\nabc", "the limit is 16777216"),
+        (CHUNKED + b"1;" + b"e" * 5000, "chunk size line exceeds 4096 bytes"),
+        (CHUNKED + b"1\r\nab", "a chunk is longer than its size"),
+        (CHUNKED + b"0\r\n" + b"a: b\r\n" * 20_000, "trailer exceeds"),
         (OK + b"Transfer-Encoding: gzip\r\n\r\n", "transfer-encoding is gzip, expected chunked"),
-        (OK + b"Content-Encoding: gzip\r\n\r\n", "comes in gzip, which was not asked for"),
-        (OK + b"a: b\r\n" * 300 + b"\r\n", "has 300 fields, of which this client takes 256"),
-        (OK + b"a: " + b"b" * 70_000, "head of the answer is longer than 65536 bytes"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "head of the answer is longer than 65536 bytes"),
-        (OK + b"a b: c\r\n\r\n", "a line that is no field: 'a b: c'"),
-        (OK + b" folded\r\n\r\n", "a line that is no field"),
+        (OK + b"Content-Encoding: gzip\r\n\r\n", "is encoded as gzip, which was not requested"),
+        (OK + b"a: b\r\n" * 300 + b"\r\n", "has 300 header fields; the limit is 256"),
+        (OK + b"a: " + b"b" * 70_000, "response header exceeds 65536 bytes"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 3000, "response header exceeds 65536 bytes"),
+        (OK + b"a b: c\r\n\r\n", "invalid header line: 'a b: c'"),
+        (OK + b" folded\r\n\r\n", "invalid header line"),
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "switches to another protocol"),
-        (b"HTTP/1.1 2000 OK\r\n\r\n", "no HTTP answer: 'HTTP/1.1 2000 OK'"),
-        (b"\0\0\0\4\0\0\0\0\0", "no HTTP answer"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "not an HTTP response: 'HTTP/1.1 2000 OK'"),
+        (b"\0\0\0\4\0\0\0\0\0", "not an HTTP response"),
     ],
 )
 def test_what_is_no_answer_is_refused_in_words(raw: bytes, told: str) -> None:
@@ -65,7 +65,7 @@ def test_what_is_no_answer_is_refused_in_words(raw: bytes, told: str) -> None:
 def test_a_body_without_length_has_one_limit_more() -> None:
     answer, body = read(b"HTTP/1.0 200 OK\r\n\r\n12345", max_bytes=5)
     assert (answer.status, body) == (200, b"12345")
-    with pytest.raises(http.HttpError, match="has 6 bytes, of which this client takes 5"):
+    with pytest.raises(http.HttpError, match="has 6 bytes; the limit is 5"):
         answer.feed(0, b"6")
 
 
@@ -82,7 +82,7 @@ def test_what_follows_an_answer_belongs_to_no_other() -> None:
 def test_an_event_has_a_limit_however_it_comes() -> None:
     for stream in (b"data: " + b"x" * 100_000, b"x" * 100_000, b"data: x\n" * 12_500):
         events = ServerSentEvents()
-        with pytest.raises(ProtocolError, match="an event of the answer is longer than"):  # noqa: PT012
+        with pytest.raises(ProtocolError, match="an event in the answer exceeds"):  # noqa: PT012
             for _ in range(MAX_MESSAGE_BYTES // 50_000):
                 list(events.feed(stream))
     events = ServerSentEvents()
@@ -103,19 +103,19 @@ def framed(*frames: bytes) -> Http2:
     ("frame", "told"),
     [
         (b"\xff\xff\xff\0\0\0\0\0\1", "a frame of 16777215 bytes begins with"),
-        (b"HTTP/1.1 400 Bad Request\r\n", r"begins with b'HTTP/1.1 '; 16384 are allowed"),
+        (b"HTTP/1.1 400 Bad Request\r\n", r"begins with b'HTTP/1.1 '; the limit is 16384"),
         (
             http2.frame(1, 0, 1, bytes(16_000)) + 3 * http2.frame(9, 0, 1, bytes(16_000)),
-            "headers are longer than 32768",
+            "headers exceed 32768",
         ),
-        (http2.frame(1, 4, 1, b"\x3f\xff\xff\xff\xff\x0f"), "headers cannot be decoded"),
-        (http2.frame(1, 4, 1, b"\xff" * 16_000), "headers cannot be decoded"),
-        (http2.frame(1, 4, 1, b"\x40\x01a\x7f\xa1\x1f" + b"x" * 4000 + b"\xbe" * 12_000), "headers cannot be decoded"),
+        (http2.frame(1, 4, 1, b"\x3f\xff\xff\xff\xff\x0f"), "cannot decode headers"),
+        (http2.frame(1, 4, 1, b"\xff" * 16_000), "cannot decode headers"),
+        (http2.frame(1, 4, 1, b"\x40\x01a\x7f\xa1\x1f" + b"x" * 4000 + b"\xbe" * 12_000), "cannot decode headers"),
         (http2.frame(4, 0, 0, struct.pack(">HI", 4, 2**31)), "initial window is 2147483648"),
-        (http2.frame(4, 0, 0, struct.pack(">HI", 5, 0)), "largest frame is 0, at least 16384"),
-        (http2.frame(8, 0, 0, struct.pack(">I", 2**31 - 1)), "window is larger than 2147483647"),
-        (http2.frame(8, 0, 1, struct.pack(">I", 2**31 - 1)), "window is larger than 2147483647"),
-        (http2.frame(5, 4, 1, bytes(4)), "the server pushes"),
+        (http2.frame(4, 0, 0, struct.pack(">HI", 5, 0)), "maximum frame size is 0; it must be at least 16384"),
+        (http2.frame(8, 0, 0, struct.pack(">I", 2**31 - 1)), "window exceeds 2147483647"),
+        (http2.frame(8, 0, 1, struct.pack(">I", 2**31 - 1)), "window exceeds 2147483647"),
+        (http2.frame(5, 4, 1, bytes(4)), "the server sent PUSH_PROMISE"),
         (http2.frame(0, 0, 0, b"x"), "a frame of type 0 is on stream 0"),
         (http2.frame(4, 0, 1), "a frame of type 4 is on stream 1"),
         (http2.frame(6, 0, 0, b"short"), "malformed"),
@@ -161,7 +161,7 @@ def test_windows_are_kept_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_message_has_a_limit() -> None:
-    with pytest.raises(http2.Http2Error, match="a message has 16777217 bytes, of which this client takes 16777216"):
+    with pytest.raises(http2.Http2Error, match="a message has 16777217 bytes; the limit is 16777216"):
         Messages().feed(struct.pack(">BI", 0, MAX_MESSAGE_BYTES + 1))
 
 
@@ -208,7 +208,7 @@ def test_a_unary_call_has_one_answer(monkeypatch: pytest.MonkeyPatch, messages: 
         assert asyncio.run(ask()) == b"a"
         assert peer.open
     else:
-        with pytest.raises(http2.Http2Error, match="the server sent a second message, where /s/M has one"):
+        with pytest.raises(http2.Http2Error, match="the server sent a second message for /s/M, which has one"):
             asyncio.run(ask())
         assert not peer.open
 
@@ -235,7 +235,7 @@ def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch)
             peer.server.data(1, http2.message(bytes(10_000)))
 
     asyncio.run(ask())
-    assert ends == ["INTERNAL: the answer has 40020 bytes so far, of which this client takes 40000"]
+    assert ends == ["INTERNAL: the answer has 40020 bytes so far; the limit is 40000"]
     assert count == [18]
     assert not peer.open
 
@@ -255,9 +255,9 @@ def response(**raw: bytes) -> service_pb2.ModelInferResponse:
 
 
 def test_a_tensor_that_is_cut_off_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="text_output in the server's answer is cut off: 6 of 9 bytes"):
+    with pytest.raises(ProtocolError, match="text_output in the server's answer is truncated: 6 of 9 bytes"):
         serving.text_output(response(text_output=b"\5\0\0\0ab"))
-    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is cut off"):
+    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is truncated"):
         serving.num_output_tokens(response(num_output_tokens=b"\1"))
     with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is -1, expected a number"):
         serving.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
@@ -278,9 +278,9 @@ def said(body: str) -> Answer:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("[" * 5000, "not the JSON that was expected"),
-        ("[]", "not the JSON that was expected: b'[]'"),
-        ("7", "not the JSON that was expected: b'7'"),
+        ("[" * 5000, "expected a JSON object"),
+        ("[]", "expected a JSON object, got b'[]'"),
+        ("7", "expected a JSON object, got b'7'"),
         ('{"choices": 5}', "choices in the server's answer is 5, expected a list"),
         ('{"choices": [7]}', "a choice in the server's answer is 7, expected an object"),
         (
@@ -341,7 +341,7 @@ def test_a_type_that_is_not_known_has_a_name() -> None:
     model = serving.ServedModel.of(config)
     assert model.inputs == {"x": "999"}
     assert serving.data_types(config.input) == {"x": "999"}
-    with pytest.raises(serving.ServerError, match="input x of m is 999, which this client does not send"):
+    with pytest.raises(serving.ServerError, match="input x of m has type 999, which this client does not support"):
         serving.infer_request(model, {"x": 1}, request_id="1")
 
 
@@ -363,10 +363,10 @@ def test_words_for_what_came_before_the_limit() -> None:
     answer = Answer()
     assert serving._so_far(answer) == "not connected"
     answer.sent_ns = 1
-    assert serving._so_far(answer) == "nothing came"
+    assert serving._so_far(answer) == "received nothing"
     answer.headers_ns = 2
-    assert serving._so_far(answer) == "its head came, and nothing after it"
+    assert serving._so_far(answer) == "received headers but no body"
     answer.first_byte_ns = 3
-    assert serving._so_far(answer) == "it began, but no text came"
+    assert serving._so_far(answer) == "received data but no text"
     answer.received(4, "a", None)
-    assert serving._so_far(answer).startswith("1 parts came, the last ")
+    assert serving._so_far(answer).startswith("received 1 parts, the last ")

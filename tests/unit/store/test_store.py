@@ -516,7 +516,7 @@ def test_a_damaged_line_of_the_history_is_left_out_and_counted(
         store.index.history.append([("invented", (1, 2)), ("run", (1,))])
         lines = [*store.index.history.path.read_bytes().strip().split(b"\n"), *lines[1:]]
     store.index.history.path.write_bytes(b"\n".join(lines))
-    said = f"without {2 if harm.startswith('another') else 1} damaged of {len(lines)} lines of history.jsonl"
+    said = f"without {2 if harm.startswith('another') else 1} of {len(lines)} lines of history.jsonl"
     store.close()
     (store.workspace / "state.db").unlink()
     store = Store(store.workspace)
@@ -652,7 +652,9 @@ def test_an_index_of_an_older_release_is_rebuilt(
         db.execute("PRAGMA user_version=1")
         db.execute("PRAGMA application_id=0")
     store = Store(tmp_path / "w")
-    assert "the index was written by an older release; rebuilt from the manifests and the history, without" in caplog.text
+    assert (
+        "the index was written by an older release; rebuilt from the manifests and the history, without" in caplog.text
+    )
     assert store.get("build", artifact.fingerprint) == artifact
     assert (tmp_path / "w/state.db.schema-1").exists()
 

@@ -183,7 +183,7 @@ def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:
     for content, config, beside, said in (
         (whole, {"model_type": "llama"}, stated, "quantization_config is missing"),
         (whole[:-1], quantized, stated, "its tensors end at byte"),
-        (whole, None, stated, "config.json is not usable: it is missing"),
+        (whole, None, stated, "config.json: it is missing"),
         (whole, quantized, None, "hf_quant_config.json is missing or names no algorithm"),
         (whole, quantized, {"quantization": {}}, "hf_quant_config.json is missing or names no algorithm"),
         (whole, quantized, {"quantization": {"quant_algo": "NVFP4"}}, "quant_algo is NVFP4, expected FP8 for fp8"),

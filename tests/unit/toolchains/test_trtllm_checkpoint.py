@@ -92,14 +92,14 @@ def without(key: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: (folder / "config.json").unlink(), r"config\.json is not usable: it is missing"),
+        (lambda folder: (folder / "config.json").unlink(), r"config\.json: it is missing"),
         (
             lambda folder: (folder / "config.json").write_text("{"),
-            r"config\.json is not usable: not JSON",
+            r"config\.json: not JSON",
         ),
         (
             lambda folder: (folder / "config.json").write_text("[]"),
-            r"config\.json is not usable: it is not a JSON object",
+            r"config\.json: it is not a JSON object",
         ),
         (without("hidden_act"), r"config\.json: hidden_act is missing"),
         (lambda folder: (folder / "rank3.safetensors").unlink(), r"rank3\.safetensors is missing: tp2pp2 has 4 ranks"),

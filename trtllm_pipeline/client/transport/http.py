@@ -75,28 +75,28 @@ class Parser:
         if self._to_the_end:
             self.complete = True
         elif not self.complete:
-            where = f"in its body, after {self._body_bytes - self._left} bytes" if self.status else "in its head"
-            raise HttpError(f"the answer broke off {where}" if self.began else reason)
+            where = f"after {self._body_bytes - self._left} bytes of the body" if self.status else "in the header"
+            raise HttpError(f"the connection closed in the middle of the response: {where}" if self.began else reason)
 
     # Each takes one piece of `buffer` from `at` on and returns its length; 0 when it needs more bytes first.
 
     def _head(self, now_ns: int, buffer: bytes, at: int) -> int:
         if not b"HTTP/1.".startswith(buffer[at : at + 7]):
-            raise HttpError(f"this is no HTTP answer: {buffer[at : at + 40]!r}")
+            raise HttpError(f"not an HTTP response: {buffer[at : at + 40]!r}")
         end = buffer.find(b"\r\n\r\n", at)
         if self._head_bytes + (len(buffer) if end < 0 else end) - at > MAX_HEAD_BYTES:
-            raise HttpError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
+            raise HttpError(f"the response header exceeds {MAX_HEAD_BYTES} bytes")
         if end < 0:
             return 0
         first, *lines = buffer[at:end].decode("latin-1").split("\r\n")
         match = _STATUS_LINE.fullmatch(first)
         if match is None:
-            raise HttpError(f"this is no HTTP answer: {first[:40]!r}")
+            raise HttpError(f"not an HTTP response: {first[:40]!r}")
         fields, status = _fields(lines), int(match[2])
         taken = end + 4 - at
         self._head_bytes += taken
         if status == 101:
-            raise HttpError("the server switches to another protocol, which was not asked for")
+            raise HttpError("the server switches to another protocol without being asked to")
         if status < 200:
             return taken
         self.status, self.headers_ns = status, now_ns
@@ -107,7 +107,7 @@ class Parser:
     def _expect_body(self, fields: Mapping[str, list[str]]) -> None:
         encodings, codings = _listed(fields, "content-encoding"), _listed(fields, "transfer-encoding")
         if encodings - {"identity"}:
-            raise HttpError(f"the body comes in {', '.join(sorted(encodings))}, which was not asked for")
+            raise HttpError(f"the body is encoded as {', '.join(sorted(encodings))}, which was not requested")
         if codings - {"chunked"}:
             raise HttpError(f"the transfer-encoding is {', '.join(sorted(codings))}, expected chunked")
         if codings:
@@ -130,15 +130,15 @@ class Parser:
         self._left = count
         self._body_bytes += count
         if self._body_bytes > self._max_bytes:
-            raise HttpError(f"the body has {self._body_bytes} bytes, of which this client takes {self._max_bytes}")
+            raise HttpError(f"the body has {self._body_bytes} bytes; the limit is {self._max_bytes}")
 
     def _size(self, _now_ns: int, buffer: bytes, at: int) -> int:
-        end = _line_end(buffer, at, MAX_LINE_BYTES, "a line with the size of a chunk")
+        end = _line_end(buffer, at, MAX_LINE_BYTES, "the chunk size line")
         if end < 0:
             return 0
         match = _SIZE.fullmatch(buffer, at, end)
         if match is None:
-            raise HttpError(f"the size of a chunk is {buffer[at : min(end, at + 40)]!r}, expected hexadecimal digits")
+            raise HttpError(f"the chunk size is {buffer[at : min(end, at + 40)]!r}, expected hexadecimal digits")
         self._expect(int(match[1], 16))
         self._take = self._chunk if self._left else self._trailer
         return end + 2 - at
@@ -147,14 +147,14 @@ class Parser:
         if self._left:
             return self._part(now_ns, buffer, at)
         if not b"\r\n".startswith(buffer[at : at + 2]):
-            raise HttpError("a chunk is longer than it says")
+            raise HttpError("a chunk is longer than its size")
         if len(buffer) < at + 2:
             return 0
         self._take = self._size
         return 2
 
     def _trailer(self, _now_ns: int, buffer: bytes, at: int) -> int:
-        end = _line_end(buffer, at, MAX_HEAD_BYTES - self._head_bytes, "the trailer of the answer")
+        end = _line_end(buffer, at, MAX_HEAD_BYTES - self._head_bytes, "the trailer")
         if end < 0:
             return 0
         self._head_bytes += end + 2 - at
@@ -181,12 +181,12 @@ class Parser:
 def _fields(lines: list[str]) -> dict[str, list[str]]:
     """Values of each header field by its name in small letters."""
     if len(lines) > MAX_FIELDS:
-        raise HttpError(f"the head of the answer has {len(lines)} fields, of which this client takes {MAX_FIELDS}")
+        raise HttpError(f"the answer has {len(lines)} header fields; the limit is {MAX_FIELDS}")
     fields: dict[str, list[str]] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not _NAME.fullmatch(name) or any(each in value for each in "\r\n\0"):
-            raise HttpError(f"the head of the answer has a line that is no field: {line[:40]!r}")
+            raise HttpError(f"invalid header line: {line[:40]!r}")
         fields.setdefault(name.lower(), []).append(value.strip(" \t"))
     return fields
 
@@ -200,7 +200,7 @@ def _line_end(buffer: bytes, at: int, limit: int, what: str) -> int:
     """Where the line at `at` ends, -1 where its end has not come yet."""
     end = buffer.find(b"\r\n", at)
     if (len(buffer) if end < 0 else end) - at > limit:
-        raise HttpError(f"{what} is longer than {limit} bytes")
+        raise HttpError(f"{what} exceeds {limit} bytes")
     return end
 
 

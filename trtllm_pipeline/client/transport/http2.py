@@ -136,7 +136,7 @@ class Http2:
             size = int.from_bytes(self._rest[position : position + 3], "big")
             if size > MAX_FRAME_BYTES:
                 shown = self._rest[position : position + 9]
-                raise Http2Error(f"a frame of {size} bytes begins with {shown!r}; {MAX_FRAME_BYTES} are allowed")
+                raise Http2Error(f"a frame of {size} bytes begins with {shown!r}; the limit is {MAX_FRAME_BYTES}")
             end = position + 9 + size
             if len(self._rest) < end:
                 break
@@ -150,7 +150,7 @@ class Http2:
 
     def _frame(self, now_ns: int, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and kind != _CONTINUATION:
-            raise Http2Error("headers were not continued")
+            raise Http2Error("a CONTINUATION frame is missing")
         if kind in _OF_A_STREAM if stream == 0 else kind in _OF_THE_CONNECTION:
             raise Http2Error(f"a frame of type {kind} is on stream {stream}")
         if kind in _SIZES and len(payload) != _SIZES[kind]:
@@ -168,7 +168,7 @@ class Http2:
             self._header_block(now_ns, flags, (stream, bool(flags & _END_STREAM), payload))
         elif kind == _CONTINUATION:
             if self._block is None or self._block[0] != stream:
-                raise Http2Error("headers are continued that did not begin")
+                raise Http2Error("a CONTINUATION frame without HEADERS")
             self._header_block(now_ns, flags, (*self._block[:2], self._block[2] + payload))
         elif kind == _SETTINGS and not flags & _ACK:
             self._settings(payload)
@@ -180,7 +180,7 @@ class Http2:
             self.forget(stream)
             self._on(now_ns, "reset", stream, int.from_bytes(payload, "big"), True)
         elif kind == _PUSH_PROMISE:
-            raise Http2Error("the server pushes, which was not asked for")
+            raise Http2Error("the server sent PUSH_PROMISE, which was not enabled")
         elif kind == _GOAWAY:
             self._goaway(now_ns, payload)
 
@@ -196,7 +196,7 @@ class Http2:
 
     def _header_block(self, now_ns: int, flags: int, block: tuple[int, bool, bytes]) -> None:
         if len(block[2]) > MAX_HEADER_BYTES:
-            raise Http2Error(f"headers are longer than {MAX_HEADER_BYTES} bytes")
+            raise Http2Error(f"headers exceed {MAX_HEADER_BYTES} bytes")
         if not flags & _END_HEADERS:
             self._block = block
             return
@@ -206,7 +206,7 @@ class Http2:
             # Also those of a stream that is not known any more: the table of the connection is made of all.
             fields = [(str(name), str(value)) for name, value in self._decoder.decode(data)]
         except (hpack.HPACKError, UnicodeDecodeError) as error:
-            raise Http2Error(f"headers cannot be decoded: {str(error)[:200]}") from error
+            raise Http2Error(f"cannot decode headers: {str(error)[:200]}") from error
         if self._serving:
             self._streams.setdefault(stream, _Stream(self._initial_window))
         if stream in self._streams:
@@ -216,13 +216,15 @@ class Http2:
         for identifier, value in struct.iter_unpack(">HI", payload):
             if identifier == _INITIAL_WINDOW_SIZE:
                 if value > _WINDOW:
-                    raise Http2Error(f"the server's initial window is {value}, {_WINDOW} is allowed")
+                    raise Http2Error(f"the server's initial window is {value}; the limit is {_WINDOW}")
                 for outgoing in self._streams.values():
                     outgoing.window += value - self._initial_window
                 self._initial_window = value
             elif identifier == _MAX_FRAME_SIZE:
                 if not MAX_FRAME_BYTES <= value < 1 << 24:
-                    raise Http2Error(f"the server's largest frame is {value}, at least {MAX_FRAME_BYTES} is required")
+                    raise Http2Error(
+                        f"the server's maximum frame size is {value}; it must be at least {MAX_FRAME_BYTES}"
+                    )
                 self._max_frame = value
         self._write(frame(_SETTINGS, _ACK, 0))
         self._grown(0, 0)
@@ -245,7 +247,7 @@ class Http2:
         elif stream in self._streams:
             self._streams[stream].window += more
         if self._window > _WINDOW or (stream in self._streams and self._streams[stream].window > _WINDOW):
-            raise Http2Error(f"the server's window is larger than {_WINDOW}")
+            raise Http2Error(f"the server's window exceeds {_WINDOW}")
         for number, outgoing in list(self._streams.items()):
             if outgoing.unsent:
                 self._flush(number, outgoing)
@@ -288,7 +290,7 @@ class Messages:
             if compressed:
                 raise Http2Error("the server sent a compressed message")
             if size > MAX_MESSAGE_BYTES:
-                raise Http2Error(f"a message has {size} bytes, of which this client takes {MAX_MESSAGE_BYTES}")
+                raise Http2Error(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
             end = position + 5 + size
             if len(rest) < end:
                 break
@@ -390,9 +392,7 @@ class GrpcCall:
             assert isinstance(value, bytes)
             self._received += len(value)
             if self._received > MAX_STREAM_BYTES:
-                raise Http2Error(
-                    f"the answer has {self._received} bytes so far, of which this client takes {MAX_STREAM_BYTES}"
-                )
+                raise Http2Error(f"the answer has {self._received} bytes so far; the limit is {MAX_STREAM_BYTES}")
             for found in self._messages.feed(value):
                 self.arrived(now_ns, found)
         fields = {} if isinstance(value, (bytes, int)) else dict(value)
@@ -427,7 +427,7 @@ async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
 
     def arrived(now_ns: int, answer: bytes) -> None:
         if answers:
-            raise Http2Error(f"the server sent a second message, where {path} has one")
+            raise Http2Error(f"the server sent a second message for {path}, which has one")
         answers.append((now_ns, answer))
 
     call.arrived = arrived
@@ -435,5 +435,5 @@ async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
     call.send(data, last=True)
     reason = await done
     if reason is not None or not answers:
-        raise Http2Error(reason or "there was no answer")
+        raise Http2Error(reason or "the server sent no message")
     return answers[0]

@@ -114,7 +114,7 @@ class Wire:
                 sock.close()
                 if not isinstance(error, OSError) or index + 1 == len(found):
                     raise
-        raise OSError(f"{host} has no address")
+        raise OSError(f"cannot resolve {host}")
 
     def asked(self) -> None:
         """A question is about to be sent: no answer is older, though the clock that the kernel stamps by be set."""
@@ -123,7 +123,7 @@ class Wire:
     def write(self, data: bytes) -> None:
         """Send now what the kernel takes, the rest as soon as it can. A broken connection shows as `ended`."""
         if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
-            self._end(f"the server does not read what it is sent, {len(self._unsent)} bytes wait for it")
+            self._end(f"the server does not read from the connection; {len(self._unsent)} bytes are waiting")
             return
         if self._unsent:
             self._unsent += data

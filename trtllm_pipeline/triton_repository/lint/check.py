@@ -33,9 +33,9 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
             those = {rule.id for rule in RULES if rule.id.startswith(word.upper()) or rule.name == word}
             if not those or not word:
                 raise UsageError(
-                    f"there is no rule {word!r}",
-                    hint="a rule's id or name, or the beginning of ids: TRT304, dims-differ, TRT3; "
-                    "docs/repository-lint.md has all",
+                    f"unknown rule {word!r}",
+                    hint="give a rule's id or name, or a prefix of ids: TRT304, dims-differ, TRT3; "
+                    "see docs/repository-lint.md for all rules",
                 )
             found |= those
         return found
@@ -53,11 +53,11 @@ def lint(
     `release` is the TensorRT-LLM that will serve it. Raises UsageError for a folder that is not there or cannot be read.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder", hint="name a Triton model repository")
+        raise UsageError(f"{folder}: no such folder", hint="name a Triton model repository")
     try:
         subject = repository.read(folder, engine=engine, release=release)
     except OSError as error:
-        raise UsageError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
     findings = [
         Finding(rule.id, rule.name, rule.severity, found.path, found.line, found.message, found.hint or rule.hint)
         for rule in rules

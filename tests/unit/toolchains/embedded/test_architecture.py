@@ -77,12 +77,12 @@ def test_llama3_divisors_keep_high_frequencies_and_stretch_low_ones(tmp_path: Pa
         ({"quantization_config": {"bits": 4}}, "quantized already"),
         ({"use_sliding_window": True}, "sliding window"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
-        ({"rope_scaling": {"rope_type": "linear"}}, r"lacks rope_scaling\.factor"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": LLAMA3, "architectures": ["Qwen2ForCausalLM"]}, "llama3"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
         ({"vocab_size": "many"}, 'vocab_size is "many"; expected a whole number'),
         ({"vocab_size": 10**400}, "vocab_size is 1000.*expected a whole number"),
-        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": True}, "hidden_size is true"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0; expected"),
         ({"rope_theta": [1]}, "rope_theta is \\[1\\]; expected a number"),
@@ -101,7 +101,7 @@ def test_refusals_are_infeasible_and_worded(tmp_path: Path, changes: dict[str, A
 
 
 def test_no_folder_and_no_object(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"config\.json is not usable: it is missing"):
+    with pytest.raises(StageError, match=r"config\.json: it is missing"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(StageError, match="not a JSON object"):

@@ -81,7 +81,7 @@ def test_shards_follow_the_index(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"\xff" * 64, "does not fit a file"),
-        ((4).to_bytes(8, "little") + b"nope", "header cannot be read"),
+        ((4).to_bytes(8, "little") + b"nope", "cannot read its header"),
         (b"", "does not fit a file"),
     ],
 )
