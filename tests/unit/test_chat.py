@@ -130,9 +130,7 @@ def test_a_namespace_loop_controls_and_variables() -> None:
 
 def test_alternation_and_generation_blocks() -> None:
     assert render(ALTERNATION, TALK[1:]) == "<s> [INST] Why? [/INST] So.</s> [INST] Why? [/INST]"
-    with pytest.raises(
-        RefusedError, match="rejects this conversation: Conversation roles must alternate"
-    ) as caught:
+    with pytest.raises(RefusedError, match="rejects this conversation: Conversation roles must alternate") as caught:
         render(ALTERNATION, TALK)
     assert caught.value.failure is FailureClass.USER
 
