@@ -100,11 +100,11 @@ def main() -> None:
         rows: list[Row] = []
         with triton(repository, folder) as url:
             rows += compare(
-                "Triton", ours(load, folder, "-u", url, "-m", "ensemble"), independent(load, url), args.rounds
+                "Triton", ours(load, folder, "-u", url, "--model", "ensemble"), independent(load, url), args.rounds
             )
         if args.aiperf:
             with llama(engine, folder) as url:
-                where = ("-u", url, "-i", "openai", "--endpoint-type", "completions", "-m", "engine")
+                where = ("-u", url, "--protocol", "openai", "--endpoint-type", "completions", "--model", "engine")
                 other = aiperf(load, folder, url, args.aiperf)
                 rows += compare("llama.cpp", ours(load, folder, *where), other, args.rounds)
     if args.format == "json":
@@ -214,14 +214,14 @@ def ours(load: Load, folder: Path, *where: str) -> Measure:
         words = (
             "--input-data",
             str(load.prompts),
-            "--request-count",
+            "--requests",
             str(load.requests),
             "--concurrency",
             str(concurrency),
         )
         length = ("--max-tokens", str(load.max_tokens), "--tokenizer", str(load.tokenizer), "--format", "json")
         events = folder / f"events-{time.monotonic_ns()}.jsonl"
-        command = [*PIPELINE, "perf", *where, *words, *length, "--profile-export-file", str(events)]
+        command = [*PIPELINE, "bench", "load", *where, *words, *length, "--event-file", str(events)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = json.loads(done.stdout)["findings"] if done.stdout else done.stderr

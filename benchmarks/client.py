@@ -6,7 +6,7 @@ The server (`bench/scripted_server.py`, a process of its own) sends each stream 
 of its own, and notes the time just before each event goes out. A tool's error is its own time of an event minus that;
 both clocks are CLOCK_MONOTONIC. Lateness of the server is in no error.
 
-    ours (openai), ours (grpc)   the whole command `pipeline perf -u ...`
+    ours (openai), ours (grpc)   the whole command `pipeline bench load -u ...`
     aiperf                       `aiperf profile --endpoint-type chat --streaming`, where it is installed
     threads                      a pool of threads and a tritonclient for each request, as scripts of the field do it
 
@@ -40,7 +40,7 @@ from trtllm_pipeline.client.service import Service
 
 FEW_EVENTS: Final = 10
 REQUESTS: Final = 2
-"""Of each stream, one after the other: the fewest that `pipeline perf` sends."""
+"""Of each stream, one after the other: the fewest that `pipeline bench load` sends."""
 Times = Mapping[str, Sequence[int]]
 """Prompt -> time of each of its events with text, in nanoseconds."""
 
@@ -109,13 +109,14 @@ def tools(aiperf: str | None) -> Iterator[Tool]:
 
     def ours(protocol: Sequence[str], url: str, folder: Path, streams: int) -> list[str]:
         return [
-            *(sys.executable, "-m", "trtllm_pipeline", "perf", "-u", url, *protocol, "-m", "ensemble"),
-            *("--concurrency", str(streams), "--request-count", "1", "--warmup-request-count", "0"),
-            *("--input-data", str(folder / "prompts.jsonl"), "--profile-export-file", str(folder / "events.jsonl")),
+            *(sys.executable, "-m", "trtllm_pipeline", "bench", "load", "-u", url, *protocol),
+            *("--model", "ensemble"),
+            *("--concurrency", str(streams), "--requests", "1", "--warmup-requests", "0"),
+            *("--input-data", str(folder / "prompts.jsonl"), "--event-file", str(folder / "events.jsonl")),
         ]
 
-    yield Tool("ours (openai)", lambda at, to, n: ours(("-i", "openai"), f"http://{at.http}", to, n), our_times)
-    yield Tool("ours (grpc)", lambda at, to, n: ours(("-i", "grpc"), at.grpc, to, n), our_times)
+    yield Tool("ours (openai)", lambda at, to, n: ours(("--protocol", "openai"), f"http://{at.http}", to, n), our_times)
+    yield Tool("ours (grpc)", lambda at, to, n: ours(("--protocol", "grpc"), at.grpc, to, n), our_times)
     if aiperf is not None:
         yield Tool(
             "aiperf",

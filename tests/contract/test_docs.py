@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -24,7 +23,7 @@ import pytest
 import typer
 import yaml
 
-from trtllm_pipeline.cli.app import COMMANDS, STAGES, main
+from trtllm_pipeline.cli.app import COMMANDS, main
 from trtllm_pipeline.config.models import Settings, json_schema
 from trtllm_pipeline.config.recipes import matrices_folder, recipes_folder
 from trtllm_pipeline.toolchains.tensorrt_llm import options as tensorrt_llm_options
@@ -54,13 +53,8 @@ NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
 NEED_TENSORRT_LLM = ("quantize", "check")
 NEED_MEASUREMENTS = ("compare", "recommend")
-FORMS = (
-    *(("perf", form) for form in ("-u", "analyze", "self-test")),
-    *(("accuracy", form) for form in ("-u", "compare", "lm-eval")),
-    ("repository", "lint"),
-)
-"""Commands whose options depend on the words after them."""
-BRIDGED_FORMS = ("repository", "perf", "accuracy")
+NEED_MORE = ("bench", "evaluate", "repository")
+"""Commands about servers and repositories that are not there."""
 LOOKING = ("status", "explain", "logs", "report", "store", "exec")
 """Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
 
@@ -130,13 +124,7 @@ def parse(words: tuple[str, ...]) -> dict[str, object]:
 
 def parser_of(words: tuple[str, ...]) -> argparse.ArgumentParser:
     """The argparse parser that would read `pipeline WORDS`, for as long as there is one."""
-    words = words[words[0] == "stage" :]
-    if words[0] not in BRIDGED_FORMS:
-        parser: argparse.ArgumentParser = generate().parser_of(words[0])
-        return parser
-    parser = argparse.ArgumentParser(prog=f"pipeline {words[0]}")
-    parser.set_defaults(command=words[0], words=list(words[1:]))
-    importlib.import_module(f"trtllm_pipeline.cli.{words[0]}").configure(parser)
+    parser: argparse.ArgumentParser = generate().parser_of(words[words[0] == "stage"])
     return parser
 
 
@@ -185,8 +173,6 @@ def test_other_programs_are_known() -> None:
 @pytest.mark.parametrize("full", names())
 def test_every_command_is_documented_with_an_example(full: str) -> None:
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    if generate().is_bridged(full) and full.split()[0] in {"store", "bench", "evaluate", "repository"}:
-        pytest.skip("documented with the command of which it is a form")
     head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
     examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
@@ -224,11 +210,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         command = generate().command_of(path)
         known |= {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
         if generate().is_bridged(path):
-            words = tuple(path.split()[path.startswith("stage ") :])
-            known |= flags_of(generate().parser_of(words[0])) if words[0] not in {"bench", "evaluate"} else set()
-    for words in FORMS:
-        if words[0] in STAGES or generate().is_bridged(" ".join(words)):
-            known |= flags_of(parser_of(words))
+            known |= flags_of(parser_of(tuple(path.split())))
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
     text = page.read_text(encoding="utf-8")
@@ -341,7 +323,7 @@ def is_cheap(command: Command) -> bool:
     verb, args = command.words[1], set(command.words[2:])
     if verb in {"run", "resume"}:
         return "--until" in args and not args & set(NEED_A_SERVER)
-    return verb not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, *NEED_MEASUREMENTS} and not (
+    return verb not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, *NEED_MEASUREMENTS, *NEED_MORE} and not (
         verb == "logs" and args & set(NEED_A_SERVER)
     )
 

@@ -249,5 +249,5 @@ def test_perf_says_what_the_server_did(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     url = f"http://127.0.0.1:{start(LIES['negative length'], about_all=True).port}"
-    assert main(["perf", "-u", url, "-i", "openai", "-m", "m", "--request-timeout-s", "2"]) == 1
+    assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "2"]) == 1
     assert "the content-length is '-5', expected a number of bytes" in capsys.readouterr().err

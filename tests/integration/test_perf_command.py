@@ -1,4 +1,4 @@
-"""`pipeline perf` against a server whose timeline is known: as a user types it."""
+"""`pipeline bench` against a server whose timeline is known: as a user types it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtllm_pipeline.client.service import Service
 
 pytestmark = pytest.mark.integration
 
-COMMAND = (sys.executable, "-m", "trtllm_pipeline", "perf")
+COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def perf(home: dict[str, str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
+    command = [*COMMAND, *(() if arguments[0] == "analyze" else ("load",)), *arguments]
     return subprocess.run(command, cwd=folder, env=home, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -60,8 +60,8 @@ def loaded(home: dict[str, str], folder: Path, *arguments: str) -> dict[str, Any
 def test_a_sweep_of_concurrencies_over_several_processes(
     home: dict[str, str], service: Service, tmp_path: Path
 ) -> None:
-    words = ("--concurrency", "1,4", "--request-count", "12", "--processes", "2", "--slo", "ttft=5s,e2e=1ms")
-    result = loaded(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words, "--profile-export-file", "e.jsonl")
+    words = ("--concurrency", "1,4", "--requests", "12", "--processes", "2", "--slo", "ttft=5s,e2e=1ms")
+    result = loaded(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words, "--event-file", "e.jsonl")
     assert [level["concurrency"] for level in result["levels"]] == [1, 4]
     for level in result["levels"]:
         assert (level["requests"], level["failures"]) == (12, 0)
@@ -81,16 +81,16 @@ def test_a_sweep_of_concurrencies_over_several_processes(
 def test_every_load_run_says_on_what_and_under_which_load(
     home: dict[str, str], service: Service, tmp_path: Path
 ) -> None:
-    openai = ("-u", f"http://{service.http}", "-i", "openai", "--endpoint-type")
+    openai = ("-u", f"http://{service.http}", "--protocol", "openai", "--endpoint-type")
     servers = {
         "grpc": ("-u", service.grpc),
-        "http": ("-u", service.http, "-i", "http"),
+        "http": ("-u", service.http, "--protocol", "http"),
         "chat": (*openai, "chat"),
         "completions": (*openai, "completions"),
     }
     found = {}
     for name, words in servers.items():
-        asked = ("-m", "ensemble", "--request-count", "6", "--profile-export-file", f"{name}.jsonl")
+        asked = ("--model", "ensemble", "--requests", "6", "--event-file", f"{name}.jsonl")
         found[name] = loaded(home, tmp_path, *words, *asked)
     assert {result["system"]["server_on"] for result in found.values()} == {"this machine"}
     assert len({result["system"]["cpu"] for result in found.values()}) == 1
@@ -108,8 +108,8 @@ def test_every_load_run_says_on_what_and_under_which_load(
 def test_an_open_loop_against_an_openai_server(
     home: dict[str, str], service: Service, tmp_path: Path, endpoint: str
 ) -> None:
-    words = ("--request-rate", "40", "--request-count", "20", "--request-distribution", "constant")
-    where = ("-u", f"http://{service.http}", "-i", "openai", "--endpoint-type", endpoint, "-m", "ensemble")
+    words = ("--request-rate", "40", "--requests", "20", "--request-distribution", "constant")
+    where = ("-u", f"http://{service.http}", "--protocol", "openai", "--endpoint-type", endpoint, "--model", "ensemble")
     (level,) = (result := loaded(home, tmp_path, *where, *words))["levels"]
     assert (level["concurrency"], level["request_rate"], level["failures"]) == (None, 40.0, 0)
     assert level["schedule"]["achieved_rate"] == pytest.approx(40, rel=0.1)
@@ -124,8 +124,8 @@ def test_an_open_loop_against_an_openai_server(
 
 @pytest.mark.parametrize("interface", ["http", "openai"])
 def test_whole_answers(home: dict[str, str], service: Service, tmp_path: Path, interface: str) -> None:
-    where = ("-u", service.http, "-i", interface, "-m", "ensemble", "--no-streaming")
-    (level,) = loaded(home, tmp_path, *where, "--request-count", "4")["levels"]
+    where = ("-u", service.http, "--protocol", interface, "--model", "ensemble", "--no-streaming")
+    (level,) = loaded(home, tmp_path, *where, "--requests", "4")["levels"]
     assert level["ttft_ms"] == level["e2e_ms"]
     assert level["tpot_ms"]["n"] == 0
 
@@ -134,8 +134,15 @@ def test_whole_answers(home: dict[str, str], service: Service, tmp_path: Path, i
 def test_a_cache_said_to_be_off_is_tried(
     home: dict[str, str], service: Service, tmp_path: Path, interface: str
 ) -> None:
-    where = ("-u", service.grpc if interface == "grpc" else service.http, "-i", interface, "-m", "ensemble")
-    words = ("--request-count", "4", "--declare", "enable_kv_cache_reuse=false", "--profile-export-file", "e.jsonl")
+    where = (
+        "-u",
+        service.grpc if interface == "grpc" else service.http,
+        "--protocol",
+        interface,
+        "--model",
+        "ensemble",
+    )
+    words = ("--requests", "4", "--declare", "enable_kv_cache_reuse=false", "--event-file", "e.jsonl")
     result = loaded(home, tmp_path, *where, *words)
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     probes = [record for record in records if record["type"] == "probe"]
@@ -155,9 +162,9 @@ def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], servi
     engine.mkdir()
     config = {"build_config": build, "geometry": {"tie_word_embeddings": True}, "weights_bytes": 10**12}
     (engine / "config.json").write_text(json.dumps(config))
-    words = ("--request-count", "2", "--max-tokens", "6", "--format", "json", "--engine", "engine")
+    words = ("--requests", "2", "--max-tokens", "6", "--format", "json", "--engine", "engine")
     declared = ("--declare", "accumulate_tokens=true", "--declare", "max_seq_len=64", "--declare", "decoupled=true")
-    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words, *declared)
+    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words, *declared)
     assert done.returncode == 1, done.stderr
     wrong = {
         each["check"]: each["message"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "invalid"
@@ -169,15 +176,15 @@ def test_what_is_said_of_a_server_is_held_against_it(home: dict[str, str], servi
 
 
 def test_csv_has_every_figure(home: dict[str, str], service: Service, tmp_path: Path) -> None:
-    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", "--request-count", "4", "--format", "csv")
+    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", "--requests", "4", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {"ttft_ms", "output_tokens_per_s", "e2e_ms as vllm"} <= {row["metric"] for row in rows}
     assert all(row["load"] == "concurrency 1" for row in rows)
 
 
 def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, tmp_path: Path) -> None:
-    words = ("-u", service.grpc, "-m", "ensemble", "--request-count", "100000", "--format", "json", "--max-tokens", "6")
-    command = [*COMMAND, *words, "--profile-export-file", "e.jsonl"]
+    words = ("-u", service.grpc, "--model", "ensemble", "--requests", "100000", "--format", "json", "--max-tokens", "6")
+    command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, text=True) as process:
         events = tmp_path / "e.jsonl"
         deadline = time.monotonic() + 30
@@ -197,8 +204,8 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         json.dumps({"input": json.dumps({"error": "refused"} if number == 1 else {"n": number})}) for number in range(8)
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(rows))
-    words = ("--input-data", "p.jsonl", "--request-count", "6", "--max-tokens", "6", "--format", "json")
-    done = perf(home, tmp_path, "-u", service.grpc, "-m", "ensemble", *words)
+    words = ("--input-data", "p.jsonl", "--requests", "6", "--max-tokens", "6", "--format", "json")
+    done = perf(home, tmp_path, "-u", service.grpc, "--model", "ensemble", *words)
     assert done.returncode == 1
     (level,) = json.loads(done.stdout)["levels"]
     assert (level["requests"], level["failures"], level["ttft_ms"]["n"]) == (6, 1, 5)
@@ -207,33 +214,41 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("-u", "127.0.0.1:9", "-m", "x"), 1, "UNAVAILABLE"),
-        (("-u", "127.0.0.1:9", "-i", "http", "-m", "x"), 1, "Connect call failed"),
-        (("-u", "HTTP", "-i", "http", "-m", "nope"), 2, "'nope' is not found\n  try: -m names the model"),
-        (("-u", "GRPC", "-m", "nope"), 2, "'nope' is not found\n  try: -m names the model"),
-        (("-u", "GRPC", "-m", "ensemble", "--extra-inputs", "top_k:abc"), 2, "ensemble is INT32, not 'abc'"),
-        (("-u", "GRPC", "-m", "ensemble", "--extra-inputs", "top_k:1.5"), 2, "ensemble is INT32, not 1.5"),
-        (("-u", "HTTP", "-i", "openai", "-m", "nope"), 2, "has no model 'nope'; it has ensemble, plain"),
-        (("-u", "GRPC", "-m", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
-        (("-u", "GRPC", "-m", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
-        (("-u", "GRPC", "-m", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
-        (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
-        (("-u", "GRPC", "-m", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number, got '0'"),
-        (("-u", "GRPC", "-m", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
-        (("-u", "GRPC", "-m", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
-        (("-u", "GRPC/v2", "-m", "ensemble"), 2, "/v2: a Triton server has no path"),
-        (("-u", "127.0.0.1:99999", "-m", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
-        (("-u", "http://h:0/v1", "-i", "openai", "-m", "m"), 2, "http://h:0/v1: expected HOST, HOST:PORT or"),
-        (("-m", "ensemble"), 2, "try: to load a server give -u URL"),
-        (("-u", "GRPC", "-m", "ensemble", "--temperature", "nan"), 2, "expected a number from 0 on, got 'nan'"),
-        (("-u", "GRPC", "-m", "ensemble", "--temperature=-1"), 2, "expected a number from 0 on, got '-1'"),
-        (("-u", "https://GRPC", "-m", "ensemble"), 2, "grpc over https is not there"),
-        (("-u", "GRPC", "-m", "ensemble", "--slo", "ttft<3"), 2, "is not an objective"),
-        (("-u", "GRPC", "-m", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "tells no time per token"),
-        (("-u", "GRPC", "-m", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "-m", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "-m", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
-        (("-u", "GRPC", "-m", "ensemble", "--profile-export-file", "bad.jsonl"), 2, "is there already"),
+        (("-u", "127.0.0.1:9", "--model", "x"), 1, "UNAVAILABLE"),
+        (("-u", "127.0.0.1:9", "--protocol", "http", "--model", "x"), 1, "Connect call failed"),
+        (
+            ("-u", "HTTP", "--protocol", "http", "--model", "nope"),
+            2,
+            "'nope' is not found\n  try: --model names the model",
+        ),
+        (("-u", "GRPC", "--model", "nope"), 2, "'nope' is not found\n  try: --model names the model"),
+        (("-u", "GRPC", "--model", "ensemble", "--extra-inputs", "top_k:abc"), 2, "ensemble is INT32, not 'abc'"),
+        (("-u", "GRPC", "--model", "ensemble", "--extra-inputs", "top_k:1.5"), 2, "ensemble is INT32, not 1.5"),
+        (("-u", "HTTP", "--protocol", "openai", "--model", "nope"), 2, "has no model 'nope'; it has ensemble, plain"),
+        (("-u", "GRPC", "--model", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
+        (("-u", "GRPC", "--model", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
+        (("-u", "GRPC", "--model", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
+        (("-u", "GRPC", "--model", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
+        (("-u", "GRPC", "--model", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number, got '0'"),
+        (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
+        (("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
+        (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
+        (("-u", "127.0.0.1:99999", "--model", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
+        (
+            ("-u", "http://h:0/v1", "--protocol", "openai", "--model", "m"),
+            2,
+            "http://h:0/v1: expected HOST, HOST:PORT or",
+        ),
+        (("--model", "ensemble"), 2, "missing option '--url'"),
+        (("-u", "GRPC", "--model", "ensemble", "--temperature", "nan"), 2, "expected a number from 0 on, got nan"),
+        (("-u", "GRPC", "--model", "ensemble", "--temperature=-1"), 2, "expected a number from 0 on, got -1"),
+        (("-u", "https://GRPC", "--model", "ensemble"), 2, "grpc over https is not there"),
+        (("-u", "GRPC", "--model", "ensemble", "--slo", "ttft<3"), 2, "is not an objective"),
+        (("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "tells no time per token"),
+        (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
+        (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
+        (("-u", "GRPC", "--model", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
+        (("-u", "GRPC", "--model", "ensemble", "--event-file", "bad.jsonl"), 2, "already exists"),
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),
         (("analyze", "bytes.jsonl"), 1, "is not an event file of a load run"),

@@ -108,7 +108,7 @@ WRITES = (
     ("resume",),
     ("convert", "--matrix", TINY, "--cells", "tiny/fp16"),
     ("store", "repair"),
-    ("store", "sweep"),
+    ("store", "gc"),
 )
 
 

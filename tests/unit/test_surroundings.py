@@ -72,8 +72,8 @@ def test_what_the_system_refuses_is_no_bug_of_ours(number: int, capsys: pytest.C
         ["download", "--source", "null", "--output-dir", "n" * 300],
         ["smoke", "--service", "n" * 300, "--engine", "n" * 5000, "--output-dir", "o"],
         ["repository", "lint", "n" * 300],
-        ["perf", "analyze", "n" * 300],
-        ["accuracy", "compare", "n" * 300, "n" * 300],
+        ["bench", "analyze", "n" * 300],
+        ["evaluate", "drift", "n" * 300, "n" * 300],
         ["matrix", "init", "n" * 300],
         ["recipes", "show", "n" * 300],
         ["exec", "n" * 300],
@@ -124,7 +124,7 @@ def test_the_hint_goes_with_what_there_is_no_room_for(number: int, said: str) ->
     assert said in disk.hint(OSError(number, "x"))
 
 
-@pytest.mark.parametrize("words", [["perf", "analyze", "/dev/full"], ["accuracy", "compare", "/dev/full", "/dev/full"]])
+@pytest.mark.parametrize("words", [["bench", "analyze", "/dev/full"], ["evaluate", "drift", "/dev/full", "/dev/full"]])
 def test_a_device_is_no_file_of_results(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(words) == 2
     assert "/dev/full: is a device, expected a file" in capsys.readouterr().err

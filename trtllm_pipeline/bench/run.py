@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,7 +124,7 @@ class ServerLoad:
 
     target: Target
     load: Load
-    claim: ExpectedServer = field(default_factory=ExpectedServer)
+    expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
     synthetic: Synthetic | None = None
     """Instead of `input_data`; needs the tokenizer."""
@@ -131,8 +132,28 @@ class ServerLoad:
     """tokenizer.json or a model's folder."""
     processes: int | None = None
 
-    def run(self, path: Path, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]) -> None:
-        """Measure into the new file `path`. Raises UsageError, ServerError or StageError before anything is asked."""
+    def check(self, objectives: Collection[str]) -> None:
+        """Raise UsageError for what does not fit together. `objectives` are the latencies that have a limit."""
+        if self.load.concurrency and self.load.request_rate:
+            raise UsageError(
+                "--concurrency and --request-rate exclude each other", hint="measure twice, once with each"
+            )
+        if self.target.protocol.endswith("_unary") and "tpot" in objectives:
+            raise UsageError(
+                "--slo tpot: an answer in one piece has no time per token", hint="leave out --no-streaming"
+            )
+        if not 0 <= self.target.temperature < math.inf:
+            raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
+        if self.synthetic is not None and (self.input_data is not None or self.tokenizer is None):
+            raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and excludes --input-data")
+
+    def record_until_interrupted(
+        self, path: Path, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]
+    ) -> bool:
+        """Measure into the new file `path`; returns whether Ctrl-C ended it after some requests.
+
+        Raises UsageError, ServerError or StageError before anything is asked, KeyboardInterrupt where nothing was measured.
+        """
         prompts = self._prompts(tokenizer)
         plan = self.load.levels(prompts)
         asyncio.run(_check_server(self.target))
@@ -140,26 +161,28 @@ class ServerLoad:
         made_up = None
         if self.synthetic is not None:
             made_up = {name: value for name, value in asdict(self.synthetic).items() if name != "prompts"}
-        record(
-            self.target,
-            plan,
-            prompts,
-            path,
-            settings=self._settings(),
-            claim=self.claim,
-            progress=progress,
-            tokenizer=tokenizer,
-            processes=self.processes,
-            synthetic=made_up,
-        )
+        try:
+            record(
+                self.target,
+                plan,
+                prompts,
+                path,
+                settings=self._settings(),
+                claim=self.expected,
+                progress=progress,
+                tokenizer=tokenizer,
+                processes=self.processes,
+                synthetic=made_up,
+            )
+        except KeyboardInterrupt:
+            if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
+                raise
+            return True
+        return False
 
     def _prompts(self, tokenizer: Tokenizer | None) -> tuple[Prompt, ...]:
         if self.synthetic is not None:
-            if tokenizer is None:
-                raise UsageError(
-                    "synthetic prompts need a tokenizer, which counts their tokens",
-                    hint="--tokenizer PATH, the model's folder or its tokenizer.json",
-                )
+            assert tokenizer is not None
             asked = self.synthetic
             return synthetic.prompts(
                 tokenizer,
@@ -187,7 +210,7 @@ class ServerLoad:
                 for name, value in target.options.items()
             ],
             "request_timeout_s": target.timeout_s,
-            "declared": dict(self.claim.declared),
+            "declared": dict(self.expected.declared),
             "processes": self.processes,
             "input_data": None if self.input_data is None else str(self.input_data),
             "prompts": "given" if self.synthetic is None else "synthetic",

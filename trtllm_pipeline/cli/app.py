@@ -64,30 +64,26 @@ COMMANDS: Final = (
     Command("report", "report:report", "Show results: table, HTML page, JSON, CSV, Markdown, JUnit XML.", _RESULTS),
     Command("compare", "compare:compare", "Show what is better and worse than before, and fail on it.", _RESULTS),
     Command("recommend", "recommend:recommend", "Say which configuration to take, and why not the others.", _RESULTS),
-    *(
-        Command(name, f"{module}:{name}", text, _STAGES)
-        for name, text in STAGES.items()
-        if name != "repository"
-        for module in (name if name in {"perf", "accuracy"} else "stage",)
-    ),
+    *(Command(name, f"stage:{name}", text, _STAGES) for name, text in STAGES.items() if name != "repository"),
     *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
     Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
-    Command("matrix validate", "matrix:validate", "Check matrix files and the recipes they name."),
+    Command("matrix check", "matrix:check", "Check matrix files and the recipes they name."),
     Command("matrix show", "matrix:show", "List the cells of a matrix, and why some cannot work."),
+    Command("matrix list", "matrix:list_", "List the matrices that come with the project."),
     Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
-    Command("recipes list", "recipes:list", "List the recipes, one line each."),
+    Command("recipes list", "recipes:list_", "List the recipes, one line each."),
     Command("recipes show", "recipes:show", "Show all that is known of one model."),
-    Command("store list", "store:list", "List the artifacts."),
+    Command("store list", "store:list_", "List the artifacts."),
     Command("store verify", "store:verify", "Read every file again and compare it with the manifests."),
     Command("store repair", "store:repair", "Rebuild the index from the manifests and the history."),
-    Command("store sweep", "store:sweep", "Remove what killed runs left behind."),
+    Command("store gc", "store:gc", "Remove what killed runs left behind."),
     Command("repository lint", "repository:lint", "Look for what is wrong with a Triton model repository."),
-    Command("bench load", "perf:load", "Load any server by its URL and report latency and throughput."),
-    Command("bench analyze", "perf:analyze", "Compute all figures of an event file again."),
-    Command("bench self-test", "perf:self_test", "Measure the error of the load client on this machine."),
-    Command("evaluate answers", "accuracy:answers", "Score the answers of any server."),
-    Command("evaluate drift", "accuracy:drift", "Compare the answers of two servers or runs."),
-    Command("evaluate lm-eval", "accuracy:lm_eval", "Run tasks of lm-eval against a server."),
+    Command("bench load", "bench:load", "Load any server by its URL and report latency and throughput."),
+    Command("bench analyze", "bench:analyze", "Compute all figures of an event file again."),
+    Command("bench self-test", "bench:self_test", "Measure the error of the load client on this machine."),
+    Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
+    Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
+    Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
     Command("doctor", "doctor:doctor", "Say what this machine has and lacks, and which toolchains it can use.", _HERE),
 )
 GROUPS: Final = {

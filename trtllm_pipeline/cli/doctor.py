@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, rendered
@@ -22,47 +23,52 @@ _LOOKS: Final = {
 """Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `doctor`."""
-    parser.description = (
-        "Look at this machine: GPUs, TensorRT-LLM, Triton, space, limits, tokens. Says what is missing, what to do "
-        "about it, and which toolchains can be used. The exit code is 3 if none can."
-    )
-    parser.epilog = (
-        "examples:\n  pipeline doctor\n"
-        "  pipeline doctor --format json | jq '.checks[] | select(.status != \"ok\")'\n"
-        "  pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8"
-    )
-    options.add_assume(parser)
-    parser.add_argument("--toolchain", metavar="NAME", help="judge by this toolchain, not by the one a run would take")
-    options.add_workspace(parser)
-    options.add_format(parser, "text", "json")
+def doctor(
+    assume: options.Assume = None,
+    toolchain: Annotated[
+        str | None,
+        typer.Option(
+            "--toolchain",
+            metavar="NAME",
+            help="judge by this toolchain, not by the one a run would take",
+            autocompletion=options.completion.toolchains,
+        ),
+    ] = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Say what this machine has and lacks, what to do about it, and which toolchains it can use.
 
+    GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
 
-def run(args: argparse.Namespace) -> int:
-    """Look and say; 0, or 3 when no toolchain can be used."""
+    examples:
+      pipeline doctor
+      pipeline doctor --format json | jq '.checks[] | select(.status != "ok")'
+      pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8
+    """
     from trtllm_pipeline import doctor
-    from trtllm_pipeline.machine import assume, probe
+    from trtllm_pipeline.machine import assume as assumed
+    from trtllm_pipeline.machine import probe
     from trtllm_pipeline.toolchains import base as toolchains
 
-    if args.assume is not None:
-        machine = assume.parse(args.assume)
+    if assume is not None:
+        machine = assumed.parse(assume)
         checks = doctor.examine_assumed(machine)
     else:
         seen = probe.survey()
         machine = seen.machine
-        checks = doctor.examine(seen, Path(args.workspace))
+        checks = doctor.examine(seen, Path(workspace))
     verdicts = doctor.judge(machine)
-    if args.toolchain is not None:
-        toolchains.load(args.toolchain)
-    line = assume.describe(machine)
-    if args.format == "json":
+    if toolchain is not None:
+        toolchains.load(toolchain)
+    line = assumed.describe(machine)
+    if format == "json":
         emit_json(doctor.document(machine, checks, verdicts, line))
     else:
-        _show([*doctor.lines(checks, verdicts, args.toolchain)])
+        _show([*doctor.lines(checks, verdicts, toolchain)])
         emit(f"\nto plan for this machine elsewhere:\n  --assume '{line}'")
-    asked = [verdict for verdict in verdicts if args.toolchain in {None, verdict.name}]
-    return 0 if any(verdict.missing is None for verdict in asked) else 3
+    asked = [verdict for verdict in verdicts if toolchain in {None, verdict.name}]
+    raise typer.Exit(0 if any(verdict.missing is None for verdict in asked) else 3)
 
 
 def _show(lines: Sequence[Line]) -> None:

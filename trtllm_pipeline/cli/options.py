@@ -91,6 +91,14 @@ Allow = Annotated[
         help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
     ),
 ]
+MeasuredRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="a run (latest, latest~1, an id or its beginning), a report.json, or what a load left",
+        autocompletion=completion.runs,
+    ),
+]
 Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write there instead of to stdout")]
 Url = Annotated[str, typer.Option("-u", "--url", metavar="URL", help="where the server is: HOST:PORT or http(s)://...")]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="model to ask")]
@@ -116,21 +124,11 @@ def _folder(text: str) -> str:
     return text
 
 
-def add_allow(parser: argparse.ArgumentParser) -> None:
-    """`--allow NAMES`."""
-    parser.add_argument(
-        "--allow",
-        metavar="NAMES",
-        type=_allowed,
-        default=frozenset(),
-        help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
-    )
-
-
-def _allowed(text: str) -> frozenset[str]:
+def allowed(text: str) -> frozenset[str]:
+    """The names of `--allow`. Raises UsageError."""
     from trtllm_pipeline.bench.conditions import GROUPS, NAMES
 
-    found = frozenset(name.strip() for name in text.split(","))
+    found = frozenset(name.strip() for name in text.split(",") if name.strip())
     unknown = sorted(found - NAMES - set(GROUPS))
     if unknown:
         raise UsageError(
@@ -185,8 +183,10 @@ def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request
         raise UsageError(
             f"pipeline {args.command}: --matrix FILE is missing", hint="pipeline matrix init writes one to start from"
         )
+    from trtllm_pipeline.config.matrices import find_matrix
+
     assume = getattr(args, "assume", None)
-    return Request(Path(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain, assume)
+    return Request(find_matrix(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain, assume)
 
 
 def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
@@ -207,9 +207,9 @@ def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
     )
 
 
-def open_store(args: argparse.Namespace) -> Store | None:
+def open_store(args: argparse.Namespace | str) -> Store | None:
     """The workspace, or None when there is none yet; looking never makes one."""
-    folder = Path(args.workspace)
+    folder = Path(args if isinstance(args, str) else args.workspace)
     return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,13 @@ def emit_rendered(text: str) -> None:
 def emit_json(value: Any) -> None:
     """Data as JSON, to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def emit_names(names: Mapping[str, str]) -> None:
+    """Names with a line of text each, aligned."""
+    width = max(map(len, names), default=0)
+    for name, text in names.items():
+        emit(f"{name:<{width}}  {text}")
 
 
 def note(text: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
@@ -14,54 +15,72 @@ from trtllm_pipeline.store.inspection import Discrepancy, Kind
 from trtllm_pipeline.store.store import Store
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `store`."""
-    parser.description = "Look after a workspace's store."
-    parser.epilog = (
-        "  list      the artifacts: stage, fingerprint, size, seconds it took, label\n"
-        "  verify    read every file again and compare it with the manifests; damaged artifacts are set aside\n"
-        "            (WORKSPACE/damaged) and made again by `run`\n"
-        "  repair    rebuild the index from the manifests and the history; remove what servers compiled, set aside\n"
-        "            what no manifest lists, restore modes\n"
-        "  sweep     remove what killed runs left behind\n\n"
-        "example:\n  pipeline store verify --workspace .pipeline"
-    )
-    parser.add_argument(
-        "action", metavar="ACTION", choices=("list", "verify", "repair", "sweep"), help="list, verify, repair or sweep"
-    )
-    options.add_workspace(parser)
-    options.add_format(parser, "text", "json")
+def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """List the artifacts of a workspace: stage, fingerprint, size, seconds it took, label.
+
+    examples:
+      pipeline store list
+    """
+    store = _store(workspace)
+    rows = store.index.all_artifacts()
+    if format == "json":
+        shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
+        found = [
+            {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
+            for row in rows
+        ]
+        emit_json({"schema": 1, "artifacts": found})
+        return
+    for row in rows:
+        emit(
+            f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
+        )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Do it and say what was found."""
-    if not Path(args.workspace).is_dir():
-        raise UsageError(f"{args.workspace}: there is no such workspace", hint="--workspace DIR names one")
-    store = Store(Path(args.workspace))
-    found: dict[str, Json]
+def verify(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """Read every file again and compare it with the manifests.
+
+    Damaged artifacts are moved to WORKSPACE/damaged, and made again by the next run. The exit code is 1 if anything is wrong.
+
+    examples:
+      pipeline store verify --workspace .pipeline
+    """
+    checked = damaged = 0
     findings: list[Json] = []
-    if args.action == "list":
-        return _list(store, as_json=args.format == "json")
-    if args.action == "verify":
-        checked = damaged = 0
-        for of_one in store.verify():
-            checked += 1
-            damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
-            findings += _told(of_one)
-        found = {"checked": checked, "damaged": damaged}
-    elif args.action == "repair":
-        count, lost, done = store.repair()
-        note(f"the index is made anew from the manifests and the history, {lost}")
-        findings += _told(done)
-        found = {"artifacts": count}
-    else:
-        found = {"removed": store.sweep()}
-    if args.format == "json":
-        emit_json({"schema": 1, **found, **({} if args.action == "sweep" else {"findings": findings})})
-    else:
-        counts = {**found, "findings": len(findings)} if findings else found
-        emit(", ".join(f"{count} {name}" for name, count in counts.items()))
-    return 1 if args.action == "verify" and findings else 0
+    for of_one in _store(workspace).verify():
+        checked += 1
+        damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
+        findings += _told(of_one)
+    _show({"checked": checked, "damaged": damaged}, findings, format)
+    raise typer.Exit(1 if findings else 0)
+
+
+def repair(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """Rebuild the index from the manifests and the history.
+
+    It also removes what servers compiled, sets aside what no manifest lists, and restores file modes.
+
+    examples:
+      pipeline store repair
+    """
+    count, lost, done = _store(workspace).repair()
+    note(f"the index was rebuilt from the manifests and the history, {lost}")
+    _show({"artifacts": count}, [*_told(done)], format)
+
+
+def gc(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """Remove what killed runs left behind.
+
+    examples:
+      pipeline store gc
+    """
+    _show({"removed": _store(workspace).sweep()}, None, format)
+
+
+def _store(workspace: str) -> Store:
+    if not Path(workspace).is_dir():
+        raise UsageError(f"{workspace}: there is no such workspace", hint="--workspace DIR names one")
+    return Store(Path(workspace))
 
 
 def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
@@ -71,28 +90,9 @@ def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
         yield {**each.to_json(), "done": done}
 
 
-def _list(store: Store, *, as_json: bool) -> int:
-    rows = store.index.all_artifacts()
-    if as_json:
-        emit_json(
-            {
-                "schema": 1,
-                "artifacts": [
-                    {
-                        "stage": row.stage,
-                        "fingerprint": row.fingerprint,
-                        "label": row.label,
-                        "size_bytes": row.size_bytes,
-                        "duration_s": row.duration_s,
-                        "folder": str(store.folder(row.stage, row.fingerprint)),
-                    }
-                    for row in rows
-                ],
-            }
-        )
-        return 0
-    for row in rows:
-        emit(
-            f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
-        )
-    return 0
+def _show(counts: dict[str, Json], findings: list[Json] | None, form: str) -> None:
+    if form == "json":
+        emit_json({"schema": 1, **counts, **({} if findings is None else {"findings": findings})})
+    else:
+        told = {**counts, "findings": len(findings)} if findings else counts
+        emit(", ".join(f"{count} {name}" for name, count in told.items()))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.bench.prompts import Render
+from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Answer, failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.scores import Metric, Question
+from trtllm_pipeline.files.model_files import tokenizer_at
 
 Encode = Callable[[str], tuple[int, ...]]
 """Text to tokens, without special ones."""
@@ -29,6 +31,38 @@ def questions_of(
             f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}", failure=FailureClass.USER
         )
     return questions
+
+
+def score_url(
+    target: Target,
+    path: Path,
+    names: Sequence[str],
+    *,
+    concurrency: int,
+    tokenizer: Path | None,
+    folder: Path | None,
+    url: str,
+) -> dict[str, Any]:
+    """Score a server that somebody else started on the questions in `path`: see `score_server`.
+
+    `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's folder.
+    """
+    metrics = result.metrics_of(list(names))
+    # Before anything is asked: a wrong folder must not cost the answers.
+    tokens = None if tokenizer is None else tokenizer_at(tokenizer)
+    chats = target.protocol.startswith("openai_chat")  # the server has the template
+    with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(tokenizer)) as render:
+        questions = questions_of(path, metrics, names, render)
+    return score_server(
+        target,
+        questions,
+        metrics,
+        concurrency=concurrency,
+        encode=None if tokens is None else lambda text: tuple(tokens.encode(text, add_special_tokens=False).ids),
+        folder=folder,
+        source="url",
+        settings={"url": url, "model": target.model, "protocol": target.protocol},
+    )
 
 
 def score_server(

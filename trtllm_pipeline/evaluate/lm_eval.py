@@ -10,13 +10,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.files.writing import write_json
 
 PROGRAM: Final = "lm_eval"
 _Z: Final = 1.959964
@@ -93,6 +94,28 @@ def find_program() -> str:
             "lm_eval is not installed, neither on PATH nor beside this Python",
             hint="pip install 'trtllm-pipeline[lm-eval]'",
         )
+    return found
+
+
+def evaluate(
+    evaluation: Evaluation, folder: Path | None, scratch: Path, *, started: Callable[[Sequence[str]], None]
+) -> dict[str, Any]:
+    """Run it and return its results; they are kept in `folder`, if there is one. `started` is told the command line.
+
+    Raises UsageError when lm_eval is not installed, StageError when it fails.
+    """
+    argv = command(find_program(), evaluation, folder or scratch)
+    started(argv)
+    found = run(argv, folder or scratch)
+    found["settings"] = {
+        "url": evaluation.url,
+        "model": evaluation.model,
+        "endpoint": evaluation.endpoint,
+        "limit": evaluation.limit,
+    }
+    found["command"] = argv
+    if folder is not None:
+        write_json(folder / "accuracy.json", found)
     return found
 
 

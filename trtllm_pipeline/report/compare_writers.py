@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.bench.conditions import UNKNOWN
 from trtllm_pipeline.files.writing import csv_value
 from trtllm_pipeline.planning.names import count, shared_parts, without
-from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
-from trtllm_pipeline.report.gate import Break
+from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback, to_json
+from trtllm_pipeline.report.gate import Break, Judgement
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -31,6 +32,15 @@ _STYLES: Final = {
     ChangeVerdict.UNKNOWN: "",
 }
 _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requests/s", "engine_bytes": "bytes"}
+
+
+def text_of(judged: Judgement, form: Literal["json", "csv", "markdown"]) -> str:
+    """A comparison and its gate in one of the formats for programs."""
+    comparison, broken = judged.comparison, judged.broken
+    if form == "json":
+        gate = None if broken is None else gate_json(broken, judged=not comparison.refused)
+        return json.dumps({**to_json(comparison), "gate": gate}, indent=2, ensure_ascii=False) + "\n"
+    return to_csv(comparison) if form == "csv" else to_markdown(comparison, broken)
 
 
 def head(metric: str) -> str:

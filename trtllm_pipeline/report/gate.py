@@ -1,15 +1,29 @@
-"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1%`, and what breaks them."""
+"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1%`, and what breaks them.
+
+`judge` is what `pipeline compare` does: compare two sides, or one side's cells with each other, and hold conditions against it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, Comparison, Delta, check_metric
+from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
+from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.report.compare import (
+    DEFAULT,
+    LEVEL_METRICS,
+    ChangeVerdict,
+    Comparison,
+    Delta,
+    check_metric,
+    compare,
+    compare_by,
+)
+from trtllm_pipeline.report.measured import Side
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"
@@ -54,6 +68,73 @@ class Break:
             "change": self.delta.change if self.delta else None,
             "reason": self.reason,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A comparison, and what the conditions on it say; `broken` is None where there are none."""
+
+    comparison: Comparison
+    broken: tuple[Break, ...] | None
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a condition does not hold, NOT_COMPARABLE where cells cannot be compared, else 0."""
+        return 1 if self.broken else NOT_COMPARABLE if self.comparison.refused else 0
+
+    @property
+    def refusal(self) -> ComparisonError | None:
+        """Why cells cannot be compared, in a line, or None."""
+        refused = self.comparison.refused
+        if not refused:
+            return None
+        about = dict.fromkeys(each.field.about for _, _, why in refused for each in why)
+        cells = count(len({cell for cell, _, _ in refused}), "cell")
+        return ComparisonError(
+            f"{cells} not comparable, such as {refused[0][0]}: {refused[0][2][0]}",
+            hint=f"measure both alike; or --allow {','.join(about)} if that is what the comparison is about",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """Which figures are compared, and what they may not do."""
+
+    metrics: tuple[str, ...] = DEFAULT
+    conditions: tuple[Condition, ...] = ()
+
+    @staticmethod
+    def parse(metrics: str | None, fail_on: str | None) -> Criteria:
+        """As people type them: `ttft_p99,tpot_p50` and `ttft_p99:+10%`. Raises UsageError."""
+        conditions = parse(fail_on) if fail_on is not None else ()
+        names = [check_metric(name.strip()) for name in metrics.split(",")] if metrics else DEFAULT
+        return Criteria(tuple(dict.fromkeys([*names, *(condition.metric for condition in conditions)])), conditions)
+
+
+def judge(
+    new: Side,
+    base: Side | None,
+    criteria: Criteria,
+    *,
+    by: str | None = None,
+    first: str | None = None,
+    beyond_noise: bool = False,
+    allow: Collection[str] = frozenset(),
+) -> Judgement:
+    """`new` against `base`, or its cells that differ in axis `by` alone against the one at `first`.
+
+    Raises UsageError where nothing can be compared.
+    """
+    if base is not None:
+        result = compare(new, base, criteria.metrics, allow=allow)
+    else:
+        assert by is not None
+        result = compare_by(new, by, first, criteria.metrics, allow=allow)
+    if not (result.pairs or result.only_base or result.lost or result.unfit or result.refused):
+        reasons = [why for _, why in result.only_new]
+        raise UsageError("no two cells can be compared" + (f": {reasons[0]}" if reasons else ""))
+    conditions = criteria.conditions
+    return Judgement(result, breaks(result, conditions, beyond_noise=beyond_noise) if conditions else None)
 
 
 def parse(text: str) -> tuple[Condition, ...]:

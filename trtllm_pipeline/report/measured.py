@@ -137,6 +137,15 @@ def load(
     return sides[0] if len(sides) == 1 else _together(text, sides, allow)
 
 
+def selected(found: Side, patterns: Sequence[str]) -> Side:
+    """`found` with the cells that `patterns` let through; what has no axes stays. Raises UsageError when none is left."""
+    from trtllm_pipeline.config.expand import select
+
+    if not patterns or not any(cell.axes for cell in found.cells):
+        return found
+    return replace(found, cells=tuple(select(found.cells, patterns)))
+
+
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
     folder_given = os.path.isdir(path)  # noqa: PTH112  (Path.is_dir raises for a name that is too long)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final, Literal
 
 from trtllm_pipeline.bench import objectives
@@ -19,7 +20,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.drift import UNQUANTIZED, references
-from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side
+from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side, selected
 from trtllm_pipeline.report.workloads import Workload, workloads
 
 Goal = Literal["throughput", "latency", "size"]
@@ -40,6 +41,7 @@ class LeastAccuracy:
     """None is the first score a cell has."""
     score: float | None
     share: float | None
+    typed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,59 @@ class Candidate:
         return {**fields, "workload": dict(self.workload)}
 
 
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What a run's configurations come to: all candidates, workload by workload, the best first."""
+
+    run: str
+    goal: Goal
+    slos: tuple[Objective, ...]
+    min_accuracy: LeastAccuracy | None
+    candidates: tuple[Candidate, ...]
+    per_gpu: bool
+    """Some engine spans several GPUs, so that rates are of one GPU."""
+
+    @property
+    def groups(self) -> list[list[Candidate]]:
+        """The candidates of each workload."""
+        return [list(group) for _, group in groupby(self.candidates, key=lambda each: each.workload)]
+
+    @property
+    def exit_code(self) -> int:
+        """3 where no configuration meets the objectives, else 0."""
+        return 0 if any(each.reason is None for each in self.candidates) else 3
+
+    def to_json(self) -> dict[str, Json]:
+        """As `pipeline recommend --format json` prints it, see docs/formats.md."""
+        return {
+            "schema": 1,
+            "run": self.run,
+            "objective": self.goal,
+            "slo": {slo.metric: slo.limit for slo in self.slos},
+            "min_accuracy": None if self.min_accuracy is None else self.min_accuracy.typed,
+            "recommended": [
+                {"workload": dict(group[0].workload), "cell": group[0].cell if group[0].reason is None else None}
+                for group in self.groups
+            ],
+            "candidates": [each.to_json() for each in self.candidates],
+        }
+
+
+def advise(
+    side: Side,
+    patterns: Sequence[str],
+    slos: tuple[Objective, ...],
+    least: LeastAccuracy | None,
+    goal: Goal,
+    allow: Collection[str],
+) -> Recommendation:
+    """Which of the cells that `patterns` let through to take."""
+    chosen = {cell.id for cell in selected(side, patterns).cells}
+    # Of the whole run: what a quantized cell's accuracy is held against need not be among those to choose from.
+    found = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
+    return Recommendation(side.name, goal, slos, least, found, any(devices(cell) > 1 for cell in side.cells))
+
+
 def parse_slo(text: str) -> tuple[Objective, ...]:
     """`ttft_p99=300ms,tpot_p99=40ms,output_tps=100`. Raises UsageError."""
     return objectives.parse(text, LEVEL_METRICS, RATES, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
@@ -76,7 +131,8 @@ def parse_least(text: str) -> LeastAccuracy:
             f"--min-accuracy: {text!r} is neither a share to lose nor a score",
             hint="such as -1% of the unquantized cell's, 0.6, or contains:-1%",
         )
-    return LeastAccuracy(match[1], float(match[3]) if match[3] else None, float(match[2]) / 100 if match[2] else None)
+    share = float(match[2]) / 100 if match[2] else None
+    return LeastAccuracy(match[1], float(match[3]) if match[3] else None, share, text)
 
 
 def recommend(

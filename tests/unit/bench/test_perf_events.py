@@ -15,7 +15,7 @@ import pytest
 from benchmarks.fuzz_wire import json_text
 from tests.unit.bench.test_perf_metrics import Words
 from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.cli.perf import _show
+from trtllm_pipeline.cli.bench import _show
 from trtllm_pipeline.errors import StageError
 
 Rows = list[dict[str, Any]]

@@ -27,11 +27,11 @@ def test_init_writes_a_matrix_that_works_and_overwrites_nothing(
     path = tmp_path / "mine.yaml"
     assert run(capsys, "matrix", "init", str(path))[0] == 0
     assert f"pipeline matrix show {path}" in path.read_text()
-    assert run(capsys, "matrix", "validate", str(path))[:2] == (0, f"{path}: 3 cells\n")
+    assert run(capsys, "matrix", "check", str(path))[:2] == (0, f"{path}: 3 cells\n")
     path.write_text("mine")
     code, _, err = run(capsys, "matrix", "init", str(path))
     assert code == 2
-    assert "is there already" in err
+    assert "already exists" in err
     assert "--force" in err
     assert path.read_text() == "mine"
     assert run(capsys, "matrix", "init", str(path), "--force")[0] == 0
@@ -44,15 +44,15 @@ def test_init_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureF
     assert "cannot be written" in err
 
 
-def test_validate_checks_every_file(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reads_every_file(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write()
     bad = good.with_name("bad.yaml")
     bad.write_text(good.read_text().replace('"precision"', '"precison"', 1))
-    code, out, err = run(capsys, "matrix", "validate", str(bad), str(good))
+    code, out, err = run(capsys, "matrix", "check", str(bad), str(good))
     assert code == 2
     assert out == f"{good}: 32 cells\n"
     assert "did you mean 'precision'" in err
-    result = run_json(capsys, "matrix", "validate", str(bad), str(good), "--set", "axes.max_batch_size=[1]")
+    result = run_json(capsys, "matrix", "check", str(bad), str(good), "--set", "axes.max_batch_size=[1]")
     assert [(each["valid"], each["cells"]) for each in result["files"]] == [(False, 0), (True, 16)]
     assert {tuple(fault) for fault in result["files"][0]["faults"]} == {("path", "line", "key", "message")}
 

@@ -93,7 +93,7 @@ def test_yaml_of_other_programs(text: str | bytes) -> None:
         (["plan", "--matrix", "MATRIX", "--set", f"settings.perf.requests=0x{'f' * 5000}"], "digits is too long"),
         (["compare", "n" * 5000, "deep.json"], "is no file"),
         (["compare", "deep.json", "deep.json"], "deep.json: nested deeper than"),
-        (["accuracy", "-u", "127.0.0.1:1", "-m", "m", "--input-data", "fifo"], "fifo: is a pipe"),
+        (["evaluate", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a pipe"),
     ],
 )
 def test_odd_files_on_the_command_line(

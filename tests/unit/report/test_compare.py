@@ -753,7 +753,7 @@ def test_reports_of_an_earlier_release_are_compared_only_when_allowed(pipeline: 
     [
         (("compare",), "give a BASELINE, or --by AXIS"),
         (("compare", "a", "b", "--by", "precision"), "not both"),
-        (("compare", "a", "b", "--base", "fp16"), "--base says where --by starts"),
+        (("compare", "a", "b", "--base", "fp16"), "--base is the value that --by starts from"),
         (("compare", "a", "b"), "'a' is no file, and there is no workspace"),
         (("compare", "a", "b", "--metrics", "ttft_p98"), "no metric 'ttft_p98'"),
         (("compare", "a", "b", "--fail-on", "x"), "--fail-on: 'x' is not"),
@@ -772,7 +772,7 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=300ms")
     assert code == 0
     assert "take m/fp16, measured at concurrency 1" in out
-    assert "a p99 of fewer than 100 is their slowest" in out
+    assert "a p99 of fewer than 100 is the slowest of them" in out
     assert "out tok/s " in out, "of one device, or of none"
     wide = [CellResult(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
     (tmp_path / "wide.json").write_text("\n".join(report_json(wide, "run", "m.yaml")))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
 
 Severity = Literal["error", "warning", "note"]
@@ -55,6 +56,24 @@ class Finding:
         """`file:line: severity RULE name: message`."""
         where = f"{self.file}" if self.line is None else f"{self.file}:{self.line}"
         return f"{where}: {self.severity} {self.rule} {self.name}: {self.message}"
+
+    def to_json(self) -> dict[str, Json]:
+        """As `pipeline repository lint --format json` prints it."""
+        return {**asdict(self), "file": str(self.file)}
+
+    def github(self) -> str:
+        """A workflow command of GitHub Actions, which shows the finding at its line."""
+        where = f"file={_property(str(self.file))}" + ("" if self.line is None else f",line={self.line}")
+        title, text = _property(f"{self.rule} {self.name}"), _escaped(f"{self.message}. {self.hint}")
+        return f"::{'notice' if self.severity == 'note' else self.severity} {where},title={title}::{text}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def rule(
