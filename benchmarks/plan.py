@@ -64,9 +64,10 @@ def steps(matrix: Path) -> list[float]:
     """Number of stage runs in the matrix's plan; seconds of loading, expanding, planning and forecasting."""
     from trtllm_pipeline import flow
     from trtllm_pipeline.execution.forecast import forecast
+    from trtllm_pipeline.planning.request import Request
 
     gc.set_threshold(100_000, 50, 100)  # as the command line does
-    request = flow.Request(matrix, toolchain="embedded")
+    request = Request(matrix, toolchain="embedded")
     machine = flow.machine_of(request)
     times = [time.perf_counter()]
     loaded = flow.load(request)

@@ -109,7 +109,10 @@ def options(name: str) -> Iterator[str]:
             shared.append(f"`{param.opts[-1]}`")
             continue
         flag = is_option and param.is_flag
-        value = "" if flag or not is_option else f" {param.metavar or param.display_type(context)}"
+        kind = param.metavar or param.display_type(context)
+        if "|" in kind:
+            kind = "{" + kind.strip("<>").replace("|", ",") + "}"
+        value = "" if flag or not is_option else f" {kind}"
         what = (param.help or "") + _default(param, context)
         rows.append(f"| `{', '.join(flags)}{value}` | {_line(what)} |")
     if rows:

@@ -17,16 +17,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope
+from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
-from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning.pins import FileDigests, ModelPins
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.addresses import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -42,52 +42,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REQUEST_FILE: Final = "request.json"
 PLAN_FILE: Final = "plan.json"
 REPORT_FILE: Final = "report.json"
 _DIGESTS: Final = "digests.jsonl"
 BY_HAND: Final = "by-hand"
 """Stands for a run where single stages were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a command line asks for."""
-
-    matrix: Path
-    sets: tuple[str, ...] = ()
-    cells: tuple[str, ...] = ()
-    until: str | None = None
-    toolchain: str | None = None
-    assume: str | None = None
-    """The machine to plan for, as `--assume` describes it; None is this one."""
-
-    def to_json(self) -> dict[str, Json]:
-        """What `resume` reads back, with the matrix's absolute path."""
-        return {
-            "matrix": str(self.matrix.absolute()),
-            "sets": list(self.sets),
-            "cells": list(self.cells),
-            "until": self.until,
-            "toolchain": self.toolchain,
-            "assume": self.assume,
-        }
-
-
-def read_request(path: Path) -> Request:
-    """The request of an earlier run. Raises UsageError when the file is not one."""
-    try:
-        data = decode_mapping(path.read_bytes())
-        return Request(
-            Path(data["matrix"]),
-            tuple(data["sets"]),
-            tuple(data["cells"]),
-            data["until"],
-            data["toolchain"],
-            data.get("assume"),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
 
 
 def load(request: Request) -> LoadedMatrix:

@@ -205,7 +205,14 @@ def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
-    known = {"--version", "--debug", "--help", "--strict"}  # the last is mypy's
+    known = {
+        "--help",
+        "--install-completion",
+        "--show-completion",
+        "--version",
+        "--debug",
+        "--strict",
+    }  # the last is mypy's
     for path in names():
         command = generate().command_of(path)
         known |= {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}

@@ -337,7 +337,7 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
     allowed = json.loads(pipeline("compare", "latest", first, *gate, "--allow", "workload", cwd=done))
     assert (allowed["gate"]["holds"], allowed["differences"][0]["field"]) == (True, "max_tokens")
     assert json.loads(pipeline("compare", first, first, *gate, cwd=done))["gate"]["holds"]
-    measured = json.loads(pipeline("report", first, "--format", "json", cwd=done))["cells"][0]
+    measured = json.loads(pipeline("report", "--run", first, "--format", "json", cwd=done))["cells"][0]
     assert measured["conditions"]["system"]["server"].startswith("triton ")
     assert measured["conditions"]["system"]["server_on"] == "this machine"
     assert measured["conditions"]["workload"]["max_tokens"] == [16, 16]

@@ -58,6 +58,7 @@ COMMANDS: Final = (
     Command("plan", "plan:plan", "Show what would run, what is shared, why, and how long it takes.", _RUNS),
     Command("resume", "run:resume", "Go on with the latest run of this workspace.", _RUNS),
     Command("status", "status:status", "Show how far each cell is.", _RUNS),
+    Command("runs", "status:runs", "List the runs: when, of which matrix, what was done and failed.", _RUNS),
     Command("explain", "explain:explain", "Say why a stage has to run, or what its result came from.", _RUNS),
     Command("logs", "logs:logs", "Show the log of a cell's stage.", _RUNS),
     Command("exec", "execute:execute", "Run one job.json by hand.", _RUNS),
@@ -259,7 +260,7 @@ def _mistake(error: typer.TyperException) -> Exception:
     from trtllm_pipeline.errors import UsageError
 
     near = getattr(error, "possibilities", None)
-    message = (error.message if near else error.format_message()).rstrip(".")
+    message = (error.message if near else error.format_message()).rstrip(".").replace("Value error, ", "")
     ctx = getattr(error, "ctx", None)
     return UsageError(
         message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),

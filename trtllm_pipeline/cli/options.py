@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,9 @@ import typer
 
 from trtllm_pipeline.cli import completion
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.flow import Request, read_request
+from trtllm_pipeline.planning.request import FILE as REQUEST
+from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.store.store import Store
 
 WORKSPACE = ".pipeline"
@@ -79,7 +82,7 @@ Run = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="only this run: an id or its beginning, latest, latest~1",
+        help="only this run: latest, latest~1, an id or its beginning",
         autocompletion=completion.runs,
     ),
 ]
@@ -103,7 +106,79 @@ Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", he
 Url = Annotated[str, typer.Option("-u", "--url", metavar="URL", help="where the server is: HOST:PORT or http(s)://...")]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="model to ask")]
 Yes = Annotated[bool, typer.Option("--yes/--no-yes", "-y", help="do not ask")]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until", metavar="STAGE", help="stop after this stage, e.g. build", autocompletion=completion.stages
+    ),
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="show everything: all rows, notes and definitions")]
+TableFormat = Annotated[
+    Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="format of the report")
+]
 TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="format of what is printed")]
+
+
+def request(
+    matrix: str,
+    cells: Sequence[str] | None,
+    sets: Sequence[str] | None,
+    until: str | None,
+    toolchain: str | None,
+    assume: str | None,
+) -> Request:
+    """What the options ask for. Raises UsageError for a matrix that is neither a file nor the name of a shipped one."""
+    from trtllm_pipeline.config.matrices import find_matrix
+
+    return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
+
+
+def request_or_latest(
+    store: Store | None,
+    matrix: str | None,
+    cells: Sequence[str] | None,
+    sets: Sequence[str] | None,
+    until: str | None,
+    toolchain: str | None,
+    assume: str | None,
+) -> Request:
+    """What the options ask for; without a matrix, what the workspace's latest run was asked for, with these changes."""
+    if matrix is not None:
+        return request(matrix, cells, sets, until, toolchain, assume)
+    if store is None:
+        raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
+    changes = Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
+    return read_request(run_folders(store)[0] / REQUEST).changed(changes)
+
+
+def pair(option: str, text: str, sign: str) -> tuple[str, str]:
+    """The two sides of NAME=VALUE. Raises UsageError."""
+    name, found, value = text.partition(sign)
+    if not found or not name or not value:
+        raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
+    return name, value
+
+
+def store_at(workspace: str) -> Store | None:
+    """The workspace, or None when there is none yet; looking never makes one. Raises UsageError."""
+    if not workspace:
+        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
+    folder = Path(workspace)
+    return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
+
+
+def known_store(workspace: str) -> Store:
+    """The workspace. Raises UsageError when there is none yet."""
+    store = store_at(workspace)
+    if store is None:
+        raise UsageError(
+            f"{workspace}: there is no workspace",
+            hint="pipeline run --matrix FILE makes one; or give --workspace DIR",
+        )
+    return store
+
+
+# Of commands whose options argparse still reads.
 
 
 def add_workspace(parser: argparse.ArgumentParser) -> None:
@@ -183,42 +258,9 @@ def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request
         raise UsageError(
             f"pipeline {args.command}: --matrix FILE is missing", hint="pipeline matrix init writes one to start from"
         )
-    from trtllm_pipeline.config.matrices import find_matrix
-
-    assume = getattr(args, "assume", None)
-    return Request(find_matrix(args.matrix), tuple(args.sets), tuple(args.cells), until, args.toolchain, assume)
-
-
-def request_or_latest(args: argparse.Namespace, store: Store | None) -> Request:
-    """The request the options make, or without a matrix that of the workspace's latest run."""
-    if args.matrix is not None or store is None:
-        return request_of(args)
-    runs = store.index.runs()
-    if not runs:
-        raise UsageError(f"{store.workspace}: there was no run yet", hint="give --matrix FILE")
-    request = read_request(store.runs_dir / runs[0].id / "request.json")
-    return Request(
-        request.matrix,
-        (*request.sets, *args.sets),
-        tuple(args.cells) or request.cells,
-        getattr(args, "until", None) or request.until,
-        args.toolchain or request.toolchain,
-        getattr(args, "assume", None) or request.assume,
-    )
+    return request(args.matrix, args.cells, args.sets, until, args.toolchain, getattr(args, "assume", None))
 
 
 def open_store(args: argparse.Namespace | str) -> Store | None:
     """The workspace, or None when there is none yet; looking never makes one."""
-    folder = Path(args if isinstance(args, str) else args.workspace)
-    return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
-
-
-def existing_store(args: argparse.Namespace) -> Store:
-    """The workspace. Raises UsageError when there is none yet."""
-    store = open_store(args)
-    if store is None:
-        raise UsageError(
-            f"{args.workspace}: there is no workspace",
-            hint="pipeline run --matrix FILE makes one; or give --workspace DIR",
-        )
-    return store
+    return store_at(args if isinstance(args, str) else args.workspace)

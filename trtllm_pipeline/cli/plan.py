@@ -2,138 +2,50 @@
 
 from __future__ import annotations
 
-import argparse
-from collections import Counter
 from typing import TYPE_CHECKING
 
+from trtllm_pipeline import flow
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit
-from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.flow import Request
-from trtllm_pipeline.planning.names import about, count
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.execution.forecast import Forecast
-
-_LIST_UP_TO = 40
-"""Stage runs listed one by one without being asked to."""
+    from trtllm_pipeline.planning.request import Request
+    from trtllm_pipeline.store.store import Store
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of `plan`."""
-    parser.description = (
-        "Show what `run` would do: what is shared between cells, what has to run and why, how long it takes."
-    )
-    parser.epilog = (
-        "examples:\n  pipeline plan --matrix matrices/quickstart.yaml\n"
-        "  pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'\n"
-        "  pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80"
-    )
-    options.add_matrix(parser)
-    options.add_workspace(parser)
-    options.add_assume(parser)
-    parser.add_argument("--until", metavar="STAGE", help="plan up to this stage, e.g. build")
-    parser.add_argument("-v", "--verbose", action="store_true", help="list every stage run and cell")
-    options.add_format(parser, "text", "json")
+def plan(
+    matrix: options.Matrix,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    assume: options.Assume = None,
+    verbose: options.Verbose = False,
+    form: options.TextOrJson = "text",
+) -> int:
+    """Show what run would do: what is shared between cells, what has to run and why, how long it takes.
 
-
-def run(args: argparse.Namespace) -> int:
-    """Show the plan."""
-    request = options.request_of(args, until=args.until)
-    return show(request, options.open_store(args), as_json=args.format == "json", verbose=args.verbose)
+    examples:
+      pipeline plan --matrix matrices/quickstart.yaml
+      pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
+      pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+    """
+    request = options.request(matrix, cells, sets, until, toolchain, assume)
+    return show(request, options.store_at(workspace), as_json=form == "json", verbose=verbose)
 
 
 def show(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
-    from trtllm_pipeline import flow
     from trtllm_pipeline.execution.forecast import forecast
+    from trtllm_pipeline.report.plan_text import plan_text
 
-    plan = flow.plan_of(request, store, guess=True)
-    seen = forecast(plan, store)
+    found = flow.plan_of(request, store, guess=True)
+    seen = forecast(found, store)
     if as_json:
-        for line in flow.plan_json(plan, store, seen):
+        for line in flow.plan_json(found, store, seen):
             emit(line)
     else:
-        emit("\n".join(_text(plan, seen, verbose=verbose)))
-    flow.check_feasible(plan)
+        emit(plan_text(found, seen, verbose=verbose))
+    flow.check_feasible(found)
     return 0
-
-
-def _text(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
-    feasible = len(plan.feasible)
-    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
-    lines = [
-        count(len(plan.cells), "cell")
-        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
-        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else ""),
-    ]
-    return lines + (_work(plan, seen, verbose=verbose) if feasible else []) + _never(plan, verbose=verbose)
-
-
-def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
-    """What there is to do, by stages."""
-    lines = ["", f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}"]
-    for stage in _in_order(plan):
-        runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
-        todo = [run for run in runs if run.id in seen.to_run]
-        done = sum(run.id in seen.present for run in runs)
-        kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
-        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
-        lines.append(f"{stage:<12}{len(runs):>6}{kept:>12}{len(todo):>8}{seconds:>12}")
-    lines.append("")
-    if not seen.to_run:
-        lines.append("nothing to do: every result that is asked for is up to date")
-    else:
-        some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
-        every = "a guess: nothing like it has run here"
-        guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
-        where = "the assumed machine" if plan.machine.assumed else "this machine"
-        lines.append(f"time: about {about(seen.total_s)} on {where}{guess}")
-        lines += [needs] if (needs := seen.needs(plan.machine)) else []
-        lines += ["", "why:", *_why(seen)]
-    if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
-        lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
-    return lines
-
-
-def _never(plan: Plan, *, verbose: bool) -> list[str]:
-    """The cells that can never work, and why."""
-    lines: list[str] = []
-    infeasible = [cell for cell in plan.cells if cell.reason is not None]
-    if infeasible:
-        lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]
-        shown = infeasible if verbose else infeasible[:10]
-        lines += [f"  {cell.id}: {cell.reason}" for cell in shown]
-        if len(shown) < len(infeasible):
-            lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
-    return lines
-
-
-def _in_order(plan: Plan) -> list[str]:
-    """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
-    needs: dict[str, set[str]] = {run.stage.name: set() for run in plan.stage_runs.values()}
-    for run in plan.stage_runs.values():
-        needs[run.stage.name].update(plan.stage_runs[each].stage.name for each in run.needs)
-    ordered: list[str] = []
-    while left := [name for name in needs if name not in ordered]:
-        # Toolchains side by side could want two stages the other way round: then the first that is left.
-        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
-    return ordered
-
-
-def _why(seen: Forecast) -> list[str]:
-    counted = Counter(seen.reasons.values())
-    lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
-    return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
-
-
-def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
-    lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
-    for run in plan.stage_runs.values():
-        if run.id in runs:
-            expected = about(seen.expected_s[run.id])
-            why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
-            lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
-    return lines

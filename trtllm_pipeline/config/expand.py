@@ -147,8 +147,8 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
     """The cells that any pattern matches and no `!pattern` does; without a plain pattern, all but those.
 
     A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell; it may end early and then
-    takes everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. Raises UsageError for a pattern that matches
-    nothing, with what would, and when nothing is left.
+    takes everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. What has no wildcard and matches nothing so may
+    be a part of ids. Raises UsageError for a pattern that matches nothing, with what would, and when nothing is left.
     """
     if not patterns:
         return tuple(cells)
@@ -158,6 +158,9 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
     for pattern in patterns:
         parts = pattern.removeprefix("!").removesuffix("/").split("/")
         hits = {index for index, segments in enumerate(split) if _fits(segments, parts)}
+        if not hits and not set("*?[") & set(pattern):
+            part = pattern.removeprefix("!")
+            hits = {index for index, cell in enumerate(cells) if part and part in cell.id}
         if not hits:
             message = f"--cells {pattern!r} matches none of the {len(cells)} cells"
             raise UsageError(message, hint=_nearest_segments(split, parts))

@@ -4,31 +4,130 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.domain import CellId, StageRunId
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
+from trtllm_pipeline.planning.request import FILE as REQUEST
+from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.store.store import Store
 
+_LATEST: Final = re.compile(r"latest(?:~(\d+))?")
 
-def find_run(store: Store, wanted: str | None) -> Path:
-    """The folder of a run: the latest, or the one whose id begins with `wanted`. Raises UsageError."""
+
+def run_folders(store: Store) -> tuple[Path, ...]:
+    """The folders of all runs, the last that began first. Raises UsageError where there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
     order = {run.id: -place for place, run in enumerate(store.index.runs())}
     # Ids begin with their time, so runs that the index has lost are still in order, after those it knows.
     known.sort(key=lambda run: (run not in order, -order.get(run, 0), run))
     if not known:
-        raise UsageError(f"{store.workspace}: there was no run yet", hint="pipeline run --matrix FILE")
-    if wanted is None:
-        return store.runs_dir / known[0]
+        raise UsageError(f"{store.workspace}: no runs in this workspace yet", hint="pipeline run --matrix FILE")
+    return tuple(store.runs_dir / run for run in known)
+
+
+def find_run(store: Store, wanted: str | None) -> Path:
+    """The folder of a run: `latest` or None, `latest~2`, an id, or the beginning of one. Raises UsageError."""
+    folders = run_folders(store)
+    known = [folder.name for folder in folders]
+    latest = _LATEST.fullmatch(wanted or "latest")
+    if latest is not None:
+        back = int(latest[1] or 0)
+        if back < len(folders):
+            return folders[back]
+        raise UsageError(
+            f"{wanted}: there {'is 1 run' if len(known) == 1 else f'are {len(known)} runs'} in {store.workspace}",
+            hint="pipeline run --matrix FILE makes another; pipeline runs lists them",
+        )
+    assert wanted is not None
     found = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
     if len(found) == 1:
         return store.runs_dir / found[0]
     if found:
         raise UsageError(f"{wanted!r} begins the ids of {len(found)} runs", hint=f"they are {_some(found)}")
     raise UsageError(f"there is no run {wanted!r}", hint=_near(wanted, known, "runs"))
+
+
+@dataclass(frozen=True, slots=True)
+class NewestCells:
+    """The cells of a matrix, each as the newest run that was for it planned it."""
+
+    outline: Outline
+    origins: Mapping[CellId, Path]
+    """Of each cell, the folder of the run that tells all about it. A cell of which several runs did parts has none."""
+    folders: tuple[Path, ...]
+    """Of the runs that were looked at, the newest first."""
+
+    @property
+    def newest(self) -> Path:
+        """The folder of the newest run."""
+        return self.folders[0]
+
+    @property
+    def title(self) -> str:
+        """The runs, for people."""
+        earlier = len(self.folders) - 1
+        more = f" and {count(earlier, 'earlier run')} of its matrix" if earlier else ""
+        return f"run {self.newest.name}{more}"
+
+
+def newest_cells(store: Store, wanted: str | None = None) -> NewestCells:
+    """The cells of the latest run's matrix, or only those of the run that is `wanted`. Raises UsageError.
+
+    Runs of part of the matrix (`--cells`, `--until`) do not hide the rest: those before them count too, back to the last
+    one of the whole. A cell is as the newest run planned it, and with the stages after it that an earlier run of the very
+    same stage runs had.
+    """
+    folders = [find_run(store, wanted)]
+    request = _request(folders[0])
+    if wanted is None and request is not None and not request.whole:
+        for folder in run_folders(store)[1:]:
+            other = _request(folder)
+            if other is not None and other.matrix == request.matrix:
+                folders.append(folder)
+                if other.whole:
+                    break
+    return _merged({folder: read_run(folder) for folder in folders})
+
+
+def _request(folder: Path) -> Request | None:
+    try:
+        return read_request(folder / REQUEST)
+    except UsageError:
+        return None  # of a run that was killed before it wrote one, or damaged: it stands for itself
+
+
+def _merged(outlines: Mapping[Path, Outline]) -> NewestCells:
+    """Outlines of runs, the newest first, as one."""
+    order = dict.fromkeys(cell.id for outline in reversed(tuple(outlines.values())) for cell in outline.cells)
+    cells: dict[CellId, OutlineCell] = {}
+    origins: dict[CellId, Path] = {}
+    for folder, outline in outlines.items():
+        for cell in outline.cells:
+            if cell.id not in cells:
+                cells[cell.id], origins[cell.id] = cell, folder
+            elif set(cell.stage_runs) > set(cells[cell.id].stage_runs) > set():
+                cells[cell.id] = cell
+                origins.pop(cell.id, None)
+    if len(outlines) == 1:
+        return NewestCells(outline, origins, tuple(outlines))
+    used: dict[StageRunId, list[CellId]] = {}
+    for cell_id in order:
+        for run in cells[cell_id].stage_runs:
+            used.setdefault(run, []).append(cell_id)
+    whole = {
+        run.id: replace(run, cells=tuple(used[run.id]))
+        for outline in outlines.values()
+        for run in outline.stage_runs.values()
+        if run.id in used
+    }
+    return NewestCells(Outline(tuple(cells[cell] for cell in order), whole), origins, tuple(outlines))
 
 
 def read_run(folder: Path) -> Outline:

@@ -10,7 +10,6 @@ Several separated by commas are repeats of the same thing.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,7 +31,6 @@ from trtllm_pipeline.report.writers import read_report
 from trtllm_pipeline.store.store import Store
 
 EVENTS: Final = "events.jsonl"
-_LATEST: Final = re.compile(r"latest(?:~(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,24 +158,10 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
             f"{text!r} is no file, and there is no workspace whose run it could be",
             hint="give a report.json, a perf.json, or --workspace DIR",
         )
-    folder = _run(text, store)
+    folder = find_run(store, text)
     finished = (folder / REPORT).is_file()
     rows = read_report(folder / REPORT)[0] if finished else rows_of(read_run(folder), store)
     return Side(folder.name, _cells(rows, _artifacts(folder, store)))
-
-
-def _run(text: str, store: Store) -> Path:
-    match = _LATEST.fullmatch(text)
-    if match is None:
-        return find_run(store, text)
-    back = int(match[1] or 0)
-    runs = [run.id for run in store.index.runs() if (store.runs_dir / run.id / "plan.json").is_file()]
-    if back >= len(runs):
-        raise UsageError(
-            f"{text}: there {'is 1 run' if len(runs) == 1 else f'are {len(runs)} runs'} in {store.workspace}",
-            hint="pipeline run --matrix FILE makes another; or give the report.json of one elsewhere",
-        )
-    return store.runs_dir / runs[back]
 
 
 def _artifacts(folder: Path, store: Store) -> dict[str, dict[str, Path]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -188,16 +187,15 @@ def test_a_scratch_folder_that_nothing_names_goes_away(
 def test_sigterm_interrupts_in_words(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wait(_args: object) -> int:
+    def wait(*_args: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
-        return 0
 
-    monkeypatch.setattr(execute, "run", wait)
+    monkeypatch.setattr(execute, "replay", wait)
     assert app.main(["exec", str(job)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_hint_to_resume_can_be_typed() -> None:
-    assert run._workspace(argparse.Namespace(workspace="my results")) == " --workspace 'my results'"
+    assert run._resume("my results") == "pipeline resume -w 'my results'"

@@ -18,11 +18,11 @@ from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
 from trtllm_pipeline.execution.scheduler import Machine as Slots
-from trtllm_pipeline.flow import Request
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine.model import Gpu, Machine
 from trtllm_pipeline.planning.plan import Plan, make_plan
+from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.store.store import Store
 
@@ -259,8 +259,8 @@ def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path)
     asked = Request(tmp_path / "m.yaml", ("a=1",), ("x/*",), "build", "tensorrt_llm", LINE)
     path = tmp_path / flow.REQUEST_FILE
     path.write_text(json.dumps(asked.to_json()))
-    assert flow.read_request(path) == asked
+    assert read_request(path) == asked
     known = asked.to_json()
     del known["assume"]
     path.write_text(json.dumps(known))
-    assert flow.read_request(path) == replace(asked, assume=None), "files of earlier releases say nothing of it"
+    assert read_request(path) == replace(asked, assume=None), "files of earlier releases say nothing of it"

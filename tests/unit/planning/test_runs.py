@@ -1,0 +1,136 @@
+"""Which run, and which cells of which runs: a run of part of a matrix does not hide the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit import fabricated
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.plan_file import plan_lines
+from trtllm_pipeline.planning.request import FILE, Request
+from trtllm_pipeline.planning.runs import find_run, newest_cells
+from trtllm_pipeline.report.results import read_results
+from trtllm_pipeline.report.rows import CellStatus, rows
+from trtllm_pipeline.report.writers import to_json
+from trtllm_pipeline.store.store import Store
+
+FP16, INT8, INT4 = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))
+WHOLE = fabricated.plan(FP16, INT8, INT4)
+Left = Callable[..., Path]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path / "ws")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def left(store: Store) -> Left:
+    """What a run leaves in its folder, and whether with its report."""
+    count = 0
+
+    def leave(plan: Plan, *, matrix: str = "/m/quick.yaml", ended: bool = True, **part: object) -> Path:
+        nonlocal count
+        count += 1
+        folder = store.runs_dir / f"2026010{count}-000000-aa"
+        store.index.begin_run(folder.name, matrix, ("pipeline", "run"))
+        folder.mkdir()
+        (folder / FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
+        lines = plan_lines(
+            plan, present=(), to_run=(), reasons={}, expected_s={}, commands=lambda _run: [], run_id=folder.name
+        )
+        (folder / "plan.json").write_text("\n".join(lines))
+        if ended:
+            (folder / "report.json").write_text("\n".join(to_json(rows(plan, store), folder.name, matrix)))
+            store.index.end_run(folder.name, 0)
+        return folder
+
+    return leave
+
+
+def only(cell: Cell, *, until: str | None = None) -> Plan:
+    return fabricated.plan(cell, until=until)
+
+
+def test_a_run_is_named_in_one_way(store: Store, left: Left) -> None:
+    first, second = left(WHOLE), left(WHOLE)
+    for wanted, folder in {
+        None: second,
+        "latest": second,
+        "latest~1": first,
+        first.name: first,
+        "20260101": first,
+    }.items():
+        assert find_run(store, wanted) == folder
+    for wanted, words in {
+        "latest~2": "there are 2 runs",
+        "2026": "begins the ids of 2 runs",
+        "x": "there is no run",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            find_run(store, wanted)
+
+
+def test_a_run_of_some_cells_does_not_hide_the_others(store: Store, left: Left) -> None:
+    fabricated.publish_all(store, WHOLE, FP16)
+    whole = left(WHOLE)
+    fabricated.fail(store, fabricated.stage_run(WHOLE, INT8, "convert"), StageError("no such tensor"))
+    part = left(only(INT8), cells=("*/int8_wo",))
+    found = newest_cells(store)
+    assert (found.newest, found.folders) == (part, (part, whole))
+    assert [cell.id for cell in found.outline.cells] == [FP16.id, INT8.id, INT4.id]
+    assert found.origins == {FP16.id: whole, INT8.id: part, INT4.id: whole}
+    shared = fabricated.stage_run(WHOLE, FP16, "download").id
+    assert found.outline.stage_runs[shared].cells == (FP16.id, INT8.id, INT4.id)
+    assert [cell.id for cell in newest_cells(store, "latest").outline.cells] == [INT8.id]
+    results = read_results(store)
+    assert [row.status for row in results.rows] == [CellStatus.UP_TO_DATE, CellStatus.FAILED, CellStatus.NOT_RUN]
+    assert main(["report", "-w", str(store.workspace), "--format", "html", "-o", "-"]) == 0
+    assert main(["report", "-w", str(store.workspace), "--format", "junit"]) == 0
+
+
+def test_a_run_up_to_a_stage_does_not_hide_the_results_after_it(store: Store, left: Left) -> None:
+    """They are of the very same engine. What it did is as the store has it now, not as the earlier run's report says."""
+    fabricated.fail(store, fabricated.stage_run(WHOLE, INT4, "build"), StageError("no room"))
+    left(WHOLE)
+    fabricated.publish_all(store, WHOLE, INT4)
+    left(fabricated.plan(FP16, INT8, INT4, until="build"), until="build")
+    results = read_results(store)
+    assert [bool(row.levels) for row in results.rows] == [False, False, True]
+    assert results.rows[2].status is CellStatus.UP_TO_DATE, "not as failed as it was"
+    assert "perf" in results.runs.outline.stages
+    assert "perf" not in newest_cells(store, "latest").outline.stages
+
+
+def test_only_runs_of_the_same_matrix_since_the_last_whole_one_count(store: Store, left: Left) -> None:
+    left(fabricated.plan(fabricated.cell("fp8")))
+    whole = left(WHOLE)
+    left(only(fabricated.cell("int4_awq")), matrix="/m/other.yaml")
+    part = left(only(FP16), cells=("fp16",))
+    assert newest_cells(store).folders == (part, whole)
+    again = left(WHOLE)
+    assert newest_cells(store).folders == (again,)
+
+
+def test_runs_are_listed(store: Store, left: Left, capsys: pytest.CaptureFixture[str]) -> None:
+    fabricated.publish_all(store, WHOLE, FP16)
+    left(WHOLE)
+    left(only(FP16), ended=False, cells=("fp16",))
+    assert main(["runs", "-w", str(store.workspace)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "20260102-000000-aa", "20260101-000000-aa"]
+    assert lines[1].split()[3:] == ["quick.yaml", "1", "1", "0", "-"]
+    assert lines[2].split()[3:7] == ["quick.yaml", "3", "1", "0"]
+    assert main(["runs", "-w", str(store.workspace), "--format", "json"]) == 0
+    running, ended = json.loads(capsys.readouterr().out)["runs"]
+    assert (running["duration_s"], running["exit_code"], running["counts"]) == (None, None, {"up_to_date": 1})
+    assert (ended["matrix"], ended["cells"], ended["exit_code"]) == ("/m/quick.yaml", 3, 0)

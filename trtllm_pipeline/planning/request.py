@@ -1,0 +1,69 @@
+"""What a command line asks for: the first step of the flow, and what a run leaves for `resume`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.user_files import decode_mapping
+
+FILE: Final = "request.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for."""
+
+    matrix: Path
+    sets: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    until: str | None = None
+    toolchain: str | None = None
+    assume: str | None = None
+    """The machine to plan for, as `--assume` describes it; None is this one."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is for all cells of the matrix, to the end."""
+        return not self.cells and self.until is None
+
+    def changed(self, other: Request) -> Request:
+        """This request with what `other` says beside the matrix: its `--set` go after these, the rest in their place."""
+        return replace(
+            self,
+            sets=(*self.sets, *other.sets),
+            cells=other.cells or self.cells,
+            until=other.until or self.until,
+            toolchain=other.toolchain or self.toolchain,
+            assume=other.assume or self.assume,
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """What `resume` reads back, with the matrix's absolute path."""
+        return {
+            "matrix": str(self.matrix.absolute()),
+            "sets": list(self.sets),
+            "cells": list(self.cells),
+            "until": self.until,
+            "toolchain": self.toolchain,
+            "assume": self.assume,
+        }
+
+
+def read_request(path: Path) -> Request:
+    """The request of an earlier run. Raises UsageError when the file is not one."""
+    try:
+        data = decode_mapping(path.read_bytes())
+        return Request(
+            Path(data["matrix"]),
+            tuple(data["sets"]),
+            tuple(data["cells"]),
+            data["until"],
+            data["toolchain"],
+            data.get("assume"),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error

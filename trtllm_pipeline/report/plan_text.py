@@ -1,0 +1,93 @@
+"""A plan as text: what would run, what is shared, why, and how long it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.execution.forecast import Forecast
+from trtllm_pipeline.planning.names import about, count
+from trtllm_pipeline.planning.plan import Plan
+
+_LIST_UP_TO = 40
+"""Stage runs listed one by one without being asked to."""
+
+
+def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
+    """What a plan comes to: totals by stage, why, and what can never work."""
+    feasible = len(plan.feasible)
+    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
+    lines = [
+        count(len(plan.cells), "cell")
+        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
+        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else ""),
+    ]
+    lines += (_work(plan, seen, verbose=verbose) if feasible else []) + _never(plan, verbose=verbose)
+    return "\n".join(lines)
+
+
+def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What there is to do, by stages."""
+    lines = ["", f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}"]
+    for stage in _in_order(plan):
+        runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
+        todo = [run for run in runs if run.id in seen.to_run]
+        done = sum(run.id in seen.present for run in runs)
+        kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
+        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
+        lines.append(f"{stage:<12}{len(runs):>6}{kept:>12}{len(todo):>8}{seconds:>12}")
+    lines.append("")
+    if not seen.to_run:
+        lines.append("nothing to do: every result that is asked for is up to date")
+    else:
+        some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
+        every = "a guess: nothing like it has run here"
+        guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
+        where = "the assumed machine" if plan.machine.assumed else "this machine"
+        lines.append(f"time: about {about(seen.total_s)} on {where}{guess}")
+        lines += [needs] if (needs := seen.needs(plan.machine)) else []
+        lines += ["", "why:", *_why(seen)]
+    if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
+        lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)
+    return lines
+
+
+def _never(plan: Plan, *, verbose: bool) -> list[str]:
+    """The cells that can never work, and why."""
+    lines: list[str] = []
+    infeasible = [cell for cell in plan.cells if cell.reason is not None]
+    if infeasible:
+        lines += ["", f"{count(len(infeasible), 'cell')} can never work:"]
+        shown = infeasible if verbose else infeasible[:10]
+        lines += [f"  {cell.id}: {cell.reason}" for cell in shown]
+        if len(shown) < len(infeasible):
+            lines.append(f"  and {len(infeasible) - len(shown)} more; --verbose lists them")
+    return lines
+
+
+def _in_order(plan: Plan) -> list[str]:
+    """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
+    needs: dict[str, set[str]] = {run.stage.name: set() for run in plan.stage_runs.values()}
+    for run in plan.stage_runs.values():
+        needs[run.stage.name].update(plan.stage_runs[each].stage.name for each in run.needs)
+    ordered: list[str] = []
+    while left := [name for name in needs if name not in ordered]:
+        # Toolchains side by side could want two stages the other way round: then the first that is left.
+        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
+    return ordered
+
+
+def _why(seen: Forecast) -> list[str]:
+    counted = Counter(seen.reasons.values())
+    lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
+    return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
+
+
+def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
+    lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
+    for run in plan.stage_runs.values():
+        if run.id in runs:
+            expected = about(seen.expected_s[run.id])
+            why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
+            lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
+    return lines

@@ -1,0 +1,107 @@
+"""The results of a matrix's cells, each as the newest run left it: what `pipeline report` shows in all its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.runs import NewestCells, newest_cells
+from trtllm_pipeline.report.record import Ending, Record, StageRecord, read_record
+from trtllm_pipeline.report.rows import CellResult, rows_of
+from trtllm_pipeline.report.writers import NAME, print_report, read_report
+from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.terminal import clean
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Rows, and the runs that they are of."""
+
+    runs: NewestCells
+    matrix: str
+    finished: bool
+    """Whether the newest of the runs has written its report."""
+    rows: tuple[CellResult, ...]
+
+
+def read_results(store: Store, wanted: str | None = None) -> Results:
+    """The results of the latest run's matrix, or of the run that is `wanted`. Raises UsageError, StateError."""
+    runs = newest_cells(store, wanted)
+    saved: dict[CellId, CellResult] = {}
+    matrix = next((known.matrix for known in store.index.runs() if known.id == runs.newest.name), "")
+    for folder in runs.folders:
+        if (folder / NAME).is_file():
+            rows, about = read_report(folder / NAME)
+            saved |= {row.id: row for row in rows if runs.origins.get(row.id) == folder}
+            matrix = str(about["matrix"]) if folder == runs.newest else matrix
+    if len(saved) < len(runs.outline.cells):
+        saved = {row.id: saved.get(row.id, row) for row in rows_of(runs.outline, store)}
+    return Results(runs, matrix, (runs.newest / NAME).is_file(), tuple(saved[cell.id] for cell in runs.outline.cells))
+
+
+def write_results(
+    results: Results,
+    store: Store,
+    form: str,
+    stream: TextIO,
+    *,
+    limits: Mapping[str, float | str],
+    verbose: bool = False,
+) -> None:
+    """Write them as "table", "json", "csv", "markdown", "html" or "junit"."""
+    if form == "junit":
+        from trtllm_pipeline.report.junit import to_junit
+
+        stream.write(clean(to_junit(results.rows, _record(results.runs, store), results.matrix)))
+    elif form == "html":
+        from trtllm_pipeline.report.html.page import to_html
+
+        record = _record(results.runs, store)
+        stream.write(clean(to_html(results.rows, record, results.matrix, finished=results.finished, limits=limits)))
+    else:
+        print_report(
+            results.rows,
+            form,
+            run_id=results.runs.newest.name,
+            matrix=results.matrix,
+            finished=results.finished,
+            stream=stream,
+            workspace=store.workspace,
+            verbose=verbose,
+        )
+
+
+def _record(runs: NewestCells, store: Store) -> Record:
+    """The record of the newest run, with the stage runs that earlier ones did for the other cells."""
+    newest, *earlier = (read_record(store, folder) for folder in runs.folders)
+    stages = {stage.id: _earlier(stage) for record in reversed(earlier) for stage in record.stages}
+    stages |= {stage.id: stage for stage in newest.stages}
+    shown = runs.outline.stage_runs
+    return replace(newest, stages=tuple(replace(stages[run], cells=shown[run].cells) for run in shown))
+
+
+def _earlier(stage: StageRecord) -> StageRecord:
+    """A stage run of an earlier run, as seen from the newest: nothing of its time is this run's."""
+    ending = {Ending.MADE: Ending.UP_TO_DATE, Ending.SERVED: Ending.SKIPPED}.get(stage.ending, stage.ending)
+    return replace(stage, ending=ending, attempts=())
+
+
+def page_limits(text: str) -> dict[str, float | str]:
+    """The limits of `report --slo` as the page's form has them. Raises UsageError."""
+    from trtllm_pipeline.bench.result import RATES, latency_of
+    from trtllm_pipeline.report.html.page import LIMITED
+    from trtllm_pipeline.report.recommend import parse_slo
+
+    found: dict[str, float | str] = {}
+    for slo in parse_slo(text):
+        latency, statistic = ("", "") if slo.metric in RATES else latency_of(slo.metric)
+        if latency not in LIMITED or found.setdefault("statistic", statistic) != statistic:
+            raise UsageError(
+                f"--slo: the page's limits are {', '.join(LIMITED)}, all at one statistic, not {text!r}",
+                hint="such as ttft_p99=300ms,tpot_p99=40ms; pipeline recommend takes any",
+            )
+        found[latency] = slo.limit
+    return found
