@@ -144,6 +144,7 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
         if bridged := getattr(run, "bridged", False):
             settings |= {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
         text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))  # rich keeps line breaks
         # \b: lines stay as they are. Rich takes brackets for its markup.
         epilog = f"\b\nexamples:\n{examples}" if examples and not bridged else ""
         if rich:
