@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +16,15 @@ import pytest
 from packaging.version import InvalidVersion
 
 import trtllm_pipeline
-from trtllm_pipeline.config import recipes
+from trtllm_pipeline.config import matrices, recipes
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
 from trtllm_pipeline.config.load import TEMPLATE, load_matrix
 from trtllm_pipeline.config.models import Recipe, Settings, json_schema
 from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
-from trtllm_pipeline.errors import MatrixError
+from trtllm_pipeline.errors import MatrixError, UsageError
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(trtllm_pipeline.__file__).parent
 RECIPES = sorted(path for path in recipes_folder().rglob("*") if path.is_file())
 MATRICES = sorted(path for path in matrices_folder().rglob("*") if path.is_file())
@@ -293,3 +299,57 @@ def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(recipes, "_PACKAGE", tmp_path)
     assert recipes.recipes_folder() == tmp_path / "data" / "recipes"
     assert recipes.matrices_folder() == tmp_path.parent / "matrices"
+
+
+def test_a_shipped_matrix_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(matrices.list_matrices()) == [path.stem for path in MATRICES]
+    for name, path in matrices.list_matrices().items():
+        assert matrices.find_matrix(name) == path
+        assert matrices.summary(path)
+    for here in ("tiny.yaml", "./tiny", "folder/tiny"):
+        assert matrices.find_matrix(here) == Path(here), "a path is one, whether or not there is a file"
+    with pytest.raises(UsageError, match=r"there is no matrix 'quikstart'; did you mean 'quickstart'\?"):
+        matrices.find_matrix("quikstart")
+    (tmp_path / "tiny").write_text("mine")
+    assert matrices.find_matrix("tiny") == Path("tiny"), "a file of that name goes first"
+
+
+@pytest.mark.parametrize("name", sorted(matrices.list_matrices()))
+def test_a_copy_of_a_shipped_matrix_makes_the_same_cells(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "mine.yaml"
+    matrices.write_matrix(copy, shipped=name, force=False)
+    assert f"--matrix {copy}" in copy.read_text()
+    ids = [
+        [cell.id for cell in expand(load_matrix(path), default_toolchain="auto")]
+        for path in (copy, matrices.find_matrix(name))
+    ]
+    assert ids[0] == ids[1]
+    with pytest.raises(UsageError, match="already exists"):
+        matrices.write_matrix(copy, shipped=name, force=False)
+
+
+def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
+    """The layout of a wheel: shipped files are in the package's own data."""
+    included = re.findall(
+        r'^"(\w+)" = "(trtllm_pipeline/data/\w+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert len(included) == 2
+    shutil.copytree(PACKAGE, tmp_path / "site" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for source, target in included:
+        shutil.copytree(ROOT / source, tmp_path / "site" / target)
+    (tmp_path / "here").mkdir()
+
+    def pipeline(*words: str) -> str:
+        command = [sys.executable, "-m", "trtllm_pipeline", *words]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+        return subprocess.run(
+            command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert str(tmp_path / "site") in pipeline("matrix", "list", "--format", "json")
+    assert pipeline("matrix", "show", "quickstart").startswith("smollm2-135m-instruct/fp16/")
+    plan = json.loads(pipeline("plan", "--matrix", "tiny", "--toolchain", "embedded", "--format", "json"))
+    assert {cell["id"].split("/")[0] for cell in plan["cells"]} == {"tiny"}
+    pipeline("matrix", "init", "--from", "tiny")
+    assert "2 cells" in pipeline("matrix", "check", "matrix.yaml")

@@ -18,6 +18,7 @@ import pytest
 from clients import Client, Stream
 from engines import script_engine
 
+from trtllm_pipeline.client import recognise
 from trtllm_pipeline.client import service as asking
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
@@ -139,6 +140,7 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
             host, port = str(said[name]).split(":")
             assert host == "127.0.0.1"
             assert listening_on(int(port)) in ({"0100007F"}, {"0000000000000000FFFF00000100007F"})
+            assert asyncio.run(recognise.kind_of(str(said[name]))) == name
         folder, *regions = shared_memory(service.process.pid)
         assert len(regions) == 4
         service.process.terminate()

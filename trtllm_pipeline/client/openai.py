@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.client import fields
+from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.service import Answer, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
@@ -44,7 +44,12 @@ class OpenAiClient:
         self._sessions: list[Session] = []
 
     async def __aenter__(self) -> Self:
-        status, body = await self._get("/models")
+        try:
+            status, body = await self._get("/models")
+        except ServerError as error:
+            if error.failure is FailureClass.TRANSIENT and (other := await self._other()) is not None:
+                raise other from error
+            raise
         if status == 200:
             try:
                 listed = fields.items(fields.parse(body)["data"], "data")
@@ -63,7 +68,13 @@ class OpenAiClient:
                 failure=FailureClass.USER,
                 hint="set OPENAI_API_KEY",
             )
+        elif (other := await self._other()) is not None:
+            raise other
         return self
+
+    async def _other(self) -> ServerError | None:
+        """An error where a server of another kind answers."""
+        return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
-from trtllm_pipeline.client import fields
+from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
 from trtllm_pipeline.client.transport.http2 import STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError
@@ -291,8 +291,13 @@ class Client:
     async def __aenter__(self) -> Self:
         try:
             self.model = ServedModel.of(await self._config_when_loaded())
-        except BaseException:
-            await self._close()
+        except ServerError as error:
+            # A server of ours has told its ports itself.
+            if error.failure is not FailureClass.USER and self.service.pid is None:
+                asked = self.protocol.removesuffix("_unary")
+                other = await recognise.wrong_protocol(getattr(self.service, asked), asked)
+                if other is not None:
+                    raise other from error
             raise
         return self
 
@@ -334,7 +339,9 @@ class Client:
                 return await self.config(self._name)
             except ServerError as error:
                 if _UNKNOWN in error.message:
-                    raise ServerError(error.message, failure=FailureClass.USER, hint="-m names the model") from error
+                    raise ServerError(
+                        error.message, failure=FailureClass.USER, hint="--model names the model"
+                    ) from error
                 launched = self.service.pid is not None  # and so kept, by `pipeline launch`
                 passing = _RELOADING in error.message or (launched and error.failure is FailureClass.TRANSIENT)
                 if not passing or time.monotonic() > deadline:

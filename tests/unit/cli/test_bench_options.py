@@ -1,0 +1,68 @@
+"""Names of options that other tools have for the same thing, and what is wrong with values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from trtllm_pipeline.cli.app import build, main
+
+SERVER = ("-u", "localhost:1", "--model", "m")
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    command: Any = get_command(build(["bench", "load"]))
+    for word in ("bench", "load"):
+        command = command.commands[word]
+    return dict(command.make_context("load", [*SERVER, *words]).params)
+
+
+@pytest.mark.parametrize(
+    ("own", "value", "others"),
+    [
+        ("--requests", "7", ("--request-count", "--num-requests")),
+        ("--warmup-requests", "0", ("--warmup-request-count", "--num-warmup-requests")),
+        ("--max-tokens", "9", ("--output-tokens-mean", "--osl")),
+        ("--synthetic-input-tokens-mean", "512", ("--isl",)),
+        ("--synthetic-input-tokens-stddev", "3", ("--isl-stddev",)),
+        ("--request-distribution", "gamma", ("--arrival-pattern",)),
+        ("--burstiness", "0.5", ("--arrival-smoothness",)),
+        ("--request-timeout-s", "12.5", ("--request-timeout-seconds",)),
+        ("--event-file", "e.jsonl", ("--profile-export-file",)),
+        ("--protocol", "openai", ("-i",)),
+    ],
+)
+def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str, ...]) -> None:
+    meant = parsed(own, value)
+    assert meant != parsed()
+    for other in others:
+        assert parsed(other, value) == meant
+
+
+def test_names_that_are_the_same_everywhere() -> None:
+    words = ("--concurrency", "1,4", "--endpoint-type", "chat", "--streaming", "--extra-inputs", "ignore_eos:true")
+    found = parsed(*words, "--num-prompts", "8", "--random-seed", "1", "--tokenizer", "t", "--request-rate", "5")
+    assert (found["concurrency"], found["extra_inputs"], found["num_prompts"]) == ("1,4", ["ignore_eos:true"], 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--concurrency", "1,x"), "--concurrency: expected a positive whole number, got 'x'"),
+        (("--concurrency", "4,4"), "--concurrency 4,4: has a value twice"),
+        (("--request-rate", "nan"), "--request-rate: expected a positive number, got 'nan'"),
+        (("--requests", "0"), "should be greater than or equal to 1"),
+        (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),
+        (("--slo", "ttft_p99=300ms"), "there is no ttft_p99\n  try: write ttft=300ms"),
+        (("--slo", "ttft=300ms,rps=4"), "--slo: 'rps=4' is not an objective"),
+        (("--extra-inputs", "top_k"), "--extra-inputs top_k: expected NAME:VALUE"),
+        (("--isl", "64", "--input-data", "builtin:prompts"), "--synthetic-input-tokens-mean needs --tokenizer"),
+        (("-m", "quickstart"), "no such option: -m"),
+        (("--concurency", "4"), "no such option: --concurency"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", *SERVER, *words]) == 2
+    assert told in capsys.readouterr().err
