@@ -25,7 +25,7 @@ def find_matrix(named: str) -> Path:
     A file of that name here goes first. Raises UsageError for a bare name that is neither.
     """
     path = Path(named)
-    if len(path.parts) != 1 or path.suffix in SUFFIXES or path.exists():
+    if "/" in named or path.suffix in SUFFIXES or path.exists():
         return path
     known = list_matrices()
     if named not in known:
