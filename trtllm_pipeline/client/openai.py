@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.client import fields, recognise
@@ -76,9 +75,7 @@ class OpenAiClient:
         """An error where a server of another kind answers."""
         return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai")
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         for session in self._sessions:
             await session.close()
 

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 _SMALL_BYTES: Final = 1 << 20
@@ -58,9 +57,7 @@ class StatCache:
     def __enter__(self) -> StatCache:  # noqa: PYI034 - typing.Self is younger than Python 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -48,9 +48,9 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, indent: int = 1) -> None:
     """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
-    write_lines(path, (json.dumps(value, indent=1, ensure_ascii=False),))
+    write_lines(path, (json.dumps(value, indent=indent, ensure_ascii=False),))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files import model_files
+from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.hub.files import RemoteFile
 
 KEY: Final = "code"
@@ -63,11 +63,10 @@ def drop_references(out: Path) -> None:
         path = out / name
         if not path.is_file():
             continue
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = model_files.read_json(out, name)
         if isinstance(config, dict) and _NAMES_CODE in config:
             rest = {key: value for key, value in config.items() if key != _NAMES_CODE}
-            path.unlink()  # it may share its bytes with the original
-            path.write_text(json.dumps(rest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, rest, indent=2)  # a new file: this one may share its bytes with the original
 
 
 def _missing(model: str, name: str) -> DownloadError:

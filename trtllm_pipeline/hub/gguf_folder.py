@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from gguf import GGUFReader
@@ -21,12 +21,13 @@ from gguf.quants import dequantize
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.writing import write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-T = TypeVar("T")
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -56,24 +57,24 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
         raise DownloadError(
             f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}", failure=FailureClass.USER
         ) from error
-    fields = _Metadata(reader)
+    fields = _metadata(gguf, reader)
     for key, supported in (
         ("general.architecture", "llama"),
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "smollm"),
     ):
-        if (found := fields.text(key)) != supported:
+        if (found := fields.required_text(key)) != supported:
             raise DownloadError(
                 f"{gguf.name} has {key} {found!r}; only {supported!r} can be unpacked",
                 failure=FailureClass.INFEASIBLE,
                 hint="use a source that has the model in safetensors form",
             )
     tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
-    _write_json(out / "config.json", _config(fields, tied=tied))
-    _write_json(out / "generation_config.json", _token_ids(fields))
+    write_json(out / "config.json", _config(fields, tied=tied), indent=2)
+    write_json(out / "generation_config.json", _token_ids(fields), indent=2)
     _tokenizer(fields).save(str(out / "tokenizer.json"), pretty=False)
-    _write_json(out / "tokenizer_config.json", _tokenizer_config(fields))
-    _write_json(out / "special_tokens_map.json", _special_tokens(fields))
+    write_json(out / "tokenizer_config.json", _tokenizer_config(fields), indent=2)
+    write_json(out / "special_tokens_map.json", _special_tokens(fields), indent=2)
     _write_weights(out / "model.safetensors", reader, fields)
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     quantized = " and ".join(sorted(types.keys() - {"F32", "F16", "BF16"}))
@@ -82,7 +83,7 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
         "weights": f"float16, from weights that were {quantized or 'not quantized'} in the package",
         "tensor_types": dict(types),
     }
-    _write_json(out / "provenance.json", provenance)
+    write_json(out / "provenance.json", provenance, indent=2)
 
 
 class _ArrayReader(GGUFReader):
@@ -97,75 +98,32 @@ class _ArrayReader(GGUFReader):
         self._data = np.asarray(mapped)
 
 
-class _Metadata:
-    """The metadata of a GGUF file by key, each value read as what it must be.
-
-    All methods raise DownloadError for what is not there or is something else.
-    """
-
-    def __init__(self, reader: GGUFReader) -> None:
-        self._fields = reader.fields
-
-    def has(self, key: str) -> bool:
-        """Whether there is a value."""
-        return key in self._fields
-
-    def text(self, key: str) -> str:
-        """A text."""
-        value = self._value(key)
-        return value if isinstance(value, str) else self._wrong(key, value, "a text")
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """A whole number within bounds; `default` stands for none."""
-        value = default if default is not None and not self.has(key) else self._value(key)
-        right = type(value) is int and least <= value <= most
-        return value if right else self._wrong(key, value, f"a whole number from {least} to {most}")
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive float32 as people write it: 1e-05, not 9.999999747378752e-06."""
-        value = default if default is not None and not self.has(key) else self._value(key)
-        right = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _FLOAT32_MAX
-        return float(str(np.float32(value))) if right else self._wrong(key, value, "a positive number")
-
-    def texts(self, key: str) -> list[str]:
-        """A list of texts."""
-        return self._list(key, str, "a list of texts")
-
-    def integers(self, key: str) -> list[int]:
-        """A list of whole numbers."""
-        return self._list(key, int, "a list of whole numbers")
-
-    def _list(self, key: str, kind: type[T], expected: str) -> list[T]:
-        value = self._value(key)
-        if not isinstance(value, list) or not all(type(part) is kind for part in value):
-            self._wrong(key, value, expected)
-        return value
-
-    def _value(self, key: str) -> Any:
-        field = self._fields.get(key)
-        if field is None:
-            raise DownloadError(f"the GGUF file has no {key}", failure=FailureClass.INFEASIBLE)
-        try:
-            return field.contents()
-        except (ValueError, IndexError) as error:  # a text that is not UTF-8, a list cut short
-            raise DownloadError(f"cannot read {key} of the GGUF file: {error}", failure=FailureClass.USER) from error
-
-    def _wrong(self, key: str, value: object, expected: str) -> NoReturn:
-        shown = repr(value)
-        raise DownloadError(
-            f"the GGUF file's {key} is {shown if len(shown) <= 60 else f'{shown[:57]}...'}; expected {expected}",
-            failure=FailureClass.INFEASIBLE,
-        )
+def _metadata(gguf: Path, reader: GGUFReader) -> Fields:
+    """The metadata that is used here. Raises DownloadError for text that is not UTF-8 and for lists that are cut short."""
+    values = {}
+    for key, field in reader.fields.items():
+        if key.startswith(("general.architecture", "tokenizer.", "llama.")):
+            try:
+                values[key] = field.contents()
+            except (ValueError, IndexError) as error:
+                raise DownloadError(f"cannot read {key} of {gguf.name}: {error}", failure=FailureClass.USER) from error
+    return Fields(values, gguf)
 
 
-def _tokenizer(fields: _Metadata) -> Tokenizer:
+def _number(fields: Fields, key: str, default: float | None = None) -> float:
+    """A positive float32 as people write it: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(fields.number(key, default, most=_FLOAT32_MAX))))
+
+
+def _tokenizer(fields: Fields) -> Tokenizer:
     tokens, merges, types = (
         fields.texts("tokenizer.ggml.tokens"),
         fields.texts("tokenizer.ggml.merges"),
-        fields.integers("tokenizer.ggml.token_type"),
+        fields.array("tokenizer.ggml.token_type"),
     )
     pairs = [merge.split(" ") for merge in merges]
-    if len(types) != len(tokens) or len(set(tokens)) != len(tokens) or not all(len(pair) == 2 for pair in pairs):
+    typed = len(types) == len(tokens) > 0 and all(type(kind) is int for kind in types)
+    if not typed or len(set(tokens)) != len(tokens) or not all(len(pair) == 2 for pair in pairs):
         raise DownloadError(
             "the GGUF file's tokenizer is damaged: it has duplicate tokens, tokens without a type, or merges that are not pairs",
             failure=FailureClass.INFEASIBLE,
@@ -204,7 +162,7 @@ def tokenizer(tokens: list[str], merges: list[tuple[str, str]], types: list[int]
     return result
 
 
-def _config(fields: _Metadata, *, tied: bool) -> dict[str, Json]:
+def _config(fields: Fields, *, tied: bool) -> dict[str, Json]:
     heads, hidden = fields.integer("llama.attention.head_count"), fields.integer("llama.embedding_length")
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -219,8 +177,8 @@ def _config(fields: _Metadata, *, tied: bool) -> dict[str, Json]:
         "attention_bias": False,
         "mlp_bias": False,
         "max_position_embeddings": fields.integer("llama.context_length"),
-        "rms_norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": fields.number("llama.rope.freq_base", 10000.0),
+        "rms_norm_eps": _number(fields, "llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": _number(fields, "llama.rope.freq_base", 10000.0),
         "rope_scaling": None,
         "tie_word_embeddings": tied,
         "vocab_size": len(fields.texts("tokenizer.ggml.tokens")),
@@ -229,11 +187,11 @@ def _config(fields: _Metadata, *, tied: bool) -> dict[str, Json]:
     }
 
 
-def _kv_heads(fields: _Metadata) -> int:
+def _kv_heads(fields: Fields) -> int:
     return fields.integer("llama.attention.head_count_kv", fields.integer("llama.attention.head_count"))
 
 
-def _token_ids(fields: _Metadata, suffix: str = "_id", **more: str) -> dict[str, Json]:
+def _token_ids(fields: Fields, suffix: str = "_id", **more: str) -> dict[str, Json]:
     """The special tokens that the file names, by their Hugging Face names."""
     named = {"bos": "bos", "eos": "eos", "pad": "padding", **more}
     keys = {f"{name}_token{suffix}": f"tokenizer.ggml.{key}_token_id" for name, key in named.items()}
@@ -241,23 +199,23 @@ def _token_ids(fields: _Metadata, suffix: str = "_id", **more: str) -> dict[str,
     return {name: fields.integer(key, least=0, most=last) for name, key in keys.items() if fields.has(key)}
 
 
-def _special_tokens(fields: _Metadata) -> dict[str, Json]:
+def _special_tokens(fields: Fields) -> dict[str, Json]:
     tokens = fields.texts("tokenizer.ggml.tokens")
     return {name: tokens[cast("int", number)] for name, number in _token_ids(fields, "", unk="unknown").items()}
 
 
-def _tokenizer_config(fields: _Metadata) -> dict[str, Json]:
+def _tokenizer_config(fields: Fields) -> dict[str, Json]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": fields.integer("llama.context_length"),
         **_special_tokens(fields),
-        "chat_template": fields.text(_TEMPLATE) if fields.has(_TEMPLATE) else None,
+        "chat_template": fields.text(_TEMPLATE),
     }
 
 
-def _write_weights(path: Path, reader: GGUFReader, fields: _Metadata) -> None:
+def _write_weights(path: Path, reader: GGUFReader, fields: Fields) -> None:
     """Write all tensors as float16, one at a time. Format: https://github.com/huggingface/safetensors#format"""
     named = sorted(
         ((_name(tensor.name), tensor) for tensor in reader.tensors if tensor.name != "rope_freqs.weight"),
@@ -311,7 +269,7 @@ def _rows(tensor: Any, heads: int | None) -> Iterator[NDArray[np.float32]]:
             ) from error
 
 
-def _heads(name: str, fields: _Metadata) -> int | None:
+def _heads(name: str, fields: Fields) -> int | None:
     if name.endswith("q_proj.weight"):
         return fields.integer("llama.attention.head_count")
     if name.endswith("k_proj.weight"):
@@ -335,7 +293,3 @@ def _name(gguf_name: str) -> str:
     raise DownloadError(
         f"the GGUF file has a tensor {gguf_name}, which Llama models do not have", failure=FailureClass.INFEASIBLE
     )
-
-
-def _write_json(path: Path, value: Mapping[str, Json]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

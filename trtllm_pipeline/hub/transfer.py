@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 import httpx
@@ -77,9 +76,7 @@ class Transfer:
     def __enter__(self) -> Transfer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._client.close()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:

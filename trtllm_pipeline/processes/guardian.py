@@ -77,11 +77,11 @@ def look_up(pid: int) -> Process | None:
         return None
 
 
-def process_table(above: int = 0) -> dict[int, Process]:
-    """All processes that live, by pid; with `above` those with a higher pid."""
+def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     found = ((pid, look_up(pid)) for pid in pids if pid > above)
-    return {pid: process for pid, process in found if process and not process.zombie}
+    return {pid: process for pid, process in found if process and (zombies or not process.zombie)}
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.guardian import Process, look_up
+from trtllm_pipeline.processes.guardian import process_table, with_descendants
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05
@@ -24,8 +24,13 @@ _LEFT_S: Final = 0.4
 """A process that is waited for is collected sooner."""
 
 
+def model_run_by(pid: int) -> str | None:
+    """The model that a living process runs; None if it is not a stub."""
+    return model_of(_read(pid, "cmdline").split(b"\0"))
+
+
 def model_of(command: list[bytes]) -> str | None:
-    """The model that a process runs; None for one that is no stub. Its first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    """The same of a command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
     if STUB.encode() not in command[0] or len(command) < 2:
         return None
     return Path(os.fsdecode(command[1])).parent.parent.name
@@ -46,11 +51,12 @@ class Watch:
         now = time.monotonic()
         if now < self._next:
             return None
-        found = _below(self._root)
+        table = process_table(zombies=True)
+        found = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
         self._next = now + max(LOOK_EVERY_S, 10 * (time.monotonic() - now))
         self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
         for pid, process in found.items():
-            if not process.zombie and (model := _model(pid)):
+            if not process.zombie and (model := model_run_by(pid)):
                 self._models[pid] = model
         for pid, since in self._since.items():
             signo = found[pid].exit_code & 0x7F
@@ -67,26 +73,6 @@ class Watch:
             return f"the process of a Python model ({pid})"
         for_memory = signo == signal.SIGKILL and out_of_memory.verdict(self._before)[0] is FailureClass.OUT_OF_MEMORY
         return f"its process {pid} ({name})" if for_memory else None
-
-
-def _below(root: int) -> dict[int, Process]:
-    """All processes below `root`, those included that have ended and were not collected."""
-    table = {pid: process for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (process := look_up(pid))}
-    children: dict[int, list[int]] = {}
-    for pid, process in table.items():
-        children.setdefault(process.parent, []).append(pid)
-    found, stack = {}, [root]
-    while stack:
-        for pid in children.get(stack.pop(), ()):
-            if pid not in found:
-                found[pid] = table[pid]
-                stack.append(pid)
-    return found
-
-
-def _model(pid: int) -> str | None:
-    """The model that a living process runs."""
-    return model_of(_read(pid, "cmdline").split(b"\0"))
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.errors import PipelineError, StateError
@@ -124,9 +123,7 @@ class Guardian:
     def __enter__(self) -> Guardian:  # noqa: PYI034  # typing.Self is of Python 3.11
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def fileno(self) -> int:

@@ -27,8 +27,8 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import Triton
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.guardian import look_up
-from trtllm_pipeline.processes.killed import STUB, model_of
+from trtllm_pipeline.processes.guardian import look_up, process_table
+from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
 from trtllm_pipeline.serving.server import diagnose as explained
@@ -390,16 +390,9 @@ def diagnose(
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
     """Process id and model name of the Python model processes below a server, dead ones left out."""
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            status = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            command = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # ended meanwhile
-        if int(status[1]) == parent and status[0] != "Z" and (model := model_of(command)):
-            yield int(entry.name), model
+    for pid, process in process_table().items():
+        if process.parent == parent and (model := model_run_by(pid)):
+            yield pid, model
 
 
 def live_stubs(parent: int, prefix: str) -> dict[int, str]:

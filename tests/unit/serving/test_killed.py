@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trtllm_pipeline.processes import killed, out_of_memory
+from trtllm_pipeline.processes import guardian, killed, out_of_memory
 
 CHILD = """
 import subprocess, sys
@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def end(child: int, signo: int) -> None:
     os.kill(child, signo)
-    while (seen := killed.look_up(child)) is not None and not seen.zombie:
+    while (seen := guardian.look_up(child)) is not None and not seen.zombie:
         pass
 
 
@@ -83,7 +83,7 @@ def test_any_other_process_counts_where_the_kernel_ran_out_of_memory(
 def test_what_ended_by_itself_is_nobody_s_kill(clock: list[float]) -> None:
     with server("sleep", "0") as (root, child):
         watch = killed.Watch(root, out_of_memory.counts())
-        while (seen := killed.look_up(child)) is not None and not seen.zombie:
+        while (seen := guardian.look_up(child)) is not None and not seen.zombie:
             pass
         for _ in range(8):
             clock[0] += 0.25
