@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.files.user_files import JsonError, decode
+from trtllm_pipeline.files.user_files import KINDS, JsonError, decode
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,13 +27,6 @@ T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000
 """The largest files of known models have a third of it."""
 _FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
-_KINDS: Final = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _AGAIN: Final = "download the model again, or from another source"
 
 
@@ -73,7 +66,7 @@ def find(folder: Path, name: str) -> Path | None:
             "if you trust this file, replace the link with a copy",
         )
     if not stat.S_ISREG(mode):
-        raise _refused(path, f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
+        raise _refused(path, f"it is {KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
     return real
 
 

@@ -23,13 +23,14 @@ MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
 """That many levels opened one after the other."""
-_KINDS: Final = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+KINDS: Final = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""What an entry of a folder is that is not a file."""
 _WORDS: Final = {
     errno.ELOOP: "is a link that leads back to itself",
     errno.ENAMETOOLONG: "the name is too long for the file system",
@@ -48,8 +49,7 @@ def check(path: Path, *, hint: str | None = None) -> None:
     except (OSError, ValueError) as error:
         fail(os.fspath(path), None, _why(path, error), hint=hint)
     if not stat.S_ISREG(mode):
-        kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
-        fail(os.fspath(path), None, f"is {kind}, expected a file", hint=hint)
+        fail(os.fspath(path), None, f"is {KINDS.get(stat.S_IFMT(mode), 'not a file')}, expected a file", hint=hint)
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:

@@ -5,7 +5,6 @@ Whatever package index pip is configured for serves; nothing is installed and no
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import os
@@ -23,7 +22,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
+from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words, hex_digest
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
 def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progress: Progress) -> Path:
     """The verified wheel, in `folder`."""
     known = next(iter(folder.glob("*.whl")), None)
-    if known is not None and _sha256(known) == sha256:
+    if known is not None and hex_digest(known) == sha256:
         return known
     command = [*_pip(requirement), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
@@ -73,7 +72,7 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
     logger.info("%s", output)
     if status != 0:
         raise _pip_failed(requirement, output, offline=offline)
-    wheels = {wheel: _sha256(wheel) for wheel in folder.glob("*.whl")}
+    wheels = {wheel: hex_digest(wheel) for wheel in folder.glob("*.whl")}
     if not wheels:
         raise DownloadError(f"{requirement}: pip succeeded but downloaded no wheel\n{output[-500:]}")
     if sha256 not in wheels.values():
@@ -188,11 +187,3 @@ def _extract_licence(wheel: Path, out: Path) -> None:
             if re.search(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$", name):
                 (out / "LICENSE").write_bytes(archive.read(name))
                 return
-
-
-def _sha256(path: Path) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()

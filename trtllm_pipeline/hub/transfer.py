@@ -205,16 +205,18 @@ def mismatch(path: Path, file: RemoteFile) -> str | None:
         return f"{size} bytes instead of {file.size}"
     if file.digest is None:
         return None
-    algorithm = "sha256" if len(file.digest) == 64 else "sha1"
-    hasher = hashlib.new(algorithm, usedforsecurity=False)
-    if algorithm == "sha1":
-        hasher.update(b"blob %d\0" % file.size)
+    algorithm, prefix = ("sha256", b"") if len(file.digest) == 64 else ("sha1", b"blob %d\0" % file.size)
+    found = hex_digest(path, algorithm, prefix)
+    return None if found == file.digest.lower() else f"{algorithm} {found} instead of {file.digest}"
+
+
+def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> str:
+    """Digest of `prefix` and a file's content."""
+    hasher = hashlib.new(algorithm, prefix, usedforsecurity=False)
     with path.open("rb") as source:
         while chunk := source.read(_CHUNK_BYTES):
             hasher.update(chunk)
-    if hasher.hexdigest() != file.digest.lower():
-        return f"{algorithm} {hasher.hexdigest()} instead of {file.digest}"
-    return None
+    return hasher.hexdigest()
 
 
 def place(source: Path, target: Path) -> None:

@@ -53,7 +53,7 @@ def parse(text: str) -> Machine:
     What is left out becomes what is usual for the release and the compute capability. Memory is kept to a tenth
     of a GiB.
     """
-    read = _Line(text)
+    read = _AssumedValues(text)
     gpus = _gpus(read)
     tensorrt_llm = _tensorrt_llm(read)
     machine = Machine(
@@ -100,7 +100,7 @@ def describe(machine: Machine) -> str:
     return ",".join(f"{key}={value}" for key, value in parts.items())
 
 
-class _Line:
+class _AssumedValues:
     """The values of a line by key; what is wrong with them gathers in `faults`, and something harmless is returned."""
 
     def __init__(self, text: str) -> None:
@@ -151,7 +151,7 @@ class _Line:
         return None if value == "no" else ASSUMED if value == "yes" else value
 
 
-def _gpus(read: _Line) -> tuple[Gpu, ...]:
+def _gpus(read: _AssumedValues) -> tuple[Gpu, ...]:
     count = read.whole("gpus", 0, 4096, 1)
     if count == 0:
         read.refuse(_OF_GPUS, "gpus=0 leaves no GPU for it to describe")
@@ -166,7 +166,7 @@ def _gpus(read: _Line) -> tuple[Gpu, ...]:
     return tuple(Gpu(index, f"GPU-assumed-{index}", name, round(gib * 10) * 2**30 // 10, sm) for index in range(count))
 
 
-def _memory_gib(read: _Line, sm: int) -> float:
+def _memory_gib(read: _AssumedValues, sm: int) -> float:
     value = read.values.get("gpu_memory_gib")
     if value is None:
         if sm not in _MEMORY_GIB:
@@ -182,7 +182,7 @@ def _memory_gib(read: _Line, sm: int) -> float:
     return gib
 
 
-def _tensorrt_llm(read: _Line) -> TensorRTLLM | None:
+def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
     value = read.values.get("tensorrt_llm")
     if value is None:
         read.refuse(_OF_TENSORRT_LLM, "requires tensorrt_llm==RELEASE")
@@ -205,7 +205,7 @@ def _tensorrt_llm(read: _Line) -> TensorRTLLM | None:
     )
 
 
-def _triton(read: _Line, tensorrt_llm: TensorRTLLM | None) -> TritonServer | None:
+def _triton(read: _AssumedValues, tensorrt_llm: TensorRTLLM | None) -> TritonServer | None:
     version = read.name("triton", usually=tensorrt_llm is not None)
     if version is None:
         return None

@@ -41,7 +41,7 @@ def _dangling(path: Path) -> None:
     [
         (_link_to_itself, "is a link that leads back to itself"),
         (_dangling, "is a link to gone.json, which is not there"),
-        (os.mkfifo, "is a pipe, expected a file"),
+        (os.mkfifo, "is a named pipe, expected a file"),
         (lambda path: path.symlink_to("/dev/zero"), "is a device, expected a file"),
         (lambda path: path.write_bytes(b'{}\n{"a": "\xff"}'), "2: is not UTF-8 text"),
         (lambda path: path.write_text("[" * 5000), "nested deeper than"),
@@ -85,15 +85,15 @@ def test_yaml_of_other_programs(text: str | bytes) -> None:
     ("argv", "words"),
     [
         (["download", "--source", "[" * 5000, "--output-dir", "o"], "nested deeper than"),
-        (["smoke", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a pipe"),
-        (["perf", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a pipe"),
+        (["smoke", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
+        (["perf", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
         (["exec", "deep.json"], "not a job file: nested deeper than"),
-        (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=fifo"], "fifo: is a pipe"),
+        (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=fifo"], "fifo: is a named pipe"),
         (["plan", "--matrix", "MATRIX", "--set", "settings.perf.input_data=self"], "leads back to itself"),
         (["plan", "--matrix", "MATRIX", "--set", f"settings.perf.requests=0x{'f' * 5000}"], "digits is too long"),
         (["compare", "n" * 5000, "deep.json"], "is no file"),
         (["compare", "deep.json", "deep.json"], "deep.json: nested deeper than"),
-        (["evaluate", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a pipe"),
+        (["evaluate", "answers", "-u", "127.0.0.1:1", "--model", "m", "--input-data", "fifo"], "fifo: is a named pipe"),
     ],
 )
 def test_odd_files_on_the_command_line(
