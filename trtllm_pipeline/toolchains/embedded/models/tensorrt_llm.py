@@ -69,7 +69,7 @@ class TritonPythonModel:
             enable_kv_cache_reuse=flag(settings["enable_kv_cache_reuse"]),
         )
         self._lock = threading.Lock()
-        self._answers: dict[str, list[Answer]] = {}
+        self._answers: dict[str, list[PendingRequest]] = {}
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request; the answers come from the runtime's threads."""
@@ -106,7 +106,7 @@ class TritonPythonModel:
         exclude = rows(request, "exclude_input_in_output", batch)[0]
         pads = rows(request, "pad_id", batch)
         counts = [each.name for each in COUNTS if any(rows(request, f"return_{each.name}", batch))]
-        answer = Answer(
+        answer = PendingRequest(
             name,
             sender,
             [
@@ -140,7 +140,7 @@ class TritonPythonModel:
             answer.cancel()
         sender.send(_empty(wanted), flags=FINAL)
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, answer: PendingRequest) -> None:
         with self._lock:
             running = self._answers[answer.name]
             running.remove(answer)
@@ -165,7 +165,7 @@ class Row:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class PendingRequest:
     """One Triton request on its way: gathers events of its rows and sends responses."""
 
     name: str
@@ -176,7 +176,7 @@ class Answer:
     """Names of the token counts that were asked for."""
     wanted: Collection[str]
     """Names of the outputs that the client wants."""
-    forget: Callable[[Answer], None]
+    forget: Callable[[PendingRequest], None]
     """Called once, when the last response has gone out."""
     generations: list[Generation] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
