@@ -214,7 +214,7 @@ def test_mpirun_is_never_nested(stage: Stage, monkeypatch: pytest.MonkeyPatch, v
 
 
 def test_a_group_that_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="cannot start the server: /nowhere"):
+    with pytest.raises(ServerError, match="cannot start the server: cannot run /nowhere"):
         Group(["/nowhere"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
 
 

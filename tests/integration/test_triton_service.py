@@ -69,7 +69,7 @@ class Service:
     def client(self) -> Client:
         service = self.ready()
         ports = triton.Ports(*(int(str(service[name]).split(":")[1]) for name in triton.Ports._fields))
-        server = triton.Server(self.process, ports, self.log, "", ("ensemble", "tensorrt_llm_bls"))
+        server = triton.TritonProcess(self.process, ports, self.log, "", ("ensemble", "tensorrt_llm_bls"))
         return Client(server)
 
     def end(self, timeout_s: float = 20) -> tuple[int, str]:

@@ -303,5 +303,5 @@ def _check_text(words: Sequence[str]) -> None:
             from trtllm_pipeline.errors import UsageError
 
             raise UsageError(
-                f"{word}: is not text in UTF-8", hint="rename it, or give it by a link with another name"
+                f"{word}: is not UTF-8 text", hint="rename it, or give it by a link with another name"
             ) from error

@@ -43,7 +43,7 @@ class FakeServer:
 
 
 def watch(server: FakeServer) -> set[str]:
-    return launch.watch(cast("triton.Server", cast("Any", server)), server.ended, os.getppid())
+    return launch.watch(cast("triton.TritonProcess", cast("Any", server)), server.ended, os.getppid())
 
 
 @pytest.fixture(autouse=True)
