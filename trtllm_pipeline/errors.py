@@ -56,7 +56,11 @@ class FailureClass(str, Enum):
 
 def in_brackets(failure: str | None) -> str:
     """A failure class behind what failed: " (out of memory)"; nothing where that says no more than "failed"."""
-    return "" if failure in {None, FailureClass.BUG.value, FailureClass.CHECK.value} else f" ({FailureClass(failure).words})"
+    return (
+        ""
+        if failure in {None, FailureClass.BUG.value, FailureClass.CHECK.value}
+        else f" ({FailureClass(failure).words})"
+    )
 
 
 class PipelineError(Exception):
