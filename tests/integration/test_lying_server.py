@@ -247,7 +247,7 @@ def remembering(stand: Stand) -> None:
         (failing, "failures", "4 of 4 requests failed"),
         (empty, "empty_answers", "4 of 4 answers are empty"),
         (echoing, "prompt_echo", "begin with their prompt"),
-        (overcounting, "token_count", "more tokens than were asked for"),
+        (overcounting, "token_count", "more tokens than max_tokens"),
         (restarting, "server", "did not live through the run"),
         (giving_up, "server", "was not ready after the run"),
         (too_fast, "roofline", r"reading the 100000 MB of weights it needs takes \d+"),
