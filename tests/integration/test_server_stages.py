@@ -260,7 +260,10 @@ def counting(*counts: int) -> Respond:
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
-        (counting(1, 1, 1, 1, 1, 1, 1, 2), "more tokens than max_tokens in 4 of 4 answers, such as for prompt 'p0' 9 of 8"),
+        (
+            counting(1, 1, 1, 1, 1, 1, 1, 2),
+            "more tokens than max_tokens in 4 of 4 answers, such as for prompt 'p0' 9 of 8",
+        ),
         (
             counting(2, 1, 1, 1, -1, 1, 1, 1),
             "4 of 4 requests failed, .* num_output_tokens in the server's answer is -1, expected a number",
