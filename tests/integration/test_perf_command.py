@@ -152,7 +152,7 @@ def test_a_cache_said_to_be_off_is_tried(
     assert all(record["error"] is None and record["ttft_ms"] > 19 for record in probes)
     untold = [finding for finding in result["findings"] if finding["check"] == "settings"]
     assert [finding["message"] for finding in untold] == [
-        "neither the server nor the engine tells: enable_kv_cache_reuse"
+        "settings that neither the server nor the engine reports: enable_kv_cache_reuse"
     ]
 
 
