@@ -48,7 +48,7 @@ def head(metric: str) -> str:
     stem, _, rest = metric.partition("_")
     if stem in {"ttft", "tpot", "itl", "icl", "e2e"}:
         return f"{stem.upper() if stem != 'e2e' else 'e2e'} {rest}"
-    known = {"output_tps": "out tok/s", "input_tps": "in tok/s", "rps": "req/s", "engine_bytes": "engine size"}
+    known = {"output_tps": "tok/s", "input_tps": "input tok/s", "rps": "req/s", "engine_bytes": "engine size"}
     return known.get(metric, metric.removeprefix("accuracy.").replace("_s", " s"))
 
 
