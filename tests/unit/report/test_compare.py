@@ -782,7 +782,7 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     two = report(tmp_path / "two.json", level(1), level(4), lengths=((128, 16), (256, 32)))
     code, out, _ = pipeline("recommend", two)
     assert code == 0
-    assert re.findall(r"^(?:for|take) .*", out, re.MULTILINE) == [
+    assert re.findall(r"^(?:for |recommended:).*", out, re.MULTILINE) == [
         "for isl128 osl16",
         "recommended: m/fp16/isl128-osl16, at concurrency 1",
         "for isl256 osl32",
