@@ -247,7 +247,7 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "has no time per token"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "--model", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
+        (("-u", "GRPC", "--model", "ensemble", "--isl", "9"), 2, "needs --tokenizer"),
         (("-u", "GRPC", "--model", "ensemble", "--event-file", "bad.jsonl"), 2, "already exists"),
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),

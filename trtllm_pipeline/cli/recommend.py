@@ -17,7 +17,7 @@ def recommend(
         typer.Option(
             "--slo",
             metavar="OBJECTIVES",
-            help="such as ttft_p99=300ms,tpot_p99=40ms; a rate such as output_tps=100 is a minimum",
+            help="such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum",
         ),
     ] = "",
     min_accuracy: Annotated[
@@ -57,7 +57,7 @@ def recommend(
     slos = library.parse_slo(slo) if slo else ()
     least = None if min_accuracy is None else library.parse_least(min_accuracy)
     allowed = options.allowed(allow)
-    measured = load(run, options.open_store(workspace), allow=allowed)
+    measured = load(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
     found = library.advise(measured, cells or (), slos, least, objective, allowed)
