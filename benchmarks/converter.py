@@ -19,9 +19,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded import convert, fidelity, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
+from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.reference import Reference
 
@@ -61,7 +62,7 @@ def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
         attempt = scratch / f"{folder.name}-{precision}"
         (attempt / "out").mkdir(parents=True)
         started = time.perf_counter()
-        convert.run(Work({"precision": precision}, {"model": folder}, {}, attempt / "out", attempt))
+        convert.run(StageContext(Convert(precision=precision), {"model": folder}, {}, attempt / "out", attempt))
         seconds = time.perf_counter() - started
         path = attempt / "out" / convert.MODEL_FILE
         eos = json.loads((attempt / "out" / convert.CONFIG_FILE).read_text(encoding="utf-8"))["eos_token_ids"]

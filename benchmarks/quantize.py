@@ -32,11 +32,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline import worker as worker_file
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.model_optimizer import job, memory, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import FAMILIES
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
 _COMMON: Final = {
@@ -302,24 +305,26 @@ def _process(folder: Path, run: Run) -> Mapping[str, Any]:
     memory.release()
     with _attempt(folder, run) as work:
         started = time.monotonic()
+        worker_file.write_job("quantize", None, work)
         subprocess.run(job.command(work, sys.executable), check=True, stdout=sys.stderr)
         return {**_facts(work), "process_s": round(time.monotonic() - started, 2)}
 
 
 @contextmanager
-def _attempt(folder: Path, run: Run) -> Iterator[Work]:
+def _attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
     """The stage's work, in a folder that is gone afterwards."""
     out = folder / "attempt" / "out"
     out.mkdir(parents=True)
-    params: dict[str, Any] = {
+    common: dict[str, Any] = {
         "precision": run.precision,
-        "tp": run.tp,
-        "checkpoint_format": run.format,
+        "family": "llama",
         "batch_size": run.batch,
-        "calibration": {"samples": run.samples, "max_length": 8192},
+        "calibration": Selection(samples=run.samples, max_length=8192),
     }
+    of_engines = run.format == "tensorrt_llm"
+    params = Checkpoint(tp=run.tp, **common) if of_engines else HuggingFaceCheckpoint(**common)
     try:
-        yield Work(
+        yield StageContext(
             params=params,
             inputs={"model": folder / "model"},
             files={"calibration_data": folder / "rows.jsonl"},
@@ -330,7 +335,7 @@ def _attempt(folder: Path, run: Run) -> Iterator[Work]:
         shutil.rmtree(out.parent)
 
 
-def _facts(work: Work) -> Mapping[str, Any]:
+def _facts(work: StageContext[Any]) -> Mapping[str, Any]:
     facts = json.loads((work.out / worker.FACTS_FILE).read_text(encoding="utf-8"))
     batch = (facts["calibration"] or {}).get("batch_size")
     return {"times": facts["times_s"], "peak": facts["peak_memory"], "batch": batch, "bytes": _size(work.out)}

@@ -42,7 +42,7 @@ def plan(cells: int) -> list[Task]:
     def add(
         name: str, *needs: str, s: float, order: int, scope: Scope = Scope.ARTIFACT, **resources: int | bool
     ) -> str:
-        service = StageRunId(f"serve/{order}") if scope is Scope.INSIDE else None
+        service = StageRunId(f"serve/{order}") if scope is Scope.IN_SERVICE else None
         needed = tuple(map(StageRunId, needs))
         what = Resources(**resources)  # type: ignore[arg-type]  # names of its fields, given below
         tasks.append(Task(StageRunId(name), needed, scope, service, what, expected_s=s, order=order))
@@ -57,9 +57,9 @@ def plan(cells: int) -> list[Task]:
             build = add(f"build/{cell}", quantize, s=200 + cell % 300, order=cell, gpus=4 if cell % 10 == 0 else 1)
         repository = add(f"repository/{cell}", build, s=2, order=cell)
         add(f"serve/{cell}", repository, s=30, order=cell, gpus=1, cpus=4, scope=Scope.SERVICE)
-        smoke = add(f"smoke/{cell}", s=10, order=cell, scope=Scope.INSIDE)
-        add(f"perf/{cell}", smoke, s=120, order=cell, scope=Scope.INSIDE)
-        add(f"accuracy/{cell}", smoke, s=60, order=cell, scope=Scope.INSIDE)
+        smoke = add(f"smoke/{cell}", s=10, order=cell, scope=Scope.IN_SERVICE)
+        add(f"perf/{cell}", smoke, s=120, order=cell, scope=Scope.IN_SERVICE)
+        add(f"accuracy/{cell}", smoke, s=60, order=cell, scope=Scope.IN_SERVICE)
     return tasks
 
 

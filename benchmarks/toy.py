@@ -7,34 +7,42 @@ download -> quantize -> convert -> build -> repository -> smoke; each is `sh -c 
 `write_matrix` writes need one download for 64 cells, one quantize for 16, one convert for 8, and the rest for each.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from trtllm_pipeline.cli.app import main as pipeline
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import ITSELF, Param
 from trtllm_pipeline.toolchains import base
 from trtllm_pipeline.toolchains.base import Toolchain
 
 COMMAND: Final = "echo x > out/x"
 
 
-def _stage(
-    name: str, params: Callable[[Cell], Mapping[str, Json]], *upstream: str, section: str | None = None
-) -> Stage:
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """What any of its stages can be told."""
+
+    model: Annotated[str | None, Param("which", key_with=ITSELF)] = None
+    precision: Annotated[str | None, Param("of what", key_with=ITSELF)] = None
+    tp: Annotated[int | None, Param("how wide", key_with=ITSELF)] = None
+    max_batch_size: Annotated[int | None, Param("how much", key_with=ITSELF)] = None
+
+
+def _stage(name: str, read: Callable[[Cell], Toy], *upstream: str, section: str | None = None) -> Stage:
     return Stage(
         name=name,
         version=1,
         summary=name,
         program=None,
-        options=(),
-        params=params,
+        params=Toy,
+        read=read,
         inputs={each: each for each in upstream},
         commands=lambda _work, _machine: (("sh", "-c", COMMAND),),
         section=section,
@@ -45,12 +53,12 @@ TOOLCHAIN: Final = Toolchain(
     name="toy",
     summary="stages that do nothing",
     stages=(
-        _stage("download", lambda cell: {"model": cell.model}),
-        _stage("quantize", lambda cell: {"precision": cell.precision}, "download"),
-        _stage("convert", lambda cell: {"tp": cell.tp}, "quantize", section="quantize"),
-        _stage("build", lambda cell: {"max_batch_size": cell.max_batch_size}, "convert"),
-        _stage("repository", lambda _cell: {}, "build"),
-        _stage("smoke", lambda _cell: {}, "repository"),
+        _stage("download", lambda cell: Toy(model=cell.model)),
+        _stage("quantize", lambda cell: Toy(precision=cell.precision), "download"),
+        _stage("convert", lambda cell: Toy(tp=cell.tp), "quantize", section="quantize"),
+        _stage("build", lambda cell: Toy(max_batch_size=cell.max_batch_size), "convert"),
+        _stage("repository", lambda _cell: Toy(), "build"),
+        _stage("smoke", lambda _cell: Toy(), "repository"),
     ),
     missing=lambda _machine: None,
     identity=lambda _machine: {},

@@ -9,7 +9,6 @@ A table stands between `<!-- generated: KIND NAME -->` and `<!-- end -->`; every
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import json
 import re
@@ -60,42 +59,8 @@ def command_of(path: str) -> Any:
     return command
 
 
-def is_bridged(path: str) -> bool:
-    """Whether argparse still reads the options of a command, or of all commands of a group."""
-    command = command_of(path)
-    return (
-        all(map(is_bridged, (f"{path} {name}" for name in command.commands)))
-        if hasattr(command, "commands")
-        else bool(getattr(command.callback, "bridged", False))
-    )
-
-
-def parser_of(command: str, verb: str | None = None) -> argparse.ArgumentParser:
-    """The argparse parser of a command that is still bridged, or of one of its verbs."""
-    parser = argparse.ArgumentParser(prog=f"pipeline {command}")
-    # The toolchain that every reader has; what it lacks is shown as the engine lane has it. Never what is found here.
-    own = any(stage.name == command for stage in toolchains.load("embedded").stages)
-    parser.set_defaults(command=command, words=["--toolchain", "embedded" if own else "tensorrt_llm"])
-    module = next(row.target.partition(":")[0] for row in app.COMMANDS if row.path.split()[0] == command)
-    importlib.import_module(f"trtllm_pipeline.cli.{'stage' if command in app.STAGES else module}").configure(parser)
-    if verb is not None:
-        parser = verbs_of(parser)[verb]
-    return parser
-
-
-def verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The verbs below a command, such as `init` of `pipeline matrix`; empty when it has none."""
-    for action in parser._actions:  # noqa: SLF001  argparse has no other way to ask
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            return dict(action.choices)
-    return {}
-
-
 def options(name: str) -> Iterator[str]:
     """The table of a command's own options."""
-    if is_bridged(name):
-        yield from _argparse_options(name)
-        return
     shared: list[str] = []
     rows = []
     command = command_of(name)
@@ -129,33 +94,6 @@ def _default(param: Any, context: Any) -> str:
     return f" (default {shown})"
 
 
-def _argparse_options(name: str) -> Iterator[str]:
-    command, _, verb = name.partition(" ")
-    command, verb = (verb, "") if command == "stage" else (command, verb)
-    shared: list[str] = []
-    rows = []
-    for action in parser_of(command, verb or None)._actions:  # noqa: SLF001
-        flags = action.option_strings or [str(action.metavar or action.dest)]
-        if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            continue
-        if flags[-1] in SHARED:
-            shared += [f"`{flags[-1]}`"] if flags[-1] != "--help" else []
-            continue
-        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or _choices(action)}"
-        what = (action.help or "").replace("%%", "%").replace("|", "\\|").replace("[", "\\[")
-        if action.choices is not None and not action.option_strings:
-            what = what or f"one of {_choices(action)}"
-        rows.append(f"| `{', '.join(flags)}{value}` | {what} |")
-    if rows:
-        yield from ("| option | meaning |", "|---|---|", *rows)
-    if shared:
-        yield from (["", f"And {', '.join(shared)}."] if rows else [f"Options: {', '.join(shared)}."])
-
-
-def _choices(action: argparse.Action) -> str:
-    return "{" + ",".join(map(str, action.choices or ())) + "}"
-
-
 class _Read(dict[str, Any]):
     """A mapping that remembers which of its keys were read."""
 
@@ -178,7 +116,7 @@ def read_by(toolchain: str) -> set[str]:
         machine = Machine(cpus=1, cpu="")
         found.infeasible(cell, machine)
         for stage in found.stages:
-            for ask in (stage.params, stage.advice, stage.files):
+            for ask in (stage.read, stage.files):
                 ask(cell)
             stage.applies(cell, machine)
             stage.resources(cell, machine)

@@ -44,7 +44,7 @@ class Scope(str, Enum):
     """Runs once, leaves a folder."""
     SERVICE = "service"
     """Runs as long as stage runs inside it need it; leaves nothing but its log."""
-    INSIDE = "inside"
+    IN_SERVICE = "inside"
     """Runs while its service runs; leaves a folder with results."""
 
 

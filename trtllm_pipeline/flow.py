@@ -265,7 +265,7 @@ def _connections(plan: Plan) -> int:
     loads = [
         load
         for run in plan.stage_runs.values()
-        if run.stage.scope is Scope.INSIDE
+        if run.stage.scope is Scope.IN_SERVICE
         for load in (run.first_cell.settings["perf"]["concurrency"], run.first_cell.settings["accuracy"]["concurrency"])
     ]
     numbers = [number for load in loads for number in (load if isinstance(load, (list, tuple)) else [load])]

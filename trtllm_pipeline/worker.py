@@ -18,39 +18,46 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, Work
+from trtllm_pipeline.stages import params
+from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, StageContext
 
 
-def run_program(program: str, stage: str, work: Work) -> None:
+def _named(path: str) -> Any:
+    """What "module:name" means."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def run_program(program: str, stage: str, context: StageContext[Any]) -> None:
     """Run `program`, a "module:function", in this process. Raises PipelineError, also for a full disk or memory."""
-    module, _, function = program.partition(":")
     try:
-        getattr(importlib.import_module(module), function)(work)
+        _named(program)(context)
     except PipelineError:
         raise
     except MemoryError as error:
         raise StageError(f"{stage}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
     except OSError as error:
-        told = disk.no_room(error, work.out)
+        told = disk.no_room(error, context.out)
         if told is None:
             raise
         raise StageError(f"{stage}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
 
 
-def write_job(stage: str, program: str | None, work: Work) -> Path:
+def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Path:
     """Write the part of a job file that `main` reads; returns its path."""
-    job: dict[str, Json] = {"stage": stage, "program": program, "params": dict(work.params)}
-    for name, paths in (("inputs", work.inputs), ("files", work.files)):
+    job: dict[str, Json] = {"stage": stage, "program": program, "params_class": params.class_name(context.params)}
+    job["params"] = params.to_json(context.params)
+    for name, paths in (("inputs", context.inputs), ("files", context.files)):
         job[name] = {each: str(path) for each, path in paths.items()}
-    path = work.attempt / JOB
-    write_json(path, {**job, "out": str(work.out), "attempt": str(work.attempt)})
+    path = context.attempt / JOB
+    write_json(path, {**job, "out": str(context.out), "attempt": str(context.attempt)})
     return path
 
 
-def work_of(job: Mapping[str, Any]) -> Work:
+def context_of(job: Mapping[str, Any]) -> StageContext[Any]:
     """What a job file gives the stage's program."""
-    return Work(
-        params=job["params"],
+    return StageContext(
+        params=params.load(_named(job["params_class"]), job["params"]),
         inputs={name: Path(path) for name, path in job["inputs"].items()},
         files={name: Path(path) for name, path in job["files"].items()},
         out=Path(job["out"]),
@@ -63,14 +70,14 @@ def main(argv: Sequence[str]) -> int:
     terminal.clean_streams()
     path, *other = argv
     job = json.loads(Path(path).read_text(encoding="utf-8"))
-    work = work_of(job)
+    context = context_of(job)
     try:
-        run_program(other[0] if other else job["program"], job["stage"], work)
+        run_program(other[0] if other else job["program"], job["stage"], context)
     except PipelineError as error:
         # Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
         failure = error.failure if isinstance(error, StageError) else FailureClass.USER
         told = {"failure": failure.value, "message": error.message, "hint": error.hint}
-        write_json(work.attempt / FAILURE_FILE, told)
+        write_json(context.attempt / FAILURE_FILE, told)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     except KeyboardInterrupt:

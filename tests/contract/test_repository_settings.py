@@ -12,17 +12,19 @@ from pydantic import ValidationError
 from tests.unit import fabricated, lanes
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Repository, Section
+from trtllm_pipeline.stages.params import Field, table
+from trtllm_pipeline.stages.repository_settings import SETTINGS, LlmApi, RepositorySettings, TextModels
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.embedded import _REPOSITORY_SETTINGS as EMBEDDED
-from trtllm_pipeline.toolchains.tensorrt_llm import llmapi
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import BY_NAME, SETTINGS, Setting
+from trtllm_pipeline.toolchains.tensorrt_llm.templates import text
+from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
 
+TABLE = table(RepositorySettings)
+EMBEDDED = [each.name for each in table(TextModels)]
 OTHER_KEYS = {"parameters", "llm_args"}
 """Of the matrix: they are no settings themselves."""
 OF_ALL_STAGES = set(Section.model_fields)
 FIELDS = {name: field for name, field in Repository.model_fields.items() if name not in OF_ALL_STAGES | OTHER_KEYS}
 SCHEMA = Repository.model_json_schema()["properties"]
-WRONG: dict[str, Any] = {"bool": "x", "int": "x", "float": "x", "str": 5, "ints": "x"}
 
 
 def accepted(name: str, value: object) -> bool:
@@ -33,66 +35,69 @@ def accepted(name: str, value: object) -> bool:
     return True
 
 
-def examples(setting: Setting) -> list[Any]:
+def examples(field: Field) -> list[Any]:
     """Values that the setting takes."""
-    if setting.choices:
-        return list(setting.choices)
-    if setting.type == "bool":
+    if field.choices:
+        return list(field.choices)
+    if field.type is bool:
         return [True, False]
-    if setting.type == "float":
-        return [0.5, *([setting.most] if setting.most is not None else [])]
-    if setting.type == "int":
-        return [int(setting.least or 1), 7]
-    return [[1, 2]] if setting.type == "ints" else ["some text"]
+    if field.type is float:
+        return [0.5, *([field.about.le] if field.about.le is not None else [])]
+    if field.type is int:
+        return [int(field.about.ge or 1), 7]
+    return ["some text"] if field.type is str else [[1, 2]]
 
 
-def test_a_matrix_has_every_setting_of_the_templates_and_no_other() -> None:
-    assert FIELDS.keys() == BY_NAME.keys()
-    assert len(SETTINGS) == len(BY_NAME)
-    assert set(EMBEDDED) < BY_NAME.keys()
-    assert set(llmapi.SETTINGS) < BY_NAME.keys()
+def test_a_matrix_has_every_setting_and_no_other() -> None:
+    assert FIELDS.keys() == SETTINGS.keys()
+    assert set(EMBEDDED) < SETTINGS.keys()
+    assert {each.name for each in table(LlmApi)} < SETTINGS.keys()
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_defaults_agree(name: str) -> None:
+@pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
+def test_defaults_agree(field: Field) -> None:
     """Those that every toolchain has are written out; the others are null, for the release's own or the table's."""
-    default = FIELDS[name].get_default()
-    if name in EMBEDDED:
-        assert default == BY_NAME[name].default
-        assert default is not None
-    else:
-        assert default is None
+    assert FIELDS[field.name].get_default() == field.default
+    assert field.optional is (field.name not in EMBEDDED)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_values_that_one_takes_the_other_takes(setting: Setting) -> None:
-    for value in examples(setting):
-        assert accepted(setting.name, value), value
-        assert setting.text(value)
-    assert not accepted(setting.name, WRONG[setting.type])
-    if setting.choices:
-        assert not accepted(setting.name, "something else")
-    if setting.least is not None and setting.type in {"int", "float"}:
-        assert not accepted(setting.name, setting.least - 1)
-    if setting.most is not None:
-        assert not accepted(setting.name, setting.most + 1)
+@pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
+def test_values_are_those_of_the_table(field: Field) -> None:
+    for value in examples(field):
+        assert accepted(field.name, value), value
+        assert text(tuple(value) if isinstance(value, list) else value)
+    assert not accepted(field.name, 5 if field.type is str or field.choices else "x")
+    if field.choices:
+        assert not accepted(field.name, "something else")
+    if field.about.ge is not None and field.type in {int, float}:
+        assert not accepted(field.name, field.about.ge - 1)
+    if field.about.le is not None:
+        assert not accepted(field.name, field.about.le + 1)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_choices_and_releases_are_those_of_the_table(setting: Setting) -> None:
-    schema = SCHEMA[setting.name]
+@pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
+def test_choices_and_releases_are_those_of_the_table(field: Field) -> None:
+    schema, setting = SCHEMA[field.name], SETTINGS[field.name]
     choices = [word for part in schema.get("anyOf", [schema]) for word in part.get("enum", [part.get("const")]) if word]
-    assert choices == list(setting.choices)
+    assert choices == list(field.choices)
     told = schema["description"]
     assert (f"From release {setting.since} on." in told) is (setting.since is not None)
     assert (f"Up to release {setting.until}." in told) is (setting.until is not None)
+
+
+def test_choices_are_those_that_the_linter_takes() -> None:
+    known = {"batching_strategy": BATCHING, "batch_scheduler_policy": POLICIES, "decoding_mode": DECODING_MODES}
+    known["triton_backend"] = BACKENDS
+    for name, words in known.items():
+        (field,) = (each for each in TABLE if each.name == name)
+        assert set(field.choices) <= set(words)
 
 
 # ------------------------------------------------------------------------------------- settings a toolchain has not
 
 
 OF_TENSORRT_LLM = [
-    *((f"repository.{name}", examples(setting)[0]) for name, setting in BY_NAME.items() if name not in EMBEDDED),
+    *((f"repository.{each.name}", examples(each)[0]) for each in TABLE if each.name not in EMBEDDED),
     ("repository.parameters", {"any": 1}),
     ("repository.llm_args", {"any": 1}),
     ("build.tokens_per_block", 64),
@@ -112,7 +117,7 @@ def test_the_embedded_toolchain_refuses_what_it_does_not_have_by_name(path: str,
 
 
 def test_the_embedded_toolchain_takes_its_own() -> None:
-    own = {f"repository.{name}": examples(BY_NAME[name])[-1] for name in EMBEDDED}
+    own = {f"repository.{each.name}": examples(each)[-1] for each in TABLE if each.name in EMBEDDED}
     for changes in ({}, own, {"build.max_num_tokens": 64}, {"repository.timeout_s": 5.0, "build.retries": 1}):
         asked = replace(fabricated.cell(), settings=lanes.settings_of(changes))
         assert toolchains.load("embedded").infeasible(asked, MACHINE) is None

@@ -21,6 +21,7 @@ from tests.standins.programs import arguments
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.domain import Scope
+from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.toolchains import base as toolchains
 
 RELEASES: Final = (
@@ -156,7 +157,7 @@ def check_workers(planned: dict[str, Any]) -> None:
         stage = toolchains.load(run["toolchain"]).stage(run["stage"])
         assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.worker", "{attempt}/job.json"]
         assert run["program"] == stage.program
-        assert run["params"].keys() <= {option.name for option in stage.options}
+        assert run["params"].keys() <= {each.name for each in table(stage.params)}
 
 
 def check_sharing(planned: dict[str, Any]) -> None:
@@ -299,7 +300,7 @@ def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
 def check_pytorch(planned: dict[str, Any]) -> None:
     """The PyTorch lane: weights are served as they are, or from a Hugging Face checkpoint; the layout is the server's."""
     runs = {run["id"]: run for run in planned["stage_runs"]}
-    lane = [run for run in runs.values() if run["toolchain"] == PYTORCH and run["scope"] != Scope.INSIDE.value]
+    lane = [run for run in runs.values() if run["toolchain"] == PYTORCH and run["scope"] != Scope.IN_SERVICE.value]
     assert {run["stage"] for run in lane} >= {"quantize", "repository", "launch"}
     for run in lane:
         *others, _ = run["argv"]

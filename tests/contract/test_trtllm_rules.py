@@ -248,12 +248,12 @@ def cells(lane: str) -> Iterator[Cell]:
                 )
 
 
-def _of_theirs(argvs: Sequence[Sequence[str]], params: Mapping[str, Any]) -> dict[str, str]:
+def _of_theirs(argvs: Sequence[Sequence[str]], params: Any) -> dict[str, str]:
     """Options of the one command line that is a program of TensorRT-LLM; of our worker, what it is told of the cache."""
     for argv in argvs:
         if {Path(word).name for word in argv} & {"quantize.py", "trtllm-build"}:
             return values(list(argv))
-    cache = params["kv_cache_precision"]
+    cache = params.kv_cache_precision
     return {} if cache == "none" else {"--kv_cache_dtype": cache}
 
 

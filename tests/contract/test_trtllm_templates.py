@@ -12,7 +12,9 @@ from packaging.version import Version
 from tests.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.machine.model import TensorRTLLM
+from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains.tensorrt_llm import llmapi, repository, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import lint, model_config
 
 OWN_FAULTS = {"0.19.0": {"TRT210"}, "0.20.0": {"TRT210"}, "1.1.0rc6": {"TRT210"}}
@@ -53,7 +55,7 @@ def test_filled_parsed_and_clean(tmp_path: Path, release: str) -> None:
     out.mkdir()
     engine, model = write_engine(tmp_path / "engine", release), write_model(tmp_path / 'a "model", v1:2')
     installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
-    repository.write(out, installed, engine=engine, model=model, params={"max_batch_size": 8})
+    repository.write(out, installed, engine=engine, model=model, asked=EngineRepository(max_batch_size=8))
     assert {path.name for path in out.iterdir()} == set(templates.MODELS)
     for name in templates.MODELS:
         text = (out / name / "config.pbtxt").read_text()
@@ -126,8 +128,8 @@ def test_llmapi_filled_and_clean(tmp_path: Path, release: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     installed = TensorRTLLM(release, templates=str(standin.install(tmp_path, release)))
-    params = {"max_batch_size": 8, "max_seq_len": 4096, "tensor_parallel_size": 2}
-    repository.write_llmapi(out, installed, model=write_model(tmp_path / "model"), params=params)
+    asked = WeightsRepository(max_batch_size=8, max_seq_len=4096, max_num_tokens=8192, tensor_parallel_size=2)
+    repository.write_llmapi(out, installed, model=write_model(tmp_path / "model"), asked=asked)
     assert lint.lint(out, release=release) == []
     facts = standin.model(release, llmapi.MODEL, llmapi.TEMPLATE_SET)
     config = model_config.read(out / llmapi.MODEL / "config.pbtxt")
@@ -143,11 +145,11 @@ def test_settings_say_rightly_which_releases_have_them() -> None:
             facts = {**standin.model(release, name), "placeholders_in_comments": ()}
             for placeholder in recorded_placeholders(facts):
                 seen.setdefault(placeholder, []).append(release)
-    assert seen.keys() == {setting.fills for setting in templates.SETTINGS} | set(templates.FIXED)
-    for setting in templates.SETTINGS:
-        first, last = seen[setting.fills][0], seen[setting.fills][-1]
-        assert setting.since == (None if first == standin.releases()[0] else first), setting.name
-        assert setting.until == (None if last == standin.releases()[-1] else last), setting.name
+    assert seen.keys() == set(templates.PLACEHOLDERS.values()) | set(templates.FIXED)
+    for name, setting in SETTINGS.items():
+        first, last = seen[templates.PLACEHOLDERS[name]][0], seen[templates.PLACEHOLDERS[name]][-1]
+        assert setting.since == (None if first == standin.releases()[0] else first), name
+        assert setting.until == (None if last == standin.releases()[-1] else last), name
 
 
 def test_recorded_releases_are_in_order() -> None:

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 from fake_hub import FakeHub, Fault, Repository
 
+from tests.contexts import context
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import fetch, resolve
-from trtllm_pipeline.stages.base import PROGRESS_FILE, Work
+from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.stages.download import run
+from trtllm_pipeline.stages.params import Download
 
 pytestmark = pytest.mark.integration
 
@@ -191,7 +193,7 @@ def test_a_commit_alone_needs_no_network() -> None:
 def test_the_stage_program_reports_bytes(hub: FakeHub, tmp_path: Path) -> None:
     attempt = tmp_path / "work" / "fp.1"
     (attempt / "out").mkdir(parents=True)
-    run(Work({"source": resolve([{"hugging_face": MODEL}])}, {}, {}, attempt / "out", attempt))
+    run(context(Download, {"source": resolve([{"hugging_face": MODEL}])}, {}, {}, attempt / "out", attempt))
     assert {path.name for path in (attempt / "out").iterdir()} == WANTED
     progress = json.loads((attempt / PROGRESS_FILE).read_text())
     assert progress["unit"] == "bytes"
@@ -230,7 +232,7 @@ def test_a_dropped_connection_is_resumed_within_an_attempt(hub: FakeHub, tmp_pat
 def test_a_transfer_that_broke_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Path, kind: str) -> None:
     pinned = resolve([{kind: MODEL}])
     hub.faults = [Fault(f"tiny/{BIG}", "drop", after=1_500_000), Fault(f"tiny/{BIG}", "drop", times=99)]
-    with pytest.raises(DownloadError, match=r"stopped at \d+ of") as failed:
+    with pytest.raises(DownloadError, match=r"breaks off at \d+ of") as failed:
         fetch_pinned(pinned, tmp_path)
     assert failed.value.failure is FailureClass.TRANSIENT
     hub.faults = []
@@ -270,7 +272,7 @@ def test_two_at_once_do_not_disturb_each_other(hub: FakeHub, tmp_path: Path) -> 
 def test_a_redirect_without_end_is_given_up(hub: FakeHub, tmp_path: Path) -> None:
     location = {"Location": "/org/tiny/resolve/main/tokenizer.json"}
     hub.faults = [Fault("/tokenizer.json", status=302, headers=location, times=999)]
-    with pytest.raises(DownloadError, match=r"tokenizer\.json .* stopped at .*redirect"):
+    with pytest.raises(DownloadError, match=r"tokenizer\.json .* breaks off .*redirect"):
         get("hugging_face", tmp_path)
 
 
@@ -313,7 +315,7 @@ def test_retry_after_is_respected_and_bounded(hub: FakeHub, tmp_path: Path) -> N
     assert time.monotonic() - started >= 0.4
     shutil.rmtree(tmp_path / "partial")
     hub.faults = [Fault(f"tiny/{BIG}", status=429, headers={"Retry-After": "3600"})]
-    with pytest.raises(DownloadError, match="is rate limiting") as failed:
+    with pytest.raises(DownloadError, match="limits the rate") as failed:
         fetch_pinned(pinned, tmp_path)
     assert failed.value.failure is FailureClass.TRANSIENT
     assert "HF_TOKEN" in (failed.value.hint or "")
@@ -362,7 +364,7 @@ def test_a_wrong_digest_is_refused(hub: FakeHub, tmp_path: Path, kind: str, name
 @pytest.mark.parametrize("difference", [-1000, 1000])
 def test_a_wrong_size_is_refused(hub: FakeHub, tmp_path: Path, kind: str, difference: int) -> None:
     hub.repositories[MODEL].listed[BIG] = {"size": len(hub.repositories[MODEL].files[BIG]) + difference}
-    with pytest.raises(DownloadError, match="stopped at") as failed:
+    with pytest.raises(DownloadError, match="breaks off") as failed:
         get(kind, tmp_path)
     assert "bytes it lists" in str(failed.value) or "range from" in str(failed.value)
 
@@ -482,7 +484,7 @@ def test_a_missing_model(hub: FakeHub, kind: str, token: str | None, monkeypatch
 
 
 def test_a_missing_revision(hub: FakeHub) -> None:
-    with pytest.raises(DownloadError, match="does not have this revision"):
+    with pytest.raises(DownloadError, match="no such revision"):
         resolve([{"hugging_face": MODEL, "revision": "v9"}])
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.contexts import context
 from tests.needed import quantize_package
 from tests.standins.installation import install
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
 quantize_package("modelopt.torch.quantization")
@@ -26,7 +27,8 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.stages.calibration_rows import Row, Selection, read_rows  # noqa: E402
+from trtllm_pipeline.stages.calibration_rows import Row, read_rows  # noqa: E402
+from trtllm_pipeline.stages.params import Selection  # noqa: E402
 from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
     calibration,
     formats,
@@ -128,7 +130,14 @@ def quantize(folder: Path, rows: Path, attempt: Path, **params: Json) -> Path:
     out = attempt / "out"
     out.mkdir(parents=True)
     worker.run(
-        Work(params=params, inputs={"model": folder}, files={"calibration_data": rows}, out=out, attempt=attempt)
+        context(
+            HuggingFaceCheckpoint if params.get("checkpoint_format") == "hugging_face" else Checkpoint,
+            {"family": "llama", **params},
+            {"model": folder},
+            {"calibration_data": rows},
+            out,
+            attempt,
+        )
     )
     return out
 

@@ -13,12 +13,14 @@ import pytest
 from google.protobuf import text_format
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tests.contexts import context
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.scripted_server import Respond, Script, config, running
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Accuracy, Perf, Smoke
 
 pytestmark = pytest.mark.integration
 
@@ -48,19 +50,19 @@ def behave(_model: str, values: Mapping[str, Any]) -> Script:
     return Script.of(" ".join(text.split(" ")[: values["max_tokens"] + 1]), gap_s=0.001)
 
 
-Start = Callable[..., Work]
+Start = Callable[..., StageContext[Any]]
 
 
 @pytest.fixture
 def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
-    """Starts a server that behaves as told, and gives the Work for a stage on it."""
+    """Starts a server that behaves as told, and gives the StageContext[Any] for a stage on it."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
 
         def start(
             respond: Respond = behave, files: Mapping[str, str] | None = None, *, counts: bool = False, **params: Json
-        ) -> Work:
+        ) -> StageContext[Any]:
             models = COUNTING if counts else BOTH
             _server, service = stack.enter_context(running(respond, models))
             engine, repository, out = tmp_path / "engine", tmp_path / "repository", tmp_path / "out"
@@ -77,12 +79,13 @@ def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
                 paths[name] = tmp_path / name
                 paths[name].write_text(text)
             inputs = {"service": tmp_path / "service.json", "engine": engine, "repository": repository}
-            return Work(params, inputs, paths, out, tmp_path)
+            cls = Smoke if "prompt" in params else Perf if "requests" in params else Accuracy
+            return context(cls, params, inputs, paths, out, tmp_path)
 
         yield start
 
 
-def result(work: Work, name: str) -> dict[str, Any]:
+def result(work: StageContext[Any], name: str) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((work.out / name).read_text())
     return loaded
 
@@ -242,7 +245,7 @@ def test_perf_of_request_rates_against_objectives(start: Start) -> None:
         (lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed, 4 of them with: boom"),
         (lambda _m, _v: Script(((0, ""),)), "4 of 4 answers are empty"),
         (lambda _m, v: Script.of(v["text_input"] + ANSWER), "begin with their prompt"),
-        (lambda _m, _v: Script.of(ANSWER * 3), "exceed max_tokens"),
+        (lambda _m, _v: Script.of(ANSWER * 3), "more than was asked for"),
     ],
 )
 def test_perf_refuses_numbers_that_lie(start: Start, respond: Respond, message: str) -> None:
@@ -260,10 +263,7 @@ def counting(*counts: int) -> Respond:
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
-        (
-            counting(1, 1, 1, 1, 1, 1, 1, 2),
-            "more tokens than max_tokens in 4 of 4 answers, such as for prompt 'p0' 9 of 8",
-        ),
+        (counting(1, 1, 1, 1, 1, 1, 1, 2), "more tokens than were asked for in 4 of 4 answers, for prompt 'p0' 9 of 8"),
         (
             counting(2, 1, 1, 1, -1, 1, 1, 1),
             "4 of 4 requests failed, .* num_output_tokens in the server's answer is -1, expected a number",

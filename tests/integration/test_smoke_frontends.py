@@ -13,12 +13,14 @@ from google.protobuf import text_format
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from tritonclient.grpc import model_config_pb2
 
+from tests.contexts import context
 from tests.standins import templates
 from trtllm_pipeline.bench.scripted_server import Respond, Script, running
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import smoke
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Smoke
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +28,7 @@ ANSWER = " one two three four five six"
 MAX_SEQ_LEN = 24
 ASK: dict[str, Json] = {"prompt": "count", "max_tokens": 6, "expected": "three", "max_seq_len": MAX_SEQ_LEN}
 MODEL = "tensorrt_llm"
-Start = Callable[..., Work]
+Start = Callable[..., StageContext[Any]]
 
 
 def behave(_model: str, values: Mapping[str, Any]) -> Script:
@@ -46,7 +48,7 @@ def behave(_model: str, values: Mapping[str, Any]) -> Script:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """The Work of a smoke test of a server of some kind, on weights that say no limit of their own."""
+    """The StageContext[Any] of a smoke test of a server of some kind, on weights that say no limit of their own."""
     weights, repository, out = (tmp_path / name for name in ("weights", "repository", "out"))
     for folder in (weights, repository / MODEL, out):
         folder.mkdir(parents=True)
@@ -59,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     with ExitStack() as stack:
 
-        def start(kind: str, respond: Respond = behave, **params: Any) -> Work:
+        def start(kind: str, respond: Respond = behave, **params: Any) -> StageContext[Any]:
             config = text_format.Parse(written, model_config_pb2.ModelConfig())
             config.model_transaction_policy.decoupled = True
             if kind == "triton":
@@ -70,12 +72,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 service |= {"url": f"http://{service['http']}", "grpc": ""}
             (tmp_path / "service.json").write_text(json.dumps(service))
             inputs = {"service": tmp_path / "service.json", "engine": weights, "repository": repository}
-            return Work({**ASK, **params}, inputs, {}, out, tmp_path)
+            return context(Smoke, {**ASK, **params}, inputs, {}, out, tmp_path)
 
         yield start
 
 
-def checks(work: Work) -> list[tuple[str, str]]:
+def checks(work: StageContext[Any]) -> list[tuple[str, str]]:
     said = json.loads((work.out / "smoke.json").read_text())
     assert all(check["ok"] for check in said["checks"]), said
     assert said["answer"] == ANSWER

@@ -31,10 +31,11 @@ import json, sys
 from pathlib import Path
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.stages.launch import run
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import LaunchEmbedded, load
 repository, attempt = map(Path, sys.argv[1:3])
 try:
-    run(Work(json.loads(sys.argv[3]), {"repository": repository}, {}, attempt / "out", attempt))
+    run(StageContext(load(LaunchEmbedded, json.loads(sys.argv[3])), {"repository": repository}, {}, attempt / "out", attempt))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)

@@ -1,14 +1,14 @@
 """Cells and toolchains made by hand, for tests of what stands above them."""
 
-from __future__ import annotations
-
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 
 from trtllm_pipeline.domain import Cell, CellId, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import Param
 from trtllm_pipeline.toolchains.base import Toolchain
 
 MACHINE = Machine(cpus=2, cpu="test")
@@ -33,6 +33,27 @@ def make_cell(precision: str = "fp16", batch: int = 4, *, model: str = "m", **ch
     return Cell(**{**values, **changes})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Get:
+    source: Annotated[dict[str, Any], Param("where from")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Make:
+    precision: Annotated[str, Param("of weights")]
+    batch: Annotated[int, Param("size", ge=1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    depth: Annotated[int, Param("how deep", ge=1)] = 1
+
+
 STAGES = (
     Stage(
         name="get",
@@ -40,8 +61,8 @@ STAGES = (
         summary="fetch",
         program="x:run",
         shared=True,
-        options=(Option("source", "json", "where from", required=True),),
-        params=lambda cell: {"source": cell.recipe["source"]},
+        params=Get,
+        read=lambda cell: Get(source=cell.recipe["source"]),
         resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     ),
     Stage(
@@ -50,8 +71,8 @@ STAGES = (
         summary="make",
         program="x:run",
         inputs={"model": "get"},
-        options=(Option("precision", "str", "of weights", required=True), Option("batch", "int", "size", default=1)),
-        params=lambda cell: {"precision": cell.precision, "batch": cell.max_batch_size},
+        params=Make,
+        read=lambda cell: Make(precision=cell.precision, batch=cell.max_batch_size),
         identity=("tool",),
     ),
     Stage(
@@ -61,8 +82,8 @@ STAGES = (
         program="x:run",
         inputs={"engine": "make"},
         scope=Scope.SERVICE,
-        options=(),
-        params=lambda _cell: {},
+        params=Serve,
+        read=lambda _cell: Serve(),
         resources=lambda _cell, _machine: Resources(exclusive=True),
     ),
     Stage(
@@ -71,9 +92,9 @@ STAGES = (
         summary="look",
         program="x:run",
         inputs={"service": "serve", "engine": "make"},
-        scope=Scope.INSIDE,
-        options=(Option("depth", "int", "how deep", default=1),),
-        params=lambda cell: {"depth": cell.settings["look"]["depth"]},
+        scope=Scope.IN_SERVICE,
+        params=Look,
+        read=lambda cell: Look(depth=cell.settings["look"]["depth"]),
         file_names=("data",),
         files=lambda _cell: {"data": "data.jsonl"},
     ),

@@ -34,6 +34,7 @@ def failed(
         commands=(),
         environment={},
         program=None,
+        params_class="",
         params={},
         inputs={},
         files={},

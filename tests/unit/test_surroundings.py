@@ -69,7 +69,7 @@ def test_what_the_system_refuses_is_no_bug_of_ours(number: int, capsys: pytest.C
         ["report", "n" * 5000],
         ["recommend", "n" * 5000],
         ["logs", "n" * 5000],
-        ["download", "--source", "null", "--output-dir", "n" * 300],
+        ["download", "tiny", "--output-dir", "n" * 300],
         ["smoke", "--service", "n" * 300, "--engine", "n" * 5000, "--output-dir", "o"],
         ["repository", "lint", "n" * 300],
         ["bench", "analyze", "n" * 300],

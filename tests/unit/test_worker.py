@@ -1,34 +1,41 @@
 """The worker: a program on a job file, and why it failed, in words that the run reads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
 from trtllm_pipeline import worker
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.stages.base import FAILURE_FILE, Work
+from trtllm_pipeline.stages.base import FAILURE_FILE, StageContext
+from trtllm_pipeline.stages.params import Download, Param
 
 HERE = __name__
 
 
-def writes(work: Work) -> None:
-    (work.out / "said").write_text(f"{work.params['word']} {work.inputs['model'].name} {work.files['rows'].name}")
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    word: Annotated[str, Param("to write")] = ""
+    how: Annotated[str, Param("to fail")] = ""
 
 
-def fails(work: Work) -> None:
+def writes(work: StageContext[Any]) -> None:
+    (work.out / "said").write_text(f"{work.params.word} {work.inputs['model'].name} {work.files['rows'].name}")
+
+
+def fails(work: StageContext[Any]) -> None:
     raise {
         "stage": StageError("it is down", failure=FailureClass.TRANSIENT, hint="wait"),
         "rows": UsageError("row 3 is no JSON"),
         "memory": MemoryError(),
         "disk": OSError(errno.ENOSPC, "No space left on device"),
         "other": PermissionError(errno.EACCES, "Permission denied"),
-    }[str(work.params["how"])]
+    }[work.params.how]
 
 
 @pytest.fixture
@@ -37,8 +44,8 @@ def attempt(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def work(attempt: Path, **params: str) -> Work:
-    return Work(params, {"model": attempt / "m"}, {"rows": attempt / "r"}, attempt / "out", attempt)
+def work(attempt: Path, **params: str) -> StageContext[Any]:
+    return StageContext(Said(**params), {"model": attempt / "m"}, {"rows": attempt / "r"}, attempt / "out", attempt)
 
 
 def test_a_program_gets_all_that_the_job_file_says(attempt: Path) -> None:
@@ -77,7 +84,8 @@ def test_what_nobody_foresaw_keeps_its_traceback(attempt: Path) -> None:
 
 
 def test_a_worker_imports_neither_the_command_line_nor_pydantic(attempt: Path) -> None:
-    path = worker.write_job("build", "builtins:print", work(attempt))
+    asked = StageContext(Download(source={}), {}, {}, attempt / "out", attempt)
+    path = worker.write_job("download", "builtins:print", asked)
     command = [sys.executable, "-X", "importtime", "-m", "trtllm_pipeline.worker", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

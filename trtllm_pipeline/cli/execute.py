@@ -11,7 +11,6 @@ import typer
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.execution.replay import replay
-from trtllm_pipeline.stages.verbs import empty_folder
 
 
 def execute(
@@ -35,5 +34,5 @@ def execute(
       pipeline exec .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
-    out = replay(Path(job), empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
+    out = replay(Path(job), options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
     emit_json({"schema": 1, "output_dir": str(out)}) if form == "json" else emit(str(out))

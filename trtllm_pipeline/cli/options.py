@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -91,7 +90,7 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="NAMES",
-        help="compare although these differ: workload, system, or single fields of them, such as driver or protocol; several with commas",
+        help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
     ),
 ]
 MeasuredRun = Annotated[
@@ -178,27 +177,6 @@ def known_store(workspace: str) -> Store:
     return store
 
 
-# Of commands whose options argparse still reads.
-
-
-def add_workspace(parser: argparse.ArgumentParser) -> None:
-    """`--workspace DIR`."""
-    parser.add_argument(
-        "-w",
-        "--workspace",
-        metavar="DIR",
-        type=_folder,
-        default=WORKSPACE,
-        help=f"folder of all results (default {WORKSPACE})",
-    )
-
-
-def _folder(text: str) -> str:
-    if not text:
-        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
-    return text
-
-
 def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
     from trtllm_pipeline.bench.conditions import GROUPS, NAMES
@@ -212,55 +190,17 @@ def allowed(text: str) -> frozenset[str]:
     return found
 
 
-def add_format(parser: argparse.ArgumentParser, *formats: str) -> None:
-    """`--format`, the first of `formats` being the default."""
-    parser.add_argument("--format", choices=formats, default=formats[0], help=f"default {formats[0]}")
-
-
-def add_matrix(parser: argparse.ArgumentParser, *, cells: bool = True) -> None:
-    """What selects cells of a matrix; without `--cells` where a command names its cell itself."""
-    parser.add_argument("-m", "--matrix", metavar="FILE", help="matrix file")
-    if cells:
-        parser.add_argument(
-            "--cells",
-            metavar="PATTERN",
-            action="append",
-            default=[],
-            help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
-        )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="sets",
-        help="change a setting, an axis or a recipe, e.g. settings.perf.concurrency=[1,8]",
-    )
-    parser.add_argument(
-        "--toolchain",
-        metavar="NAME",
-        help="toolchain of cells whose matrix names none (default: the first that this machine has)",
-    )
-
-
-def add_assume(parser: argparse.ArgumentParser) -> None:
-    """`--assume MACHINE`."""
-    parser.add_argument(
-        "--assume",
-        metavar="MACHINE",
-        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80 (`pipeline doctor --help`)",
-    )
-
-
-def request_of(args: argparse.Namespace, *, until: str | None = None) -> Request:
-    """The request the options make. Raises UsageError without a matrix."""
-    if args.matrix is None:
+def empty_folder(given: str) -> Path:
+    """The folder that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
+    folder = Path(given).absolute()
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(
+                f"--output-dir {folder}: is not an empty folder", hint="name a new one; nothing is overwritten"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise UsageError(
-            f"pipeline {args.command}: --matrix FILE is missing", hint="pipeline matrix init writes one to start from"
-        )
-    return request(args.matrix, args.cells, args.sets, until, args.toolchain, getattr(args, "assume", None))
-
-
-def open_store(args: argparse.Namespace | str) -> Store | None:
-    """The workspace, or None when there is none yet; looking never makes one."""
-    return store_at(args if isinstance(args, str) else args.workspace)
+            f"--output-dir {folder}: cannot be made: {error.strerror}", hint="name a folder that you may write"
+        ) from error
+    return folder

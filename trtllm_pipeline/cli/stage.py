@@ -1,27 +1,35 @@
-"""`pipeline download|convert|build|...`: one stage, for cells of a matrix or for explicit files."""
+"""`pipeline download|convert|build|...`: one stage, for cells of a matrix or for explicit files.
+
+The options of a stage are its inputs, its files and its parameters, whichever toolchain has them; they follow from the
+tables of the toolchains. `__getattr__` makes the command of a stage.
+"""
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import json
+import os
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import MISSING, is_dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args, get_origin
 
-from trtllm_pipeline.cli import options
+import typer
+
+from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note
-from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.domain import Json, Scope
+from trtllm_pipeline.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
-from trtllm_pipeline.stages import verbs
-from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, Work
+from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, StageContext
+from trtllm_pipeline.stages.params import Field, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.worker import run_program, write_job
 
@@ -29,44 +37,264 @@ if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
     from trtllm_pipeline.store.store import Store
 
+_Matrix = Annotated[
+    str | None,
+    typer.Option("-m", "--matrix", metavar="FILE", help="matrix file", autocompletion=completion.matrices),
+]
+_BY_HAND = "On explicit files"
+_PARAMETERS = "Parameters"
+_SLO = dict[str, float]
+_EXAMPLES = {
+    "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
+    "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
+    "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
+    "build": (
+        "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
+    ),
+    "check": ("check --engine engine --model model --output-dir checked",),
+    "repository": ("stage repository --engine engine --max-batch-size 4 --output-dir repository",),
+    "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
+    "smoke": ("smoke --service service.json --repository repository --engine engine --output-dir smoke",),
+    "perf": ("perf --service service.json --repository repository --engine engine --max-tokens 64 --output-dir perf",),
+    "accuracy": ("accuracy --service service.json --engine engine --output-dir accuracy",),
+    "score": ("score --perf perf --engine engine --output-dir scores",),
+}
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of one stage: those of its cells, and those of its own program."""
-    name = str(parser.get_default("command"))
-    stage = _stage(name, _toolchain_named(parser.get_default("words") or []))
-    parser.description = (
-        f"{stage.summary[0].upper()}{stage.summary[1:]}.\n\n"
-        f"With --matrix: for the cells it selects, with all that comes before, in the workspace.\n"
-        f"Without: on the files you name, nothing else is read or written."
+
+_SHARED: tuple[tuple[str, Any, Any], ...] = (
+    ("matrix", _Matrix, None),
+    ("cells", options.Cells, None),
+    ("sets", options.Sets, None),
+    ("toolchain", options.Toolchain, None),
+    ("workspace", options.Workspace, options.WORKSPACE),
+    ("format", options.TextOrJson, "text"),
+)
+
+
+def __getattr__(name: str) -> Callable[..., int]:
+    stages = [stage for each in toolchains.names() for stage in toolchains.load(each).stages if stage.name == name]
+    if not stages:
+        raise AttributeError(name)
+    return _verb(name, stages)
+
+
+# -------------------------------------------------------------------------------------------------- the command
+
+
+def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
+    """The command of a stage that several toolchains may have, each with some of its options."""
+
+    def command(**values: Any) -> int:
+        typed = {each: value for each, value in values.items() if value not in (None, [])}
+        return _run(name, typed)
+
+    own = [_shared(*each) for each in _SHARED]
+    if name == "download":
+        about = typer.Argument(metavar="MODEL", help="ORGANISATION/NAME[@REVISION], a recipe, or a folder")
+        own.append(_shared("model", Annotated[str | None, about], None))
+    for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
+        stage = next(stage for stage in stages if place in stage.inputs)
+        upstream = " or ".join(stage.upstream(place))
+        text = f"what pipeline {upstream} --format json printed" if place == "service" else f"what {upstream} left"
+        own.append(_text(f"in_{place}", flag(place), text, metavar="FILE" if place == "service" else "DIR"))
+    own += [
+        _text(f"file_{file}", flag(file), "file of yours, or builtin:NAME", metavar="FILE")
+        for file in dict.fromkeys(each for stage in stages for each in stage.file_names)
+    ]
+    if stages[0].scope is not Scope.SERVICE:
+        own.append(_text("output_dir", "--output-dir", "new or empty folder for the result", metavar="DIR"))
+    known: dict[str, list[Field]] = {}
+    for each in (each for stage in stages for each in _flat(stage.params)):
+        known.setdefault(each.name, []).append(each)
+    own += [_option(same) for each, same in known.items() if name != "download" or each not in {"source", "folder"}]
+    vars(command)["__signature__"] = inspect.Signature(own, return_annotation=int)
+    matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
+    lines = (*_EXAMPLES[name], f"{'stage ' * (name == 'repository')}{name} {matrix}")
+    command.__doc__ = (
+        f"{stages[0].summary[0].upper()}{stages[0].summary[1:]}.\n\n"
+        "With --matrix: for the cells it selects, with all that comes before, in the workspace. Without: on the files "
+        "you name; nothing else is read or written.\n\nexamples:\n" + "\n".join(f"  pipeline {line}" for line in lines)
     )
-    words = [f"{verbs.flag(each)} PATH" for each in stage.inputs]
-    words += [f"{verbs.flag(option.name)} {option.type.upper()}" for option in stage.options if option.required]
-    if stage.scope is not Scope.SERVICE:
-        words.append("--output-dir DIR")
-    parser.epilog = (
-        f"examples:\n  pipeline {name} --matrix matrices/quickstart.yaml --cells 'smollm2*/int8_wo/*/bs4'\n"
-        f"  pipeline {name} {' '.join(words)}"
-    )
-    options.add_matrix(parser)
-    options.add_workspace(parser)
-    options.add_format(parser, "text", "json")
-    verbs.configure(parser, stage)
+    return command
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the stage, for cells or for files."""
-    stage = _stage(args.command, args.toolchain)
-    if args.matrix is not None:
-        return _for_cells(args, stage)
-    return _by_hand(args, stage)
+def _shared(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _toolchain_named(words: Sequence[str]) -> str | None:
-    """The toolchain a command line names, which decides the other options it may have."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--toolchain", nargs="?")
-    found: str | None = finder.parse_known_args(words)[0].toolchain
+def _text(name: str, option: str, text: str, *, metavar: str, panel: str = _BY_HAND, **more: Any) -> inspect.Parameter:
+    info = typer.Option(option, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
+    return _shared(name, Annotated[str | None, info], None)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an input, file or parameter."""
+    return "--" + name.replace("_", "-")
+
+
+def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
+    """The parameters of a class; those of one inside it with its name before them."""
+    for each in table(cls):
+        if is_dataclass(each.type):
+            yield from _flat(each.type, f"{each.name}_")
+        else:
+            yield each._replace(name=f"{prefix}{each.name}")
+
+
+def _option(same: list[Field]) -> inspect.Parameter:
+    """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
+    field = same[0]
+    name, text = field.name, field.about.help + _default(field)
+    if field.type is bool:
+        info = typer.Option(
+            f"{flag(name)}/--no-{flag(name)[2:]}", help=text, rich_help_panel=_PARAMETERS, show_default=False
+        )
+        return _shared(name, Annotated[bool | None, info], None)
+    if _is_mapping(field):
+        info = typer.Option(
+            flag(name), metavar="NAME=VALUE", help=text, rich_help_panel=_PARAMETERS, show_default=False
+        )
+        return _shared(name, Annotated[list[str] | None, info], None)
+    choices = list(dict.fromkeys(word for each in same for word in each.choices))
+    metavar = "|".join(choices) if choices and len(choices) < 4 else _metavar(field)
+    more = {"autocompletion": lambda: choices} if choices else {}
+    if len(choices) > 3:
+        text = f"{field.about.help}: {', '.join(choices)}{_default(field)}"
+    return _text(name, flag(name), text, metavar=metavar, panel=_PARAMETERS, **more)
+
+
+def _is_mapping(field: Field) -> bool:
+    return get_origin(field.type) is dict and field.type != _SLO
+
+
+def _metavar(field: Field) -> str:
+    if field.type == _SLO:
+        return "ttft=300ms,..."
+    if get_origin(field.type) is tuple:
+        return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
+    return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")
+
+
+def _default(field: Field) -> str:
+    if field.default is MISSING:
+        return " (required)"
+    if field.default is None:
+        return f" (default: {field.about.unset})" if field.about.unset else ""
+    if field.default in ((), {}):
+        return ""
+    if isinstance(field.default, bool):
+        return f" (default: {'yes' if field.default else 'no'})"
+    value = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
+
+
+# ---------------------------------------------------------------------------------------------------- what was typed
+
+
+def _values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were typed. Raises UsageError for those that cannot be, all at once."""
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for outer in table(stage.params):
+        inner = is_dataclass(outer.type)
+        for each in _flat(outer.type, f"{outer.name}_") if inner else (outer,):
+            if each.name not in typed:
+                continue
+            try:
+                value = _read(each, typed[each.name])
+            except ValueError as error:
+                wrong.append(f"{flag(each.name)}: {error}")
+                continue
+            if inner:
+                found.setdefault(outer.name, {})[each.name.removeprefix(f"{outer.name}_")] = value
+            else:
+                found[outer.name] = value
+    others = {
+        each.name
+        for name in toolchains.names()
+        for stage_ in toolchains.load(name).stages
+        if stage_.name == stage.name
+        for each in _flat(stage_.params)
+    }
+    own = {each.name for each in _flat(stage.params)}
+    wrong += [f"{flag(name)}: this toolchain has no such parameter" for name in typed if name in others - own]
+    if wrong:
+        raise UsageError("\n  ".join(wrong))
     return found
+
+
+def _read(field: Field, text: Any) -> Any:
+    """The value of what was typed. Raises ValueError."""
+    if isinstance(text, bool):
+        return text
+    if field.type == _SLO:
+        from trtllm_pipeline.bench.objectives import per_request
+
+        return {f"{name}_ms": limit for name, limit in per_request(text).items()}
+    if _is_mapping(field):
+        return _mapping(text)
+    if get_origin(field.type) is tuple:
+        return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
+    return _scalar(field.type, text)
+
+
+def _scalar(kind: Any, text: str) -> Json:
+    if kind not in {int, float}:
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
+def _mapping(pairs: list[str]) -> dict[str, Any]:
+    """`a.b=1` and `c=text` as a mapping; values are YAML."""
+    from trtllm_pipeline.files.user_files import decode_yaml
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
+        inner = found
+        *path, last = name.split(".")
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[last] = decode_yaml(text.encode())
+    return found
+
+
+def _wrong(stage: Stage, values: Mapping[str, Any]) -> list[str]:
+    """What is missing of the parameters of a stage, and what no matrix could have."""
+    from trtllm_pipeline.config.check import check
+    from trtllm_pipeline.config.derive import model_of
+    from trtllm_pipeline.config.document import Document
+
+    _, faults = check(model_of(stage.params), Document("", dict(values)))
+    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in faults]
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+
+
+def _run(name: str, typed: dict[str, Any]) -> int:
+    stage = _stage(name, typed.get("toolchain"))
+    if typed.get("matrix") is not None:
+        return _for_cells(stage, typed)
+    if only := [option for each, option in (("cells", "--cells"), ("sets", "--set")) if each in typed]:
+        raise UsageError(f"{' and '.join(only)} need a matrix", hint="give --matrix FILE as well")
+    values = _values(stage, typed)
+    settled: dict[str, Any] = {"source": {}} if name == "download" else {}
+    wrong = _wrong_paths(stage, typed) + _wrong(stage, {**settled, **values})
+    if wrong:
+        raise UsageError(
+            f"pipeline {name}: " + "\n  ".join(wrong),
+            hint=f"pipeline help {name} lists all options; or give a matrix: --matrix FILE --cells ID",
+        )
+    if name == "download":
+        options.empty_folder(typed["output_dir"])  # before a hub is asked
+        values = _download(typed, values)
+    return _by_hand(stage, typed, load(stage.params, values))
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
@@ -87,14 +315,23 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     raise UsageError(f"no toolchain of this release has a stage {name!r}")
 
 
-def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
+def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     from trtllm_pipeline import flow
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.store.store import Store
 
     service = stage.scope is Scope.SERVICE
+    shared = {name for name, _, _ in _SHARED}
+    if more := [name for name in typed if name not in shared and not (service and name != "output_dir")]:
+        section = stage.section or stage.name
+        raise UsageError(
+            f"{flag(more[0].removeprefix('in_').removeprefix('file_'))} is for a stage on explicit files, without --matrix",
+            hint=f"--set settings.{section}.{more[0]}=VALUE changes a setting of the matrix",
+        )
     until = stage.upstream("repository")[0] if service else stage.name
-    request = options.request_of(args, until=until)
+    request = options.request(
+        typed["matrix"], typed.get("cells"), typed.get("sets"), until, typed.get("toolchain"), assume=None
+    )
     if service:
         machine = flow.machine_of(request)
         cells = [cell.id for cell in flow.select_cells(request, flow.load(request), machine) if cell.reason is None]
@@ -103,19 +340,19 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
                 f"{len(cells)} cells are selected, a server is launched for one",
                 hint="--cells ID; one of " + ", ".join(cells[:8]) + (", ..." if len(cells) > 8 else ""),
             )
-    store = Store(Path(args.workspace))
+    store = Store(Path(typed["workspace"]))
     plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
         return outcome.exit_code
     if service:
-        return _serve_cell(args, plan, store)
+        return _serve_cell(stage.name, typed, plan, store)
     folders = {
         cell.id: str(store.folder(until, found.fingerprint) / "out")
         for cell in plan.feasible
         for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
         if found.stage.name == until
     }
-    if args.format == "json":
+    if typed["format"] == "json":
         emit_json({"schema": 1, "stage": stage.name, "cells": folders})
     else:
         for cell, folder in folders.items():
@@ -123,30 +360,56 @@ def _for_cells(args: argparse.Namespace, stage: Stage) -> int:
     return 0
 
 
-def _serve_cell(args: argparse.Namespace, plan: Plan, store: Store) -> int:
-    """Serve the plan's one cell by hand: what its stages left and the matrix's settings are as if they had been typed."""
+def _serve_cell(name: str, typed: dict[str, Any], plan: Plan, store: Store) -> int:
+    """Serve the plan's one cell by hand: with what its stages left and the matrix's settings, and what was typed over them."""
     (cell,) = plan.feasible
     # The cell's own toolchain may be another than the one that the command line was read for.
-    stage = toolchains.load(cell.toolchain).stage(args.command)
+    stage = toolchains.load(cell.toolchain).stage(name)
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
-    for name in stage.inputs:
-        found = next(made[upstream] for upstream in stage.upstream(name) if upstream in made)
-        setattr(args, f"in_{name}", str(store.folder(found.stage.name, found.fingerprint) / "out"))
-    settings = cell.settings["serve"]
-    for option in stage.options:
-        typed, value = getattr(args, f"opt_{option.name}", None), settings.get(option.name)
-        if typed is None and value is not None:
-            typed = json.dumps(value) if option.type == "json" else str(value)
-        setattr(args, f"opt_{option.name}", typed)
-    return _by_hand(args, stage)
+    for place in stage.inputs:
+        found = next(made[upstream] for upstream in stage.upstream(place) if upstream in made)
+        typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
+    of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
+    return _by_hand(stage, typed, replace(of_matrix, **_values(stage, typed)))
 
 
-def _program(stage: Stage, work: Work) -> None:
+def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a download by hand: a model as people name it, its revision resolved."""
+    from trtllm_pipeline.config.recipes import find_recipe, is_folder, list_recipes, load_recipe
+    from trtllm_pipeline.hub.sources import local_folder, resolve
+
+    model = typed.get("model")
+    if model is None:
+        raise UsageError(
+            "pipeline download: which model?", hint="pipeline download Qwen/Qwen2.5-0.5B-Instruct --output-dir model"
+        )
+    name, _, revision = model.partition("@")
+    sources: list[Mapping[str, Json]]
+    if name in list_recipes(Path()):
+        recipe = load_recipe(find_recipe(name, Path()))
+        sources = [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
+    elif is_folder(name) or Path(name).is_dir():
+        sources = [{"local": str(Path(name).absolute())}]
+    elif name.count("/") == 1:
+        sources = [{"hugging_face": name, "revision": revision or "main"}]
+    else:
+        raise UsageError(
+            f"{model}: there is no such recipe or folder",
+            hint="pipeline recipes list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
+        )
+    source = resolve(sources, prefer="auto", offline=values.get("offline", False), base_dir=Path(), cache=None)
+    kind, *_ = source
+    note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
+    folder = local_folder(sources, Path())
+    return {**values, "source": source, "folder": None if folder is None else str(folder)}
+
+
+def _program(stage: Stage, context: StageContext[Any]) -> None:
     if stage.program is not None:
-        run_program(stage.program, stage.name, work)
+        run_program(stage.program, stage.name, context)
 
 
-def _commands(stage: Stage, work: Work) -> None:
+def _commands(stage: Stage, context: StageContext[Any]) -> None:
     """Run what other programs do of a stage; their output is the log. Raises StageError when one fails."""
     if stage.commands is None:
         return
@@ -154,35 +417,84 @@ def _commands(stage: Stage, work: Work) -> None:
 
     from trtllm_pipeline.machine.probe import machine
 
-    write_job(stage.name, stage.program, work)  # which helpers of ours among them read
-    for command in stage.commands(work, machine()):
+    write_job(stage.name, stage.program, context)  # which programs of ours among them read
+    for command in stage.commands(context, machine()):
         note(shlex.join(command))
         code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
         if code:
             raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
 
 
-def _by_hand(args: argparse.Namespace, stage: Stage) -> int:
+def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
     """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
-    _find_files(args, stage)
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
+    as_json = typed["format"] == "json"
     with _scratch(stage.name) as scratch:
+        context = _context(stage, typed, asked, scratch)
         if stage.scope is Scope.SERVICE:
-            args.output_dir = args.output_dir or str(scratch / "out")
-        work = verbs.to_work(stage, args, scratch)
-        if stage.scope is Scope.SERVICE:
-            with _announced_when_ready(work, sys.stdout, as_json=args.format == "json"), redirect_stdout(sys.stderr):
-                _program(stage, work)
+            with _announced_when_ready(context, sys.stdout, as_json=as_json), redirect_stdout(sys.stderr):
+                _program(stage, context)
             return 0
         with redirect_stdout(sys.stderr):
-            _commands(stage, work)
-            _program(stage, work)
-    if args.format == "json":
-        emit_json({"schema": 1, "stage": stage.name, "output_dir": str(work.out)})
-    else:
-        emit(str(work.out))
+            _commands(stage, context)
+            _program(stage, context)
+    if as_json:
+        emit_json({"schema": 1, "stage": stage.name, "output_dir": str(context.out)})
+        return 0
+    emit(str(context.out))
+    if stage.name == "perf":
+        from trtllm_pipeline.report import figures
+
+        note(figures.to_text(json.loads((context.out / "perf.json").read_text(encoding="utf-8"))))
     return 0
+
+
+def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
+    """What is missing of the inputs and files of a stage, or cannot be read."""
+    from trtllm_pipeline.files.user_files import check
+
+    inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
+    wrong = [f"{flag(name)} is required" for name, path in inputs.items() if path is None]
+    for name, path in (*inputs.items(), *_files(stage, typed).items()):
+        if path and name in inputs and name != "service":
+            there = os.path.exists(path)  # noqa: PTH110  (Path.exists raises for a name that is too long)
+            wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
+        elif path:
+            try:
+                check(Path(path))
+            except MatrixError as error:
+                wrong.append(f"{flag(name)}: {error.message}")
+    if typed.get("output_dir") is None and stage.scope is not Scope.SERVICE:
+        wrong.append("--output-dir is required")
+    return wrong
+
+
+def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) -> StageContext[Any]:
+    """What the stage's program is given."""
+    output = typed.get("output_dir")
+    return StageContext(
+        params=asked,
+        inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs},
+        files={name: Path(path).absolute() for name, path in _files(stage, typed).items()},
+        out=scratch / "out" if output is None else options.empty_folder(output),
+        attempt=scratch.absolute(),
+    )
+
+
+def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _file(stage: Stage, name: str, given: str | None) -> str | None:
+    """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
+    from trtllm_pipeline.config.models import Settings
+    from trtllm_pipeline.hub.dataset_file import data_file
+
+    defaults = getattr(Settings(), stage.section or stage.name, None)
+    given = given or getattr(defaults, name, None)
+    return None if given is None else str(data_file(given, Path()))
 
 
 @contextmanager
@@ -200,18 +512,6 @@ def _scratch(name: str) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _find_files(args: argparse.Namespace, stage: Stage) -> None:
-    """Put paths for `builtin:NAME`, and where nothing was typed, the file that a matrix would take."""
-    from trtllm_pipeline.config.models import Settings
-    from trtllm_pipeline.hub.dataset_file import data_file
-
-    defaults = getattr(Settings(), stage.section or stage.name, None)
-    for name in stage.file_names:
-        given = getattr(args, f"file_{name}") or getattr(defaults, name, None)
-        if given is not None:
-            setattr(args, f"file_{name}", str(data_file(str(given), Path())))
-
-
 def _example(service: Mapping[str, str]) -> str:
     """A command line that asks the service."""
     if service["kind"] == "openai":
@@ -225,11 +525,11 @@ def _example(service: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _announced_when_ready(work: Work, stream: TextIO, *, as_json: bool) -> Iterator[None]:
+def _announced_when_ready(context: StageContext[Any], stream: TextIO, *, as_json: bool) -> Iterator[None]:
     """Print the endpoints to `stream` as soon as the service has written them."""
 
     def look(_signal: int, _frame: FrameType | None) -> None:
-        path = work.attempt / SERVICE_FILE
+        path = context.attempt / SERVICE_FILE
         if not path.exists():
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             return

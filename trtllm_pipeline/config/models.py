@@ -25,10 +25,13 @@ from pydantic import (
     model_validator,
 )
 
+from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.evaluate.scores import METRICS
 from trtllm_pipeline.hub import dataset_file
+from trtllm_pipeline.stages import params
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
+from trtllm_pipeline.stages.repository_settings import RepositorySettings
 
 Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
 Precision = Literal[
@@ -160,9 +163,7 @@ NonEmpty = Field(min_length=1)
 class Strict(BaseModel):
     """Nothing unknown, nothing converted, nothing changed afterwards."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config: ClassVar[ConfigDict] = STRICT
 
 
 # ---------------------------------------------------------------------------------------------------------- recipes
@@ -349,33 +350,23 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
+@derived(params.Download, leave=("folder",))
 class Download(Section):
     """How models are fetched."""
 
     source: Literal["auto", "hugging_face", "modelscope", "package_index", "local", "generated"] = "auto"
     """Only this kind of the recipe's sources; auto takes the first that works."""
-    offline: bool = False
-    """Use what is already on this machine, and fail instead of asking the network."""
-    max_workers: Annotated[int, Field(ge=1, le=64)] = 4
-    """Files fetched at a time."""
     trust_remote_code: bool = False
     """Fetch the Python files that a recipe names under `code`: TensorRT-LLM's scripts run them. Read them first."""
 
 
+@derived(params.Selection)
 class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
     data: DataFile = DEFAULT_DATA
     """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
     a file of a data set on the Hugging Face Hub."""
-    samples: Positive | None = None
-    """Rows taken, all of a smaller set; null takes all rows, up to 512."""
-    max_length: Positive = 512
-    """Tokens kept of a row."""
-    seed: Count = 0
-    """Chooses the rows."""
-    chat_template: bool = False
-    """Wrap each row as a user's turn of the model's chat template."""
 
 
 class Quantize(Section):
@@ -404,179 +395,39 @@ class Build(Section):
     """Tokens in one forward pass over all requests; null is the toolchain's own."""
 
 
+@derived(RepositorySettings)
 class Repository(Section):
     """What is written into the Triton model repository."""
 
-    decoupled: bool = True
-    """Answers may come in parts: needed for streaming."""
-    accumulate_tokens: bool = False
-    """Each streamed part holds the whole answer so far, not only what is new."""
-    exclude_input_in_output: bool = True
-    """Answers do not repeat the prompt."""
-    preprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that tokenize."""
-    postprocessing_instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that turn tokens into text."""
-    bls_instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes of the tensorrt_llm_bls model."""
-    max_queue_delay_microseconds: Count = 0
-    """How long Triton may hold a request back to batch it."""
-    enable_kv_cache_reuse: bool = False
-    """Keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts."""
-    max_queue_size: Count | None = None
-    """Requests that may wait; 0 is without limit; null is 0. From release 0.12.0 on."""
-    batching_strategy: Literal["inflight_fused_batching", "inflight_batching", "V1"] | None = None
-    """How requests are batched; null is inflight_fused_batching."""
-    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
-    """`guaranteed_no_evict` finishes what it started; `max_utilization` packs tighter and may pause requests; null is guaranteed_no_evict."""
-    kv_cache_free_gpu_mem_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the memory left after loading for the KV cache; null is the release's own."""
-    max_tokens_in_paged_kv_cache: Positive | None = None
-    """Tokens in the KV cache; the smaller limit wins; null is the release's own."""
-    cross_kv_cache_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the KV cache for cross attention; null is the release's own. From release 0.14.0 on."""
-    max_attention_window_size: Annotated[tuple[Count, ...], NonEmpty] | None = None
-    """Sliding windows in tokens, one or one for each layer; null is the release's own."""
-    sink_token_length: Count | None = None
-    """Tokens kept at the beginning of a sliding window; null is the release's own. From release 0.10.0 on."""
-    kv_cache_host_memory_bytes: Count | None = None
-    """Host memory that KV blocks are moved to; null is the release's own. From release 0.10.0 on."""
-    kv_cache_onboard_blocks: bool | None = None
-    """Move blocks back from the host before use; null is the release's own. From release 0.10.0 on."""
-    enable_chunked_context: bool | None = None
-    """Split long prompts over several passes; null is the release's own."""
-    max_beam_width: Positive | None = None
-    """Beams of a request; null is 1."""
-    normalize_log_probs: bool | None = None
-    """Divide log probabilities by the length; null is the release's own."""
-    decoding_mode: (
-        Literal["top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"] | None
-    ) = None
-    """How tokens are chosen; null is the release's own. From release 0.10.0 on."""
-    medusa_choices: Text | None = None
-    """The tree of Medusa, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.10.0 on."""
-    eagle_choices: Text | None = None
-    """The tree of Eagle, as {0, 0, 0}, {0, 1}; null is the release's own. From release 0.16.0 on."""
-    lookahead_window_size: Count | None = None
-    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
-    lookahead_ngram_size: Count | None = None
-    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
-    lookahead_verification_set_size: Count | None = None
-    """Of lookahead decoding; null is the release's own. From release 0.19.0 on."""
-    speculative_decoding_fast_logits: bool | None = None
-    """Pass draft logits on the GPU; null is the release's own. From release 0.16.0 on."""
-    guided_decoding_backend: Literal["xgrammar"] | None = None
-    """Grammar engine; null is the release's own. From release 0.19.0 on."""
-    xgrammar_tokenizer_info_path: Text | None = None
-    """JSON file with the vocabulary for xgrammar; null is the release's own. From release 0.19.0 on."""
-    lora_cache_optimal_adapter_size: Count | None = None
-    """Rank that the LoRA cache is laid out for; null is the release's own. From release 0.10.0 on."""
-    lora_cache_max_adapter_size: Count | None = None
-    """Largest rank in the LoRA cache; null is the release's own. From release 0.10.0 on."""
-    lora_cache_gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of free GPU memory for LoRA; null is the release's own. From release 0.10.0 on."""
-    lora_cache_host_memory_bytes: Count | None = None
-    """Host memory for LoRA weights; null is the release's own. From release 0.10.0 on."""
-    lora_prefetch_dir: Text | None = None
-    """Folder of LoRA weights loaded at the start; null is the release's own. From release 0.19.0 on."""
-    gpu_device_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
-    """GPUs of the ranks, in order; null is the release's own."""
-    participant_ids: Annotated[tuple[Count, ...], NonEmpty] | None = None
-    """MPI ranks that run this model; null is the release's own. From release 0.14.0 on."""
-    num_nodes: Positive | None = None
-    """Hosts of the ranks; null is the release's own. From release 0.19.0 on."""
-    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the weights kept on the GPU; null is the release's own. From release 0.10.0 on."""
-    multi_block_mode: bool | None = None
-    """Split long attention over blocks; null is the release's own. From release 0.12.0 on."""
-    enable_context_fmha_fp32_acc: bool | None = None
-    """Accumulate context attention in FP32; null is the release's own. From release 0.12.0 on."""
-    cuda_graph_mode: bool | None = None
-    """Replay decoding steps as CUDA graphs; null is the release's own. From release 0.16.0 on."""
-    cuda_graph_cache_size: Count | None = None
-    """CUDA graphs kept; null is the release's own. From release 0.16.0 on."""
-    cancellation_check_period_ms: Count | None = None
-    """How often cancelled requests are looked for; null is the release's own. From release 0.10.0 on."""
-    stats_check_period_ms: Count | None = None
-    """How often statistics are read; null is the release's own. From release 0.10.0 on."""
-    iter_stats_max_iterations: Count | None = None
-    """Steps whose statistics are kept; null is the release's own. From release 0.10.0 on."""
-    request_stats_max_iterations: Count | None = None
-    """Steps whose requests' statistics are kept; null is the release's own. From release 0.10.0 on."""
-    enable_trt_overlap: bool | None = None
-    """Overlap two half batches; null is the release's own. Up to release 0.8.0."""
-    add_special_tokens: bool | None = None
-    """The tokenizer adds its beginning and end tokens; null is false. From release 0.10.0 on."""
-    skip_special_tokens: bool | None = None
-    """Answers leave special tokens out; null is true. From release 0.11.0 on."""
-    tokenizer_type: Literal["auto", "llama", "t5"] | None = None
-    """Class of the tokenizer; null is auto. Up to release 0.8.0."""
-    triton_backend: Literal["tensorrtllm", "python"] | None = None
-    """What runs the engine; null is tensorrtllm. From release 0.10.0 on."""
-    logits_datatype: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
-    """Type of logits; null is the engine's. From release 0.18.0 on."""
-    encoder_input_features_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
-    """Type of an encoder's input; TYPE_BF16 for mllama; null is TYPE_FP16. From release 0.16.0 on."""
-    prompt_embedding_table_data_type: Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"] | None = None
-    """Type of prompt tables; null is TYPE_FP16. From release 1.1.0rc6 on."""
-    max_num_images: Positive | None = None
-    """Images of a request; null is the release's own. From release 0.16.0 on."""
-    multimodal_model_path: Text | None = None
-    """Folder of the vision engines; null is the release's own. From release 0.19.0 on."""
-    visual_model_path: Text | None = None
-    """Folder of the vision engines; null is the release's own. From release 0.12.0 on. Up to release 0.18.2."""
-    multimodal_encoders_name: Text | None = None
-    """Model that tensorrt_llm_bls sends images to; null is the release's own. From release 0.14.0 on."""
-    encoder_engine_dir: Text | None = None
-    """Engine folder of the encoder; null is the release's own. From release 0.11.0 on."""
-    tensorrt_llm_model_name: Text | None = None
-    """Model that tensorrt_llm_bls calls; null is tensorrt_llm. From release 0.10.0 on."""
-    tensorrt_llm_draft_model_name: Text | None = None
-    """Model that drafts tokens for it; null is the release's own. From release 0.10.0 on."""
     llm_args: dict[str, JsonValue] = {}
     """Further arguments of TensorRT-LLM's LLM API, for the PyTorch lane in Triton."""
     parameters: dict[str, Scalar] = {}
     """Values of any other placeholder in the templates of TensorRT-LLM's release."""
 
 
+@derived(params.LaunchFrontend, leave=("restarts",))
 class Serve(Strict):
     """How the server runs."""
 
-    frontend: Literal["triton", "trtllm_serve"] = "triton"
-    """What answers: Triton, with its own protocols, or TensorRT-LLM's OpenAI server `trtllm-serve`."""
     options: dict[str, Scalar] = {}
     """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`."""
-    host: Text = "127.0.0.1"
-    """Address to listen on. Anything but loopback lets others in: there is no login, see docs/security.md."""
-    http_port: Port = 0
-    """0 takes a free one."""
-    grpc_port: Port = 0
-    """0 takes a free one."""
-    metrics_port: Port = 0
-    """0 takes a free one."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """CPU threads of the embedded runtime; 0 is one a core."""
-    ready_timeout_s: Seconds = 600.0
-    """Limit from start to ready."""
-    stop_timeout_s: Seconds = 3.0
-    """Limit for a polite stop, before the server is killed."""
     retries: Annotated[int, Field(ge=0, le=100)] | None = None
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
 
 
+@derived(params.Smoke, leave=("max_seq_len",))
 class Smoke(Section):
     """The first questions to a new server."""
 
     prompt: Text | None = None
-    """null is the recipe's, or else a general one."""
-    max_tokens: Positive = 16
-    """Length of the answer."""
+    """What to ask; null is the recipe's question, or else a general one."""
     expected: Text | None = None
-    """Text the greedy answer must contain; null is the recipe's. Without either, any text passes."""
-    request_timeout_s: Seconds = 120.0
-    """Limit of one request."""
+    """Text that the greedy answer must contain; null is the recipe's. Without either, any text passes."""
 
 
+@derived(params.Perf, leave=("declared",))
 class Perf(Section):
     """What is measured, and with what."""
 
@@ -584,26 +435,12 @@ class Perf(Section):
     """Requests in flight; one level after the other. [] for none, where there is a request_rate."""
     request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=1e6)], ...], Unique] = ()
     """Requests a second on average, however many are in flight; levels after those of concurrency."""
-    request_distribution: Literal["poisson", "constant"] = "poisson"
-    """When requests of a rate are due: as users come who do not know of each other, or evenly."""
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
     """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
-    requests: Positive = 16
-    """Requests measured at each level."""
-    warmup_requests: Count | None = None
-    """Requests before each level that are not measured; null: two for each in flight, 4 for a request rate."""
     input_data: DataFile = "builtin:prompts"
     """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
     max_tokens: Positive | None = None
     """Length of answers; null is the cell's output length."""
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """0 is greedy."""
-    protocol: Literal["grpc", "http"] = "grpc"
-    """How requests travel; both stream."""
-    request_timeout_s: Seconds = 300.0
-    """Limit of one request."""
-    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Runs of the whole list of levels, on one server; intervals of comparisons come from them."""
     exclusive: bool = True
     """Nothing else of ours runs on this machine meanwhile."""
 
@@ -614,6 +451,7 @@ class Perf(Section):
         return self
 
 
+@derived(params.Accuracy)
 class Accuracy(Section):
     """Which answers are scored, and how."""
 
@@ -622,19 +460,11 @@ class Accuracy(Section):
     `input_data` that have an `output`; nothing is asked again."""
     input_data: DataFile = "builtin:accuracy"
     """JSONL of prompts with reference answers: a path from the matrix file's folder, or builtin:NAME."""
-    max_tokens: Positive = 32
-    """Length of answers; they are greedy."""
     metrics: Annotated[tuple[MetricName, ...], NonEmpty, Unique, AfterValidator(_one_module)] = ("exact", "contains")
     """exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python; of rows that name
     no `metric` themselves."""
     python_path: Text = "."
     """Folder that MODULE is imported from: a path from the matrix file's folder."""
-    concurrency: Annotated[int, Field(ge=1, le=65536)] = 4
-    """Requests in flight."""
-    min_score: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Least mean score of the first metric; below it the stage fails."""
-    request_timeout_s: Seconds = 300.0
-    """Limit of one request."""
 
 
 class Settings(Strict):

@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import Any, Final
 
 from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, mean_interval
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import functions
 from trtllm_pipeline.evaluate.scores import METRICS, NORMALISATION, Metric, Question
@@ -65,17 +64,13 @@ class Scored:
             }
 
 
-def metrics_of(names: Json, module: Path | None = None) -> dict[str, Metric]:
+def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
     """All metrics that rows may name: the built-in ones, and the user's functions among `names`, from `module`.
 
     Raises StageError for names that mean nothing.
     """
-    if not isinstance(names, list) or not names:
-        raise StageError(
-            f"metrics: expected a list of names, got {json.dumps(names)}", failure=FailureClass.USER, hint=_known()
-        )
     found = dict(METRICS)
-    for name in map(str, names):
+    for name in names:
         if ":" in name:
             found[name] = functions.load(name, module)
         elif name not in METRICS:
@@ -184,12 +179,10 @@ def line(result: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)} on {result['total']} questions"
 
 
-def check_least(result: Mapping[str, Any], first: str, least: Json) -> None:
+def check_least(result: Mapping[str, Any], first: str, least: float | None) -> None:
     """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
     if least is None:
         return
-    if isinstance(least, bool) or not isinstance(least, (int, float)):
-        raise StageError(f"min_score: expected a number, got {least!r}", failure=FailureClass.USER)
     score = result["scores"].get(first)
     if score is None:
         raise StageError(f"min_score is for {first}, by which no row is scored", failure=FailureClass.USER)
@@ -197,5 +190,5 @@ def check_least(result: Mapping[str, Any], first: str, least: Json) -> None:
         raise StageError(
             f"{first} is {score:.3f} on {result['questions'][first]} questions, expected at least {least}",
             failure=FailureClass.CHECK,
-            hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+            hint=f"{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
         )

@@ -40,6 +40,8 @@ class Job:
     """Set on top of the environment the pipeline itself was started with. Never secrets."""
     program: str | None
     """Our own "module:function", which the last command runs on this very file."""
+    params_class: str
+    """"module:class" of `params`."""
     params: Mapping[str, Json]
     inputs: Mapping[str, str]
     files: Mapping[str, str]

@@ -27,7 +27,8 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.system import here
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
-from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, Work
+from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
+from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine
 from trtllm_pipeline.store.manifest import Manifest, size_bytes
 from trtllm_pipeline.store.store import Artifact, Attempt, Store
@@ -232,7 +233,7 @@ class _Execution:
             if not (services - {None}) - over:
                 break
             events = events + self._executor.wait(_POLL_S)
-        return sorted(events, key=lambda event: self._plan.stage_runs[event.id].stage.scope is Scope.INSIDE)
+        return sorted(events, key=lambda event: self._plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE)
 
     @contextmanager
     def _catching_signals(self) -> Iterator[None]:
@@ -279,7 +280,7 @@ class _Execution:
         if done:
             _release(held)
             return done
-        if run.stage.scope is Scope.INSIDE:
+        if run.stage.scope is Scope.IN_SERVICE:
             gpus = self._running[StageRunId(run.inputs["service"])].gpus
         else:
             machine = self._plan.machine
@@ -342,7 +343,8 @@ class _Execution:
             commands=command_lines(run, inputs, str(attempt.folder), self._plan.machine),
             environment=environment,
             program=run.stage.program,
-            params={**run.params, **run.stage.advice(run.first_cell)},
+            params_class=class_name(run.params),
+            params=to_json(run.params),
             inputs=inputs,
             files=run.files,
             out=str(attempt.folder / OUT),
@@ -489,11 +491,10 @@ def command_lines(
     """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
     others: tuple[tuple[str, ...], ...] = ()
     if run.stage.commands is not None:
-        params = {**run.params, **run.stage.advice(run.first_cell)}
         paths = {name: Path(path) for name, path in inputs.items()}
         files = {name: Path(path) for name, path in run.files.items()}
-        work = Work(params, paths, files, Path(attempt) / OUT, Path(attempt))
-        others = tuple(tuple(command) for command in run.stage.commands(work, machine))
+        context = StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
+        others = tuple(tuple(command) for command in run.stage.commands(context, machine))
     if run.stage.program is None:
         return others
     return (*others, (sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))

@@ -54,7 +54,7 @@ class Machine:
 class Task:
     """One stage run, as far as deciding when to run it goes.
 
-    `service` names the service an INSIDE task runs in. `expected_s` of a service is the time until it is ready.
+    `service` names the service a task IN_SERVICE runs in. `expected_s` of a service is the time until it is ready.
     Equal priorities go by `order`, then by place in the list.
     """
 
@@ -78,7 +78,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An ARTIFACT or INSIDE task came to its end; also the answer to `Cancel`."""
+    """An ARTIFACT or IN_SERVICE task came to its end; also the answer to `Cancel`."""
 
     id: StageRunId
     failure: Failure | None = None
@@ -390,7 +390,7 @@ class Scheduler:
 
     def _link_services(self) -> None:
         for node in self._nodes.values():
-            if (node.task.scope is Scope.INSIDE) != (node.task.service is not None):
+            if (node.task.scope is Scope.IN_SERVICE) != (node.task.service is not None):
                 raise ValueError(f"{node.task.id}: an inside task, and no other, names its service")
             if node.task.service is not None:
                 service = self._nodes.get(node.task.service)

@@ -30,7 +30,7 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
 
 
 def csv_value(value: object) -> object:
-    """`value`, with an apostrophe before text that a spreadsheet would run as a formula."""
+    """`value`, where it is text that a spreadsheet would run as a formula with an apostrophe before it."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         try:
             float(value)

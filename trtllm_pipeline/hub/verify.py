@@ -1,4 +1,4 @@
-"""Checks that a model's folder is complete and its files are valid, without reading the weights."""
+"""Looks at a model's folder without reading the weights: is it whole, and is everything in it what its name says?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.
 def check_folder(folder: Path, model: str) -> None:
     """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
 
-    Raises DownloadError that names the first invalid file.
+    Raises DownloadError naming the first file that is not as it must be.
     """
     present = model_files.names(folder)
     described = description_files(present)
@@ -59,7 +59,7 @@ def check_folder(folder: Path, model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor in the header of a safetensors file."""
+    """What the header of a safetensors file says of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The header of a safetensors file."""
+    """A safetensors file, by its header."""
 
     path: Path
     """Links followed."""
@@ -129,7 +129,7 @@ def _tensor(name: str, entry: object, data: int) -> TensorEntry:
 
 
 def check_not_pointer(folder: Path, name: str, model: str) -> None:
-    """Raise DownloadError if the file is a git-lfs pointer."""
+    """Raise DownloadError when the file is what git leaves of a big file without git-lfs."""
     path = model_files.find(folder, name)
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""A short record of this machine and its software, for results."""
+"""This machine and its software in a few words, for the record of what was made and measured on it."""
 
 from __future__ import annotations
 

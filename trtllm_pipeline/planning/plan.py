@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.fingerprint import SCHEMA, canonical, fingerprint
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import key as params_key
 from trtllm_pipeline.toolchains.base import Toolchain
 
 
@@ -27,7 +29,8 @@ class StageRun:
     fingerprint: Fingerprint
     key: str
     """Canonical text whose hash the fingerprint is."""
-    params: Mapping[str, Json]
+    params: Any
+    """Of the stage's class of parameters."""
     files: Mapping[str, str]
     """Name -> path of user's files, as found on this machine."""
     inputs: Mapping[str, StageRunId]
@@ -124,12 +127,12 @@ def _stage_run(
     digests: dict[str, Json] = {}
     for name, path in stage.files(cell).items():
         files[name], digests[name] = digest(path, cell)
-    params = stage.settle(stage.params(cell), files, machine)
+    params = stage.settle(stage.read(cell), files, machine)
     parts: dict[str, Json] = {
         "schema": SCHEMA,
         "stage": stage.name,
         "version": stage.version,
-        "params": dict(params),
+        "params": params_key(params),
         "inputs": {name: runs[run].fingerprint for name, run in inputs.items()},
     }
     if not stage.shared:
@@ -162,7 +165,7 @@ def wanted(plan: Plan) -> set[StageRunId]:
 
 def is_result(scope: Scope, *, read: bool) -> bool:
     """Whether somebody may look at what such a stage run leaves: nothing reads it, or it was measured on a server."""
-    return scope is Scope.INSIDE or (scope is Scope.ARTIFACT and not read)
+    return scope is Scope.IN_SERVICE or (scope is Scope.ARTIFACT and not read)
 
 
 def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:

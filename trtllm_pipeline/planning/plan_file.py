@@ -16,6 +16,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.stages.params import to_json
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -134,7 +135,7 @@ def plan_lines(
             "cells": list(run.cells),
             "argv": [list(command) for command in commands(run)],
             "program": run.stage.program,
-            "params": {**run.params, **run.stage.advice(run.first_cell)},
+            "params": to_json(run.params),
             "environment": {},
             "resources": {
                 "cpus": resources.cpus,

@@ -1,6 +1,6 @@
-"""Columns of the result table: for each its head, its value of a cell, and the formula behind it.
+"""What a report shows of a cell: one object a column, with its unit, its formula and its value.
 
-To add a column: one line in `columns`. Formulas stand beside the code that computes the figures.
+To add a column: one line in `columns`. The formulas are those of the code that computes the numbers.
 """
 
 from __future__ import annotations

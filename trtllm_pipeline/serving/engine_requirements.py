@@ -1,10 +1,11 @@
-"""Compares what an engine was built for with the machine that will serve it.
+"""What an engine was built for, compared with the machine that is to serve it.
 
-An engine only runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
-reports a difference after minutes of loading, or crashes; this module reports it before.
+An engine runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
+itself says so only after loading for minutes, or dies of it; here every difference is found first, and named.
 
-TensorRT-LLM writes `config.json` with the release and tp * pp. The build stage writes `engine.json` with the GPU of the
-build and the digests of every rank's files. Engines from elsewhere have no engine.json; then only config.json is compared.
+`config.json` is TensorRT-LLM's own: the release and tp * pp. `engine.json` is ours, written by the stage that built the
+engine: the GPU it was built on, and the digest of every rank's files. An engine that came from elsewhere has none;
+then nothing but what config.json says can be compared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _REBUILD: Final = "build the engine on this machine, or serve it on a machine li
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Size, time and digest of an engine's file after the build."""
+    """One file of an engine as it was when it had been built."""
 
     size: int
     mtime_ns: int
@@ -45,24 +46,24 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an engine needs; None stands for unknown."""
+    """What an engine needs. None where it is not known."""
 
     release: str | None
-    """TensorRT-LLM release in config.json, such as 0.12.0; engines of the first releases have none."""
+    """Of TensorRT-LLM, such as 0.12.0, as config.json says; engines of the first builders have none."""
     world_size: int
     """Ranks: tp * pp (* cp)."""
     sm: int | None = None
     """Compute capability as one number: 90 is 9.0."""
     gpu: str | None = None
-    """Name of the GPU that it was built on."""
+    """Name of the GPU it was built on."""
     digests: Mapping[str, FileDigest] | None = None
     """By the name of the file in the engine's folder."""
 
 
 def write(engine: Path, gpu: Gpu) -> Requirements:
-    """Write engine.json into a folder that `trtllm-build` has filled on `gpu`; returns its content.
+    """Write engine.json into a folder that `trtllm-build` has just filled on `gpu`; returns what is in it.
 
-    Reads every rank's files once. Raises ServerError if the engine is incomplete.
+    Reads every rank's files once. Raises ServerError when the folder is not a whole engine.
     """
     built = _from_config(engine)
     _check_ranks(engine, built.world_size)
@@ -73,7 +74,7 @@ def write(engine: Path, gpu: Gpu) -> Requirements:
 
 
 def read(engine: Path) -> Requirements:
-    """The requirements of the engine in this folder. Raises ServerError if it is not an engine folder."""
+    """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
     contract = _from_config(engine)
     path = engine / FILE
     try:
@@ -95,10 +96,11 @@ def read(engine: Path) -> Requirements:
 
 
 def check(engine: Path, machine: Machine) -> Requirements:
-    """The requirements of the engine, all met by `machine`. Raises ServerError that names the first difference.
+    """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
 
-    Only a different release or compute capability is INFEASIBLE; files can be restored and GPUs added. A file is read again
-    only if its modification time has changed, as in a copy.
+    Of these the release and the compute capability alone are INFEASIBLE: they tell one engine from another, while files
+    can be made again and GPUs added. A rank's file whose size and time are as they were is not read again; one with
+    another time, as a copy has, is.
     """
     contract = read(engine)
     installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
@@ -136,7 +138,7 @@ def check(engine: Path, machine: Machine) -> Requirements:
 
 
 def _public(release: str) -> str:
-    """A release without its local version, such as +cu124."""
+    """A release without what a builder has added to it, such as +cu124."""
     return release.partition("+")[0]
 
 

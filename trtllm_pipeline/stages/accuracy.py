@@ -11,30 +11,29 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.ask import questions_of, score_server
-from trtllm_pipeline.stages.asking import encoder, number, protocol_for
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.asking import encoder, protocol_for
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Accuracy, to_json
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Accuracy]) -> None:
     """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
-    engine = work.inputs["engine"]
-    names = work.params["metrics"]
-    metrics = result.metrics_of(names, work.files.get("metric_module"))
-    assert isinstance(names, list)
+    engine = context.inputs["engine"]
+    asked = context.params
+    metrics = result.metrics_of(asked.metrics, context.files.get("metric_module"))
     with chat_renderer(engine) as render:
-        questions = questions_of(work.files["input_data"], metrics, list(map(str, names)), render)
-    service = Service.read(work.inputs["service"])
-    timeout_s, max_tokens = number(work, "request_timeout_s", 300.0), int(number(work, "max_tokens"))
+        questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
+    service = Service.read(context.inputs["service"])
     found = score_server(
-        Target(protocol_for(service), service, service.model, timeout_s, max_tokens),
+        Target(protocol_for(service), service, service.model, asked.request_timeout_s, asked.max_tokens),
         questions,
         metrics,
-        concurrency=int(number(work, "concurrency", 4)),
+        concurrency=asked.concurrency,
         encode=encoder(engine),  # before anything is asked: without it there is no use for answers
-        folder=work.out,
-        progress=work.progress,
+        folder=context.out,
+        progress=context.progress,
         source="own",
-        settings=dict(work.params),
+        settings=to_json(asked),
     )
     print(result.line(found))  # noqa: T201 - the stage's log
-    result.check_least(found, str(names[0]), work.params.get("min_score"))
+    result.check_least(found, asked.metrics[0], asked.min_score)

@@ -1,11 +1,12 @@
 """What a stage is: what it reads of a cell, what it needs, which program does it.
 
-A toolchain is a table of `Stage` rows. Everything a stage's program may know arrives through `Work`, and everything
-in `Work` but the paths is in the fingerprint: what is not declared cannot be read, so it cannot make a result stale.
+A toolchain is a table of `Stage` rows. Everything a stage's program may know arrives through its `StageContext`, and
+all of that but paths and runtime parameters is in the fingerprint: what is not declared cannot be read, so it cannot
+make a result stale.
 
-A stage's own program is a function `run(work: Work) -> None`, named by "module:function" and imported only in the
-child process that runs it. It writes its results under `work.out`, prints its log to stdout and stderr, raises
-`StageError` for failures it understands, and calls `work.progress(done, total, unit)` when it has something to count.
+A stage's own program is a function `run(context: StageContext[Params]) -> None`, named by "module:function" and
+imported only in the process that runs it. It writes its results under `context.out`, prints its log to stdout and
+stderr, raises `StageError` for failures it understands, and calls `context.progress(done, total, unit)`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
-from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.domain import Cell, Resources, Scope
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Machine
 
 OUT: Final = "out"
 """Folder of an attempt, and of an artifact, that holds the result."""
+P = TypeVar("P")
 JOB: Final = "job.json"
 PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
@@ -29,26 +31,12 @@ SERVICE_FILE: Final = "service.json"
 """Written into the attempt folder by a service when it is ready: its endpoints."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One parameter of a stage: a flag of its verb, a key of `params`, a part of the fingerprint.
-
-    `type` json takes any JSON value. An option without a default must be given.
-    """
-
-    name: str
-    type: Literal["int", "float", "str", "bool", "json"]
-    help: str
-    default: Json = None
-    required: bool = False
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
+@dataclass(frozen=True)
+class StageContext(Generic[P]):
     """All that a stage's program is given."""
 
-    params: Mapping[str, Json]
+    params: P
+    """Of the class that the stage names, see `stages/params.py`."""
     inputs: Mapping[str, Path]
     """Folder of each upstream artifact by input name; for a stage inside a service also `service`, a JSON file."""
     files: Mapping[str, Path]
@@ -74,11 +62,7 @@ def _no_files(_cell: Cell) -> Mapping[str, str]:
     return {}
 
 
-def _nothing(_cell: Cell) -> Mapping[str, Json]:
-    return {}
-
-
-def _as_given(params: Mapping[str, Json], _files: Mapping[str, str], _machine: Machine) -> Mapping[str, Json]:
+def _as_given(params: Any, _files: Mapping[str, str], _machine: Machine) -> Any:
     return params
 
 
@@ -100,11 +84,10 @@ class Stage:
     summary: str
     program: str | None
     """"module:function" that does it, or completes what `commands` do; see the module's docstring. None: they do it all."""
-    options: tuple[Option, ...]
-    params: Callable[[Cell], Mapping[str, Json]]
-    """What this stage reads of a cell. All of it reaches the program and the fingerprint."""
-    advice: Callable[[Cell], Mapping[str, Json]] = _nothing
-    """What reaches the program but not the fingerprint, since it cannot change the result: ports, time limits."""
+    params: Callable[..., Any]
+    """The class of its parameters."""
+    read: Callable[[Cell], Any]
+    """The parameters of a cell."""
     inputs: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """Input name -> name of the upstream stage of the same cell; of several, the first that the cell has."""
     after: tuple[str, ...] = ()
@@ -118,11 +101,11 @@ class Stage:
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
-    settle: Callable[[Mapping[str, Json], Mapping[str, str], Machine], Mapping[str, Json]] = _as_given
+    settle: Callable[[Any, Mapping[str, str], Machine], Any] = _as_given
     """The parameters once the paths of `files` are known: what depends on how much a file holds."""
     resources: Callable[[Cell, Machine], Resources] = _one_cpu
     """What it occupies on a machine."""
-    commands: Callable[[Work, Machine], Sequence[Sequence[str]]] | None = None
+    commands: Callable[[StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
     """Command lines of other programs that do the work, run one after another; ours then checks what they left."""
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""

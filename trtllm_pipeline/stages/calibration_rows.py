@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files import user_files
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.params import Selection
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Any)
+"""A class of parameters with a `calibration`, a Selection or None."""
 Tokens = Sequence[int]
 Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
@@ -34,38 +34,6 @@ DEFAULT_DATA: Final = "builtin:general"
 def default_set() -> Path:
     """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
     return Path(str(resources.files("trtllm_pipeline"))) / "data" / "calibration" / "general.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which part of a calibration set is used, and how it is presented."""
-
-    samples: int | None = None
-    """Rows taken: all of them in a smaller set. None takes all, up to 512."""
-    max_length: int = 512
-    """Tokens kept of a row."""
-    seed: int = 0
-    """Chooses the rows of a larger set."""
-    chat_template: bool = False
-    """Each row becomes a user's turn in the model's chat template."""
-
-    @classmethod
-    def parse(cls, value: Json) -> Selection:
-        """The selection a stage was given; null is the default one. Raises UsageError for other keys or types."""
-        given = {} if value is None else value
-        if not isinstance(given, dict) or (unknown := sorted(given.keys() - {field.name for field in fields(cls)})):
-            raise UsageError(
-                f"calibration {json.dumps(value)} is not understood"
-                + (f": {unknown[0]}" if isinstance(given, dict) else ""),
-                hint="its keys are " + ", ".join(field.name for field in fields(cls)),
-            )
-        for name in ("samples", "max_length", "seed"):
-            number = given.get(name, 1)
-            if name == "samples" and number is None:
-                continue
-            if type(number) is not int or number < (0 if name == "seed" else 1):
-                raise UsageError(f"calibration: {name} is {json.dumps(number)}, a positive whole number was expected")
-        return cls(**given)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +87,24 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
     return [rows[index] for index in sorted(chosen)]
 
 
-def with_true_samples(
-    params: Mapping[str, Json], files: Mapping[str, str], _machine: Machine | None = None
-) -> Mapping[str, Json]:
+def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
     """The parameters of a stage that calibrates, with the number of rows that its file really gives.
 
     Command lines and keys then say what is done. Warns where more were asked for. A file that is not here yet, and a
     malformed one, are left to the stage.
     """
-    given = params.get("calibration")
-    if "calibration_data" not in files or not isinstance(given, dict):
-        return params
-    asked = given.get("samples")
-    if asked is not None and type(asked) is not int:
+    given = params.calibration
+    if "calibration_data" not in files or given is None:
         return params
     try:
         rows = _count(files["calibration_data"])
-    except (OSError, ValueError):
+    except OSError:
         return params
-    if asked is not None and asked > rows:
-        _warn(files["calibration_data"], asked, rows)
-    return {**params, "calibration": {**given, "samples": min(asked or MOST, rows)}} if rows else params
+    if given.samples is not None and given.samples > rows:
+        _warn(files["calibration_data"], given.samples, rows)
+    if not rows:
+        return params
+    return replace(params, calibration=replace(given, samples=min(given.samples or MOST, rows)))
 
 
 @lru_cache(maxsize=64)

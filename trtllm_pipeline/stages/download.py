@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Download
 
 PARTIAL: Final = "partial"
 """Folder beside the attempts that keeps what broken transfers have brought."""
 
 
-def run(work: Work) -> None:
-    """Fetch or generate `params["source"]` into `work.out`.
-
-    Advice: `max_workers` (files at once), `offline`, and `folder`, where a local source lies.
-    """
+def run(context: StageContext[Download]) -> None:
+    """Fetch or generate the source into `context.out`."""
     from trtllm_pipeline.hub.sources import fetch, kind_of
 
-    kind = kind_of(work.params["source"])
-    source = cast("dict[str, Json]", work.params["source"])
-    if kind == "generated":
-        _generate(work.out, str(source["generated"]), int(cast("int", source.get("seed", 0))))
+    asked = context.params
+    if kind_of(asked.source) == "generated":
+        _generate(context.out, asked.source["generated"], asked.source.get("seed", 0))
         return
-    folder = work.params.get("folder")
     fetch(
-        source,
-        work.out,
-        progress=work.progress,
-        offline=bool(work.params.get("offline", False)),
-        max_workers=int(cast("int", work.params.get("max_workers", 4))),
-        partial=work.attempt.parent / PARTIAL,
-        folder=None if folder is None else Path(str(folder)),
+        asked.source,
+        context.out,
+        progress=context.progress,
+        offline=asked.offline,
+        max_workers=asked.max_workers,
+        partial=context.attempt.parent / PARTIAL,
+        folder=None if asked.folder is None else Path(asked.folder),
     )
 
 

@@ -16,14 +16,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import triton_installation
@@ -32,7 +31,8 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
 from trtllm_pipeline.serving.addresses import reachable
 from trtllm_pipeline.serving.server import Ports, Server, quoted
-from trtllm_pipeline.stages.base import SERVICE_FILE, Work
+from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
+from trtllm_pipeline.stages.params import Launch, LaunchEmbedded
 from trtllm_pipeline.triton_repository import referenced_paths
 
 MODEL: Final = "ensemble"
@@ -46,96 +46,73 @@ REPAIRS: Final = 3
 """Deaths of Python model processes after which the server is given up."""
 LOOK_EVERY_S: Final = 0.5
 _LLMAPI_SINCE: Final = "0.19.0"
-MAX_PORT: Final = 65535
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The stage's parameters. Port 0 means any free one, `threads` 0 the engine's own choice."""
-
-    threads: int = 0
-    http_port: int = 0
-    grpc_port: int = 0
-    metrics_port: int = 0
-    host: str = triton.LOOPBACK
-    ready_timeout_s: float = 300.0
-    stop_timeout_s: float = triton.STOP_TIMEOUT_S
-    restarts: int = 0
-
-    @staticmethod
-    def of(params: Mapping[str, Json]) -> Settings:
-        """Those of the parameters that are meant for this program."""
-        known: dict[str, Any] = {name: params[name] for name in Settings.__dataclass_fields__ if name in params}
-        return Settings(**known)
-
-    def ports(self) -> Ports:
-        """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
-        asked = dict(zip(Ports._fields, (self.http_port, self.grpc_port, self.metrics_port), strict=True))
-        fixed = {name: port for name, port in asked.items() if port}
-        for name, port in fixed.items():
-            if not 0 < port <= MAX_PORT:
-                raise ServerError(f"{name}_port is {port}; expected 0 to {MAX_PORT}", failure=FailureClass.USER)
-        if len(set(fixed.values())) < len(fixed):
-            told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
-            raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
-        try:
-            ports = triton.free_ports(self.host)
-            while set(ports) & set(fixed.values()):
-                ports = triton.free_ports(self.host)
-        except OSError as error:
-            raise ServerError(
-                f"host {self.host!r} cannot be listened on: {error.strerror or error}",
-                failure=FailureClass.USER,
-                hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
-            ) from error
-        ports = ports._replace(**fixed)
-        if busy := sorted(set(triton.busy_ports(ports, self.host)) & set(fixed.values())):
-            raise ServerError(
-                f"port {', '.join(map(str, busy))} of {self.host} is taken by another program",
-                failure=FailureClass.TRANSIENT,
-                hint="choose another, or 0 for a free one",
-            )
-        return ports
+def ports(asked: Launch) -> Ports:
+    """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
+    host = asked.host
+    fixed = {name: port for name in Ports._fields if (port := getattr(asked, f"{name}_port"))}
+    if len(set(fixed.values())) < len(fixed):
+        told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+        raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+    try:
+        found = triton.free_ports(host)
+        while set(found) & set(fixed.values()):
+            found = triton.free_ports(host)
+    except OSError as error:
+        raise ServerError(
+            f"host {host!r} cannot be listened on: {error.strerror or error}",
+            failure=FailureClass.USER,
+            hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
+        ) from error
+    found = found._replace(**fixed)
+    if busy := sorted(set(triton.busy_ports(found, host)) & set(fixed.values())):
+        raise ServerError(
+            f"port {', '.join(map(str, busy))} of {host} is taken by another program",
+            failure=FailureClass.TRANSIENT,
+            hint="choose another, or 0 for a free one",
+        )
+    return found
 
 
-Begin = Callable[[Work, Settings], Server]
+Begin = Callable[[StageContext[Any], Launch], Server]
 """Starts a server and does not wait for it."""
 
 
-def run(work: Work) -> None:
-    """Serve `work.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
-    repository = work.inputs["repository"]
+def run(context: StageContext[LaunchEmbedded]) -> None:
+    """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
+    repository = context.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
-    _serve(work, partial(_one_triton, installed))
+    _serve(context, partial(_one_triton, installed))
 
 
-def run_ranks(work: Work, machine: Machine) -> None:
-    """Serve `work.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
+def run_ranks(context: StageContext[Any], machine: Machine) -> None:
+    """Serve `context.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
 
     Raises ServerError before anything is started when the engine was not built for `machine`.
     """
-    repository = work.inputs["repository"]
+    repository = context.inputs["repository"]
     referenced_paths.check(repository)
-    engine = engine_requirements.check(work.inputs["engine"], machine)
+    engine = engine_requirements.check(context.inputs["engine"], machine)
     assert engine.release is not None
     mpirun = machine.mpirun or mpi_server.MPIRUN
-    _serve(work, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
+    _serve(context, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
 
 
-def run_llmapi(work: Work) -> None:
-    """Serve `work.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
-    repository = work.inputs["repository"]
+def run_llmapi(context: StageContext[Any]) -> None:
+    """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
+    repository = context.inputs["repository"]
     referenced_paths.check(repository)
-    _serve(work, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, mpi_server.MPIRUN))
+    _serve(context, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, mpi_server.MPIRUN))
 
 
-def run_openai(work: Work, command: Sequence[str]) -> None:
-    """Serve with `command`, a trtllm-serve command line without host and port, of `work.inputs["repository"]`."""
-    referenced_paths.check(work.inputs["repository"], command)
-    _serve(work, partial(_openai, command))
+def run_openai(context: StageContext[Any], command: Sequence[str]) -> None:
+    """Serve with `command`, a trtllm-serve command line without host and port, of `context.inputs["repository"]`."""
+    referenced_paths.check(context.inputs["repository"], command)
+    _serve(context, partial(_openai, command))
 
 
 def _triton(repository: Path) -> triton_installation.Triton:
@@ -152,65 +129,70 @@ def _triton(repository: Path) -> triton_installation.Triton:
     return installed
 
 
-def _one_triton(installed: triton_installation.Triton, work: Work, settings: Settings) -> Server:
-    variables = {THREADS_VARIABLE: str(settings.threads)}
-    if settings.threads:
-        variables["OMP_NUM_THREADS"] = str(settings.threads)
+def _one_triton(installed: triton_installation.Triton, context: StageContext[Any], settings: Launch) -> Server:
+    variables = {THREADS_VARIABLE: str(context.params.threads)}
+    if context.params.threads:
+        variables["OMP_NUM_THREADS"] = str(context.params.threads)
     return triton.start(
         installed,
-        work.inputs["repository"],
+        context.inputs["repository"],
         (MODEL, BLS_MODEL),
-        folder=work.attempt / "links",
-        log=work.attempt / LOG_FILE,
-        ports=settings.ports(),
+        folder=context.attempt / "links",
+        log=context.attempt / LOG_FILE,
+        ports=ports(settings),
         host=settings.host,
         variables=variables,
     )
 
 
 def _world(
-    installed: triton_installation.Triton, world_size: int, release: str, mpirun: str, work: Work, settings: Settings
+    installed: triton_installation.Triton,
+    world_size: int,
+    release: str,
+    mpirun: str,
+    context: StageContext[Any],
+    settings: Launch,
 ) -> Server:
     return mpi_server.start(
         installed,
-        work.inputs["repository"],
+        context.inputs["repository"],
         world_size,
         release=release,
-        log=work.attempt / LOG_FILE,
-        ports=settings.ports(),
+        log=context.attempt / LOG_FILE,
+        ports=ports(settings),
         host=settings.host,
         mpirun=mpirun,
     )
 
 
-def _openai(command: Sequence[str], work: Work, settings: Settings) -> Server:
-    return trtllm_serve.start(command, log=work.attempt / LOG_FILE, ports=settings.ports(), host=settings.host)
+def _openai(command: Sequence[str], context: StageContext[Any], settings: Launch) -> Server:
+    return trtllm_serve.start(command, log=context.attempt / LOG_FILE, ports=ports(settings), host=settings.host)
 
 
-def _serve(work: Work, begin: Begin) -> None:
+def _serve(context: StageContext[Any], begin: Begin) -> None:
     """Keep a server that `begin` starts; see the module's docstring. When it cannot go on, its log's end is in ours."""
     try:
-        _keep(work, begin)
+        _keep(context, begin)
     except ServerError as error:
         if error.log is not None and (end := quoted(error.log)):
             print(end, flush=True)  # noqa: T201
         raise
 
 
-def _keep(work: Work, begin: Begin) -> None:
-    settings = Settings.of(work.params)
+def _keep(context: StageContext[Any], begin: Begin) -> None:
+    settings = context.params
     parent = os.getppid()
     deaths = repairs = 0
     if warning := reachable(settings.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
-    with told_to_end() as ended, _removed_after(work.attempt / SERVICE_FILE):
+    with told_to_end() as ended, _removed_after(context.attempt / SERVICE_FILE):
         while True:
-            server = start(begin, work, settings, ended)
+            server = start(begin, context, settings, ended)
             try:
                 if ended.is_set():
                     return
                 said = service(server)
-                write_json(work.attempt / SERVICE_FILE, said)
+                write_json(context.attempt / SERVICE_FILE, said)
                 print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
                 if not dead:
@@ -253,12 +235,12 @@ def _repaired(server: Server, dead: set[str], times: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-def start(begin: Begin, work: Work, settings: Settings, ended: threading.Event) -> Server:
+def start(begin: Begin, context: StageContext[Any], settings: Launch, ended: threading.Event) -> Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
     starts = 0
     while True:
         starts += 1
-        server = begin(work, settings)
+        server = begin(context, settings)
         try:
             server.wait_ready(settings.ready_timeout_s, ended)
             return server

@@ -10,18 +10,18 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result, timed
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.stages.asking import encoder
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Score, to_json
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Score]) -> None:
     """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
-    engine = work.inputs["engine"]
-    names = work.params["metrics"]
-    metrics = result.metrics_of(names, work.files.get("metric_module"))
-    assert isinstance(names, list)
-    path = work.files["input_data"]
+    engine = context.inputs["engine"]
+    asked = context.params
+    metrics = result.metrics_of(asked.metrics, context.files.get("metric_module"))
+    path = context.files["input_data"]
     with chat_renderer(engine) as render:
-        everything = read(path, metrics, list(map(str, names)), render)
+        everything = read(path, metrics, asked.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
         raise StageError(
@@ -30,7 +30,7 @@ def run(work: Work) -> None:
             hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
         )
     found = timed.read(
-        work.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(engine)
+        context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(engine)
     )
     if not found.samples:
         raise StageError(
@@ -38,7 +38,7 @@ def run(work: Work) -> None:
             failure=FailureClass.USER,
             hint="--input-data must be the file that perf was given",
         )
-    scored = result.score(found.samples, metrics, work.progress)
+    scored = result.score(found.samples, metrics, context.progress)
     about = {
         "not_scored": {
             "rows": len(everything) - len(questions),
@@ -47,8 +47,8 @@ def run(work: Work) -> None:
         },
         "greedy": not found.settings.get("temperature"),
     }
-    written = result.write(work.out, scored, metrics, source="perf", **about, settings=dict(work.params))
+    written = result.write(context.out, scored, metrics, source="perf", **about, settings=to_json(asked))
     print(result.line(written), f"({len(found.samples)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:
         print(f"not scored: {fault}")  # noqa: T201
-    result.check_least(written, str(names[0]), work.params.get("min_score"))
+    result.check_least(written, asked.metrics[0], asked.min_score)

@@ -27,8 +27,8 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
-from trtllm_pipeline.stages.asking import number
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Smoke
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
 
@@ -56,12 +56,12 @@ class _CheckError(Exception):
     """A check's expectation was not met."""
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Smoke]) -> None:
     """Make all checks; raises StageError naming those that failed."""
-    smoke = _Smoke(work)
+    smoke = _Smoke(context)
     asyncio.run(smoke.all())
     write_json(
-        work.out / "smoke.json",
+        context.out / "smoke.json",
         {
             "schema": 1,
             "checks": [asdict(check) for check in smoke.checks],
@@ -89,15 +89,15 @@ def run(work: Work) -> None:
 class _Smoke:
     """The checks of one server, in order."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.service = Service.read(work.inputs["service"])
-        self.tokenizer = read_tokenizer(work.inputs["engine"])
-        self.prompt = str(work.params["prompt"])
-        self.max_tokens = int(number(work, "max_tokens", 16))
+    def __init__(self, context: StageContext[Smoke]) -> None:
+        self.context = context
+        self.asked = context.params
+        self.service = Service.read(context.inputs["service"])
+        self.tokenizer = read_tokenizer(context.inputs["engine"])
         self.protocols = OPENAI_PROTOCOLS if self.service.kind == "openai" else PROTOCOLS
-        timeout_s = number(work, "request_timeout_s", 120.0)
-        self.target = Target(self.protocols[0], self.service, self.service.model, timeout_s, self.max_tokens)
+        self.target = Target(
+            self.protocols[0], self.service, self.service.model, self.asked.request_timeout_s, self.asked.max_tokens
+        )
         self.checks: list[Check] = []
         self.skipped: list[dict[str, str]] = []
         self.answer: str | None = None
@@ -111,12 +111,12 @@ class _Smoke:
             since = None if service.pid is None else running_since(service.pid)
             await self._check("health", everywhere, service.model, self._health(client))
             if isinstance(client, Client):
-                for path in sorted(self.work.inputs["repository"].glob("*/config.pbtxt")):
+                for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
-        if self.answer is not None and self.work.params.get("expected") is not None:
+        if self.answer is not None and self.asked.expected is not None:
             await self._check("expected", first, service.model, self._expected(self.answer))
         async with self._client(service.model, first) as client:
             if self.answer:
@@ -183,8 +183,8 @@ class _Smoke:
         answer = await self._ask(client)
         text = answer.text
         if not text.strip():
-            raise _CheckError(f"the answer to {self.prompt!r} is empty")
-        if text.lstrip().startswith(self.prompt.strip()):
+            raise _CheckError(f"the answer to {self.asked.prompt!r} is empty")
+        if text.lstrip().startswith(self.asked.prompt.strip()):
             raise _CheckError(f"the answer begins with the prompt itself: {text!r}; expected new text only")
         if self.answer is None:
             self.answer = text
@@ -194,9 +194,10 @@ class _Smoke:
 
     async def _expected(self, answer: str) -> str:
         """All protocols gave the same answer, so this is looked at once."""
-        expected = str(self.work.params["expected"])
+        expected = self.asked.expected
+        assert expected is not None
         if expected not in answer:
-            raise _CheckError(f"the greedy answer to {self.prompt!r} should contain {expected!r}, got {answer!r}")
+            raise _CheckError(f"the greedy answer to {self.asked.prompt!r} should contain {expected!r}, got {answer!r}")
         return f"the answer contains {expected!r}"
 
     async def _stop_words(self, client: AnyClient) -> str:
@@ -214,8 +215,7 @@ class _Smoke:
 
     async def _limits(self, client: AnyClient) -> str:
         """A prompt longer than the engine takes must be refused with words."""
-        told = self.work.params.get("max_seq_len")
-        limits = Engine.read(self.work.inputs["engine"], max_seq_len=told if isinstance(told, int) else None)
+        limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.asked.max_seq_len)
         longest = limits.max_input_len or limits.max_seq_len
         if longest is None:
             return "not tried: the engine names no limit"
@@ -242,7 +242,7 @@ class _Smoke:
         return "same process, ready, same answer"
 
     async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
-        prompt = Prompt("smoke", self.prompt, stop_words=() if stop is None else (stop,))
+        prompt = Prompt("smoke", self.asked.prompt, stop_words=() if stop is None else (stop,))
         answer = await client.session().generate(self.target.generation(prompt, 0))
         if answer.error is not None:
             raise _CheckError(f"the request failed: {answer.error}")

@@ -1,11 +1,12 @@
-"""The SQLite file of an index, which is opened, created, read and replaced under one lock, and never trusted.
+"""The SQLite file under an index: opened, made, read and replaced under one lock, and never trusted.
 
-Every use goes through `Database.run`, where damage is detected. Whoever detects damage rebuilds the file and continues.
-Opening, creating, closing and replacing take an exclusive flock on `state.lock`, all other uses a shared one: SQLite's own
-locks cover neither the first start nor a file that is replaced while it is in use.
+Every use of it goes through `Database.run`, the one place where damage shows. Whoever finds some makes the file anew
+from what it was made of, and goes on. Opening, making, closing and replacing are done alone (an flock on `state.lock`,
+exclusive), all else beside each other (shared): SQLite's own locks cover neither a first start nor a file that is
+exchanged under its users.
 
-The index of a read-only workspace is read into memory with its write-ahead log, because SQLite would have to write beside
-the file.
+A workspace that cannot be written is read into memory, with what its write-ahead log holds: SQLite itself would have to
+write beside the file.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ Rows = dict[str, list[tuple[Any, ...]]]
 """The rows of some tables, by the table's name."""
 
 _PATIENCE_S: Final = 30.0
-"""How long to wait for other processes, whose uses of the file take milliseconds."""
+"""How long to wait for what other processes do with the file, each of which takes milliseconds."""
 _SMALL_BYTES: Final = 4 << 20
-"""Up to this size, checking the whole file for damage takes a few milliseconds."""
+"""Up to this size, looking through the whole file for damage takes a few milliseconds."""
 _APPLICATION: Final = 0x54504C00
-"""Plus the schema's number, the application id in SQLite's header: a flipped bit makes the two disagree."""
+"""With the schema's number added, what SQLite's header has as the application's id: one flipped bit changes neither alone."""
 _PARTS: Final = ("", "-wal", "-shm")
 EMPTY: Final = "which are empty"
-"""For messages if the manifests and the history are empty."""
+"""Said where the manifests and the history have nothing to put into a new file."""
 _FULL: Final = "database or disk is full"
 _IO_ERROR: Final = "disk I/O error"
 _LOG_INDEX_BYTES: Final = 32 << 10
 _LONG_PATH: Final = 500
-"""Usual builds of SQLite may reject longer paths, in bytes."""
+"""Bytes from which on SQLite, as it is usually built, may refuse a path."""
 _NOT_WRITABLE: Final = "attempt to write a readonly database"
 _BUSY: Final = ("database is locked", "database table is locked", "locking protocol")
 _NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, _IO_ERROR, "unable to open database file", "out of memory")
-"""SQLite's messages for problems of the environment. All others mean damage."""
+"""What SQLite says when the surroundings are to blame. All else it says is damage."""
 
 
 class DamagedError(Exception):
-    """The file has content that was never written to it. `suffix` names the file that is set aside."""
+    """The file holds something that was never written to it. `suffix` names it when it is put aside."""
 
     def __init__(self, message: str, *, suffix: str = "damaged") -> None:
         line = " ".join(message.split())[:100]
@@ -62,7 +63,7 @@ class DamagedError(Exception):
 
 
 _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
-"""Exceptions from using a damaged file. SQLite quotes it in messages, which then may not decode either."""
+"""What using a damaged file raises. SQLite quotes it in its messages, which then cannot be read either."""
 
 
 class Database:
@@ -129,7 +130,7 @@ class Database:
         )
 
     def remake(self) -> str | None:
-        """Rebuild the file, keeping what a sound one had. Returns the description of `fill`."""
+        """Make the file anew, whatever is in it, with what a sound one knew. Returns the words of `fill`."""
         with self._locked(fcntl.LOCK_EX):
             self._shut()
             damage, known = None, Rows()
@@ -146,7 +147,7 @@ class Database:
             return lost
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file. Calling it twice does no harm."""
         if self._db is not None:
             with self._locked(fcntl.LOCK_EX):
                 self._shut()
@@ -195,7 +196,7 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _open(self, damage: DamagedError | None = None) -> None:
-        """Open the file; rebuild it first if it is missing, or damaged and not yet replaced by another process."""
+        """Open the file, made anew where it is missing, damaged, or was found damaged by us before anybody else."""
         if self._read_only:
             self._into_memory(damage)
             return
@@ -225,7 +226,7 @@ class Database:
         self._db, self._opened = None, None
 
     def _connect(self, path: Path | None = None) -> sqlite3.Connection:
-        """A connection to an existing file. Raises DamagedError if it is not a regular file."""
+        """A connection to a file that is there. Raises DamagedError for what is no file."""
         path = path or self.path
         if not stat.S_ISREG(path.stat().st_mode):
             raise DamagedError("is not a file")
@@ -238,7 +239,7 @@ class Database:
         return db
 
     def _check(self, db: sqlite3.Connection, *, thoroughly: bool) -> None:
-        """Raise DamagedError or sqlite3.Error for an invalid file, StateError for one of a newer release."""
+        """Raise DamagedError or sqlite3.Error for what is not as it was made, StateError for a newer release's."""
         found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
         schema, application = found
         if application in {0, _APPLICATION + schema} and 0 < schema < self._schema:
@@ -259,7 +260,7 @@ class Database:
                 raise DamagedError(str(said))
 
     def _damage(self, error: Exception) -> DamagedError:
-        """The damage behind an error. Raises another error if the file is not the cause."""
+        """The damage behind an error. Raises what it is instead when the file is not to blame."""
         if isinstance(error, DamagedError):
             return error
         said = str(error)
@@ -317,7 +318,7 @@ class Database:
         return lost
 
     def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
-        """Log in one line that the file was rebuilt, and why."""
+        """Say in one line what was done by itself, where there was anything to do it for."""
         if damage is not None or lost is not None:
             why = damage or "the index is missing"
             kept = (
@@ -339,7 +340,7 @@ class Database:
         return lost
 
     def _into_memory(self, damage: DamagedError | None) -> None:
-        """Read the file into memory, or if it is not sound, what it can be rebuilt from."""
+        """Read the file as it stands into memory, or without a sound one what it would be made of."""
         self._shut()
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         if damage is None and self.path.exists():
@@ -372,7 +373,7 @@ def _free_bytes(folder: Path) -> float:
 
 @contextmanager
 def _rolled_back(db: sqlite3.Connection) -> Iterator[None]:
-    """Roll back the transaction if the block raises."""
+    """Undo what was begun when something goes wrong."""
     try:
         yield
     except BaseException:

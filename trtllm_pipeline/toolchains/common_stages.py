@@ -10,20 +10,11 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import GENERAL_PROMPT, Accuracy, Download, Launch, Perf, Score, Smoke, load
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
-
-
-def pick(cell: Cell, section: str, *names: str) -> dict[str, Json]:
-    """The named values of one settings section of a cell."""
-    values = cell.settings[section]
-    return {name: values[name] for name in names}
-
-
-def _download_params(cell: Cell) -> Mapping[str, Json]:
-    return {"source": cell.recipe["source"]}
 
 
 DOWNLOAD = Stage(
@@ -32,19 +23,12 @@ DOWNLOAD = Stage(
     summary="fetch a model into a standard Hugging Face folder and verify it",
     program="trtllm_pipeline.stages.download:run",
     shared=True,
-    options=(
-        Option(
-            "source", "json", 'a source as in a recipe: {"hugging_face": NAME, "revision": COMMIT}, ...', required=True
-        ),
-        Option("max_workers", "int", "files fetched at once", default=4),
-        Option("offline", "bool", "use only what is on this machine", default=False),
-        Option("folder", "json", "where a local source lies: a path in double quotes, or null"),
+    params=Download,
+    read=lambda cell: load(
+        Download,
+        {"source": cell.recipe["source"], "folder": cell.recipe.get("folder")},
+        cell.settings["download"],
     ),
-    params=_download_params,
-    advice=lambda cell: {
-        **pick(cell, "download", "max_workers", "offline"),
-        "folder": cell.recipe.get("folder"),
-    },
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
     expected_s_per_gb=20.0,
@@ -55,18 +39,14 @@ DOWNLOAD = Stage(
 
 
 def launch(
+    params: type[Launch],
     program: str = "trtllm_pipeline.stages.launch:run",
     *,
     inputs: Mapping[str, str | tuple[str, ...]],
-    params: tuple[str, ...],
     identity: tuple[str, ...],
     resources: Callable[[Cell, Machine], Resources],
-    options: tuple[Option, ...] = (),
 ) -> Stage:
-    """The service stage. `params` are the serve settings that change how the server answers; the rest is advice.
-
-    `options` are those of the toolchain's own program, beside what every server has.
-    """
+    """The service stage of a toolchain, whose program takes `params`."""
     return Stage(
         name="launch",
         version=1,
@@ -75,25 +55,9 @@ def launch(
         inputs=inputs,
         scope=Scope.SERVICE,
         section="serve",
-        options=(
-            *options,
-            Option("threads", "int", "CPU threads of the runtime, 0 for its own choice", default=0),
-            Option("http_port", "int", "0 for a free one", default=0),
-            Option("grpc_port", "int", "0 for a free one", default=0),
-            Option("metrics_port", "int", "0 for a free one", default=0),
-            Option("host", "str", "address to listen on", default="127.0.0.1"),
-            Option("ready_timeout_s", "float", "seconds until the server must be ready", default=300.0),
-            Option("stop_timeout_s", "float", "seconds a server has to stop by itself", default=3.0),
-            Option("restarts", "int", "how often a server that died is started again", default=3),
-        ),
-        params=lambda cell: pick(cell, "serve", *params),
+        params=params,
         # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
-        advice=lambda cell: {
-            **pick(
-                cell, "serve", "http_port", "grpc_port", "metrics_port", "host", "ready_timeout_s", "stop_timeout_s"
-            ),
-            "restarts": 0,
-        },
+        read=lambda cell: load(params, {"restarts": 0}, cell.settings["serve"]),
         resources=resources,
         identity=identity,
         expected_s=5.0,
@@ -105,11 +69,10 @@ def launch(
 
 _QUESTIONS: Final = 28
 """As many are built in."""
-_GENERAL_PROMPT = "The capital of France is"
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
 
-def _smoke_params(cell: Cell) -> Mapping[str, Json]:
+def _smoke(cell: Cell) -> Smoke:
     """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question.
 
     The recipe's answer is that of the full-precision model; a quantized one may word it otherwise and still be sound.
@@ -126,11 +89,9 @@ def _smoke_params(cell: Cell) -> Mapping[str, Json]:
         and isinstance(answers, dict)
     ):
         expected = answers.get(cell.toolchain)
-    return {
-        "prompt": settings["prompt"] or recipe.get("prompt") or _GENERAL_PROMPT,
-        "max_tokens": settings["max_tokens"],
-        "expected": expected,
-    }
+    prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
+    given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl}
+    return load(Smoke, given, settings)
 
 
 SMOKE = Stage(
@@ -140,16 +101,9 @@ SMOKE = Stage(
     program="trtllm_pipeline.stages.smoke:run",
     shared=True,
     inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
-    scope=Scope.INSIDE,
-    options=(
-        Option("prompt", "str", "what to ask", required=True),
-        Option("max_tokens", "int", "length of the answer", default=16),
-        Option("expected", "json", "text the greedy answer must contain, or null"),
-        Option("max_seq_len", "json", "tokens of prompt and answer together, where no engine says it, or null"),
-        Option("request_timeout_s", "float", "seconds one request may take", default=120.0),
-    ),
-    params=_smoke_params,
-    advice=lambda cell: {**pick(cell, "smoke", "request_timeout_s"), "max_seq_len": cell.isl + cell.osl},
+    scope=Scope.IN_SERVICE,
+    params=Smoke,
+    read=_smoke,
     expected_s=3.0,
     timeout_s=600.0,
 )
@@ -159,9 +113,15 @@ _LARGEST_KV_BLOCK = 128
 """Tokens, of any release's default."""
 
 
+_DECLARED: Final = (
+    *("decoupled", "accumulate_tokens", "exclude_input_in_output"),
+    "enable_kv_cache_reuse",
+)
+
+
 def _declared(cell: Cell) -> dict[str, Json]:
     """What a server of this cell must say of itself, under TensorRT-LLM's names."""
-    tokens = cell.settings["build"]["max_num_tokens"]
+    tokens, repository = cell.settings["build"]["max_num_tokens"], cell.settings["repository"]
     # Beyond one block of the KV cache and a full batch of prompts trtllm-build may move it; `build` looks at what it did.
     kept = isinstance(tokens, int) and _LARGEST_KV_BLOCK <= tokens <= cell.max_batch_size * cell.isl
     return {
@@ -170,22 +130,18 @@ def _declared(cell: Cell) -> dict[str, Json]:
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
-        **pick(
-            cell,
-            "repository",
-            "decoupled",
-            "accumulate_tokens",
-            "exclude_input_in_output",
-            "enable_kv_cache_reuse",
-        ),
+        **{name: repository[name] for name in _DECLARED},
     }
 
 
-def _rates(cell: Cell) -> dict[str, Json]:
-    """What a measurement has only where it was asked for: levels of an open loop, objectives."""
-    given = pick(cell, "perf", "request_rate", "request_distribution", "slo")
-    wanted = {"request_rate", "request_distribution"} if given["request_rate"] else set()
-    return {name: value for name, value in given.items() if name in wanted or (name == "slo" and value)}
+def _perf(cell: Cell) -> Perf:
+    settings = cell.settings["perf"]
+    given = {
+        "slo": settings["slo"] or None,
+        "max_tokens": settings["max_tokens"] or cell.osl,
+        "declared": _declared(cell),
+    }
+    return load(Perf, given, settings)
 
 
 def _perf_s(cell: Cell, token_s: float) -> float:
@@ -210,28 +166,9 @@ PERF = Stage(
     shared=True,
     inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     after=("smoke",),
-    scope=Scope.INSIDE,
-    options=(
-        Option("concurrency", "json", "requests in flight, e.g. [1,4]; [] for none", required=True),
-        Option("request_rate", "json", "requests a second however many are in flight, e.g. [2.5,10]"),
-        Option("request_distribution", "str", "of their times", default="poisson", choices=("poisson", "constant")),
-        Option("slo", "json", 'objectives of goodput in ms, e.g. {"ttft_ms":300,"tpot_ms":40}'),
-        Option("requests", "int", "requests a level", required=True),
-        Option("warmup_requests", "json", "requests before each level; null: two for each in flight, 4 for a rate"),
-        Option("max_tokens", "int", "output tokens a request", required=True),
-        Option("temperature", "float", "0 is greedy", default=0.0),
-        Option("protocol", "str", "how to talk", default="grpc", choices=("grpc", "http")),
-        Option("repeats", "int", "how often each level is measured", default=1),
-        Option("declared", "json", 'settings the server must have, e.g. {"enable_kv_cache_reuse":false}'),
-        Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
-    ),
-    params=lambda cell: {
-        **pick(cell, "perf", "concurrency", "requests", "warmup_requests", "temperature", "protocol", "repeats"),
-        **_rates(cell),
-        "max_tokens": cell.settings["perf"]["max_tokens"] or cell.osl,
-        "declared": _declared(cell),
-    },
-    advice=lambda cell: pick(cell, "perf", "request_timeout_s"),
+    scope=Scope.IN_SERVICE,
+    params=Perf,
+    read=_perf,
     file_names=("input_data",),
     files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
     identity=("cpu",),
@@ -247,10 +184,6 @@ def _accuracy_s(cell: Cell, token_s: float) -> float:
     return _QUESTIONS / float(str(settings["concurrency"])) * float(str(settings["max_tokens"])) * token_s
 
 
-def _score_params(cell: Cell) -> dict[str, Json]:
-    return pick(cell, "accuracy", "metrics", "min_score")
-
-
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
     files = {"input_data": str(cell.settings[asked_by]["input_data"])}
@@ -261,11 +194,6 @@ def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     return files
 
 
-_SCORE_OPTIONS = (
-    Option("metrics", "json", 'scores to compute, e.g. ["exact","contains"]', default=["exact", "contains"]),
-    Option("min_score", "json", "least mean score of the first metric, or null"),
-)
-
 ACCURACY = Stage(
     name="accuracy",
     version=2,
@@ -274,16 +202,10 @@ ACCURACY = Stage(
     shared=True,
     inputs={"service": "launch", "engine": ENGINE},
     after=("smoke",),
-    scope=Scope.INSIDE,
+    scope=Scope.IN_SERVICE,
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
-    options=(
-        Option("max_tokens", "int", "output tokens a request", required=True),
-        *_SCORE_OPTIONS,
-        Option("concurrency", "int", "requests in flight", default=4),
-        Option("request_timeout_s", "float", "seconds one request may take", default=300.0),
-    ),
-    params=lambda cell: {**pick(cell, "accuracy", "max_tokens"), **_score_params(cell)},
-    advice=lambda cell: pick(cell, "accuracy", "concurrency", "request_timeout_s"),
+    params=Accuracy,
+    read=lambda cell: load(Accuracy, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
     expected_s=2.0,
@@ -302,8 +224,8 @@ SCORE = Stage(
     inputs={"perf": "perf", "engine": ENGINE},
     section="accuracy",
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
-    options=_SCORE_OPTIONS,
-    params=_score_params,
+    params=Score,
+    read=lambda cell: load(Score, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "perf"),
 )

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,8 @@ from trtllm_pipeline.cli import app, execute, run, stage
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError
 from trtllm_pipeline.execution.executor import Job
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store.store import Store
-
-GENERATED = '{"generated":"llama"}'
 
 
 @pytest.fixture
@@ -47,6 +46,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         commands=(tuple(command),),
         environment={},
         program=None,
+        params_class="",
         params={},
         inputs={},
         files={},
@@ -62,16 +62,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("argv", "words"),
     [
         (["status", "--workspace", ""], "--workspace: is empty"),
-        (["download", "--source", GENERATED, "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be made"),
-        (["download", "--source", GENERATED, "--output-dir", "file"], "is not an empty folder"),
-        (["download", "--source", "null", "--output-dir", "o"], "a model's source is a mapping"),
-        (["download", "--source", '{"hugging_face":"a/b"}', "--output-dir", "o"], "needs a revision, a commit"),
-        (["download", "--source", '{"hugging_face":5}', "--output-dir", "o"], "hugging_face: expected a text"),
-        (["download", "--source", '{"local":"a"}', "--output-dir", "o"], "needs its folder"),
-        (
-            ["download", "--source", '{"generated":"llama","seed":"x"}', "--output-dir", "o"],
-            "seed: expected a whole number",
-        ),
+        (["download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be made"),
+        (["download", "tiny", "--output-dir", "file"], "is not an empty folder"),
+        (["download", "--output-dir", "o"], "which model?"),
+        (["download", "tiny"], "--output-dir is required"),
+        (["download", "no-such-model", "--output-dir", "o"], "there is no such recipe or folder"),
+        (["download", "tiny", "--max-workers", "0", "--output-dir", "o"], "--max-workers should be greater than"),
+        (["download", "tiny", "--max-workers", "many", "--output-dir", "o"], "'many' is not a whole number"),
+        (["build", "--cells", "x"], "--cells need a matrix"),
+        (["perf", "--matrix", "tiny", "--max-tokens", "8"], "--set settings.perf.max_tokens=VALUE"),
+        (["stage", "repository", "--toolchain", "embedded", "--llm-args", "a=1"], "--llm-args: this toolchain has no"),
         (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
         (["exec", "job.json", "--output-dir", "file"], "is not an empty folder"),
@@ -137,11 +137,11 @@ def test_matrix_init_as_json(
 def test_what_the_user_has_to_do_first_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    def fail(_stage: object, _work: Work) -> None:
+    def fail(_stage: object, _work: StageContext[Any]) -> None:
         raise error
 
     monkeypatch.setattr(stage, "_program", fail)
-    argv = ["download", "--source", GENERATED, "--output-dir", str(tmp_path / "o")]
+    argv = ["download", "tiny", "--output-dir", str(tmp_path / "o")]
     assert app.main(argv) == code
 
 
@@ -157,7 +157,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_stage: object, work: Work) -> None:
+    def fail(_stage: object, work: StageContext[Any]) -> None:
         log = work.attempt / "server.log"
         log.write_text("why")
         raise ServerError("it died", log=log)
@@ -175,7 +175,7 @@ def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(
 def test_a_scratch_folder_that_nothing_names_goes_away(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    def end(_stage: object, _work: Work) -> None:
+    def end(_stage: object, _work: StageContext[Any]) -> None:
         if error is not None:
             raise error
 

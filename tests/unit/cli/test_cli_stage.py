@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import sys
@@ -14,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.unit import lanes
-from tests.unit.conftest import MACHINE, make_toolchain
+from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Stage, Work
+from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -86,8 +85,8 @@ def with_commands(*commands: list[str]) -> Stage:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    return Work({}, {}, {}, tmp_path, tmp_path)
+def work(tmp_path: Path) -> StageContext[Any]:
+    return StageContext(Make(precision="fp16"), {}, {}, tmp_path, tmp_path)
 
 
 def writing(path: Path, text: str) -> list[str]:
@@ -95,7 +94,7 @@ def writing(path: Path, text: str) -> list[str]:
 
 
 def test_other_programs_run_in_order_and_are_shown(
-    work: Work, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    work: StageContext[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     here(monkeypatch, MACHINE)
     commands = writing(work.out / "file", "1"), writing(work.out / "file", "2")
@@ -107,7 +106,7 @@ def test_other_programs_run_in_order_and_are_shown(
     assert all(shlex.join(command) in err for command in commands)
 
 
-def test_the_first_that_fails_ends_it(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_that_fails_ends_it(work: StageContext[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     here(monkeypatch, MACHINE)
     fails = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(StageError, match=f"make: {sys.executable} ended with exit code 3"):
@@ -155,7 +154,7 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
     here(monkeypatch, replace(lanes.machine(), assumed=False))
     if axis is not None:
         matrix.write_text(matrix.read_text().replace("axes:\n", f"axes:\n  toolchain: [{axis}]\n"))
-    served: list[tuple[argparse.Namespace, Stage]] = []
+    served: list[tuple[Stage, dict[str, Any], Any]] = []
 
     def made(request: Any, store: Store, _observer: object) -> tuple[object, object]:
         assert request.until == "repository"
@@ -164,17 +163,17 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
             (store.folder(run.stage.name, run.fingerprint) / "out").mkdir(parents=True)
         return plan, SimpleNamespace(exit_code=0)
 
-    def by_hand(args: argparse.Namespace, launch: Stage) -> int:
-        served.append((args, launch))
+    def by_hand(*asked: Any) -> int:
+        served.append(asked)
         return 0
 
     monkeypatch.setattr(flow, "bring_up_to_date", made)
     monkeypatch.setattr(stage, "_by_hand", by_hand)
     words = ["launch", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--stop-timeout-s", "9"]
     assert app.main(words) == 0
-    ((args, launch),) = served
+    ((launch, typed, asked),) = served
     assert str(launch.program).endswith("launch_pytorch" if axis == "tensorrt_llm_pytorch" else "launch_engine")
-    given = {name: Path(getattr(args, f"in_{name}")) for name in launch.inputs}
+    given = {name: Path(typed[f"in_{name}"]) for name in launch.inputs}
     assert {name: path.parent.parent.name for name, path in given.items()} == inputs
     assert all(path.is_dir() for path in given.values())
-    assert (args.opt_frontend, args.opt_http_port, args.opt_stop_timeout_s) == ("trtllm_serve", "8123", "9")
+    assert (asked.frontend, asked.http_port, asked.stop_timeout_s, asked.restarts) == ("trtllm_serve", 8123, 9.0, 3)

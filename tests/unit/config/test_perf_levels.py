@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from tests.unit import fabricated
 from trtllm_pipeline.config.models import Perf
+from trtllm_pipeline.stages.params import key
 from trtllm_pipeline.toolchains.common_stages import PERF
 
 
 def params(**settings: Any) -> dict[str, Any]:
     cell = fabricated.cell("fp16")
     changed = dataclasses.replace(cell, settings={**cell.settings, "perf": {**cell.settings["perf"], **settings}})
-    return dict(PERF.params(changed))
+    return key(PERF.read(changed))
 
 
 def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_asked_for() -> None:

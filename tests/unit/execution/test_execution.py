@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from trtllm_pipeline.execution.loop import Outcome, execute
 from trtllm_pipeline.execution.scheduler import Machine
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import Store
 
@@ -53,7 +54,7 @@ class PretendExecutor:
             (Path(job.attempt) / "service.json").write_text("{}")
             self.events.append(Ready(job.id))
         else:
-            if job.scope is Scope.INSIDE:
+            if job.scope is Scope.IN_SERVICE:
                 assert Path(job.inputs["service"]).exists()
             (Path(job.attempt) / "out" / "result").write_text(job.id)
             self.events.append(Ended(job.id, error, USAGE))
@@ -288,7 +289,7 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
     toolchain = make_toolchain()
 
-    def commands(work: Work, machine: machines.Machine) -> list[list[str]]:
+    def commands(work: StageContext[Any], machine: machines.Machine) -> list[list[str]]:
         assert machine is MACHINE
         return [["build", "--checkpoint", str(work.inputs["model"]), "--out", str(work.out)], ["check", str(work.out)]]
 

@@ -57,7 +57,7 @@ def service(name: str, *needs: str, **more) -> Task:
 
 
 def inside(name: str, in_: str, *needs: str, **more) -> Task:
-    return task(name, *needs, scope=Scope.INSIDE, service=sid(in_), **more)
+    return task(name, *needs, scope=Scope.IN_SERVICE, service=sid(in_), **more)
 
 
 def names(instructions: Iterable[Instruction], kind: type = Start) -> list[str]:

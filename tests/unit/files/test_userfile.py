@@ -84,7 +84,10 @@ def test_yaml_of_other_programs(text: str | bytes) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["download", "--source", "[" * 5000, "--output-dir", "o"], "nested deeper than"),
+        (
+            ["build", "--toolchain", "tensorrt_llm", "--options", "a=" + "[" * 5000, "--output-dir", "o"],
+            "nested deeper than",
+        ),
         (["smoke", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
         (["perf", "--service", "fifo", "--engine", ".", "--output-dir", "o"], "fifo: is a named pipe"),
         (["exec", "deep.json"], "not a job file: nested deeper than"),

@@ -180,7 +180,7 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     store = Store(tmp_path / "w")
     plan = flow.plan_of(Request(matrix, assume=LINE), store, guess=True)
     (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-    source = download.params["source"]
+    source = download.params.source
     assert isinstance(source, dict)
     assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
     assert "no hub can be reached; models are planned as their recipes list them" in caplog.text
@@ -198,7 +198,7 @@ def test_a_plan_without_a_hub_shows_the_code_that_it_trusts(matrix: Path) -> Non
         request = Request(matrix, sets=(f"settings.download.trust_remote_code={trusted}",), assume=LINE)
         plan = flow.plan_of(request, None, guess=True)
         (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-        assert isinstance(source := download.params["source"], dict)
+        assert isinstance(source := download.params.source, dict)
         assert source.get("code") == (code if trusted == "true" else None)
 
 
@@ -220,7 +220,7 @@ def test_only_the_kind_of_source_that_was_asked_for_is_guessed(matrix: Path) -> 
     request = Request(matrix, sets=("settings.download.source=modelscope",), assume=LINE)
     plan = flow.plan_of(request, None, guess=True)
     (download,) = (run for run in plan.stage_runs.values() if run.stage.name == "download")
-    source = download.params["source"]
+    source = download.params.source
     assert isinstance(source, dict)
     assert "modelscope" in source
 

@@ -149,7 +149,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         stage=name,
         name=str(cells[0]),
         fingerprint=Fingerprint(f"{number:032x}"),
-        scope=Scope.SERVICE if service else Scope.INSIDE if name in STAGES[5:] else Scope.ARTIFACT,
+        scope=Scope.SERVICE if service else Scope.IN_SERVICE if name in STAGES[5:] else Scope.ARTIFACT,
         cells=cells,
         ending=ending,
         attempts=() if seconds == 0 else (StageAttempt(1, START_S + start_s, START_S + start_s + seconds, outcome),),

@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from tests.contexts import context
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains import embedded
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import LaunchEmbedded
 from trtllm_pipeline.toolchains.embedded.models import tensors
 
 
@@ -78,17 +79,11 @@ def test_signals_set_the_event_and_handlers_come_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_settings_are_the_options_of_the_stage() -> None:
-    options = {option.name for option in embedded.TOOLCHAIN.stage("launch").options}
-    assert options == set(launch.Settings.__dataclass_fields__)
-    assert launch.Settings.of({"threads": 3, "http_port": 8000, "other": 1}) == launch.Settings(3, 8000)
-
-
 def test_fixed_ports_are_kept_and_the_rest_is_free() -> None:
     with socket.socket() as probe:
         probe.bind((triton.LOOPBACK, 0))
         port = probe.getsockname()[1]
-    ports = launch.Settings(grpc_port=port).ports()
+    ports = launch.ports(LaunchEmbedded(grpc_port=port))
     assert ports.grpc == port
     assert len({*ports}) == 3
 
@@ -99,13 +94,13 @@ def test_a_taken_port_is_named_and_passing() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is taken") as error:
-            launch.Settings(http_port=port).ports()
+            launch.ports(LaunchEmbedded(http_port=port))
     assert error.value.failure is FailureClass.TRANSIENT
 
 
 def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="has no model ensemble"):
-        launch.run(Work({}, {"repository": tmp_path}, {}, tmp_path, tmp_path))
+        launch.run(context(LaunchEmbedded, {}, {"repository": tmp_path}, {}, tmp_path, tmp_path))
 
 
 def test_the_engine_model_reads_the_variable_that_launch_writes() -> None:
@@ -116,7 +111,7 @@ class Dying:
     """Servers that die at once, or of which a model does, `lives` of them; the next one is told to end."""
 
     def __init__(self, lives: int, monkeypatch: pytest.MonkeyPatch, *, model: bool = False) -> None:
-        self.settings: list[launch.Settings] = []
+        self.settings: list[LaunchEmbedded] = []
         self.stopped = 0
         self.lives = lives
         self.model = model
@@ -126,7 +121,9 @@ class Dying:
         monkeypatch.setattr(launch, "service", lambda _server: {"http": "h", "grpc": "g", "metrics": "m"})
         monkeypatch.setattr(launch, "start", self.start)
 
-    def start(self, _found: None, _work: Work, settings: launch.Settings, ended: threading.Event) -> SimpleNamespace:
+    def start(
+        self, _found: None, _work: StageContext[Any], settings: LaunchEmbedded, ended: threading.Event
+    ) -> SimpleNamespace:
         self.settings.append(settings)
         dies = len(self.settings) <= self.lives
         status = -11 if dies and not self.model else None
@@ -153,7 +150,7 @@ class Dying:
     def run(self, folder: Path, **params: int | str) -> None:
         (folder / launch.MODEL).mkdir()
         (folder / launch.MODEL / "config.pbtxt").touch()
-        launch.run(Work(params, {"repository": folder}, {}, folder, folder))
+        launch.run(context(LaunchEmbedded, params, {"repository": folder}, {}, folder, folder))
 
 
 def test_a_dead_server_is_started_again_on_its_ports(
@@ -215,23 +212,21 @@ def test_who_reaches_it_is_said_on_stderr(
 def test_a_pipeline_s_server_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dying = Dying(1, monkeypatch)
     with pytest.raises(ServerError, match="SIGSEGV"):
-        dying.run(tmp_path)
+        dying.run(tmp_path, restarts=0)
     assert len(dying.settings) == 1
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (launch.Settings(http_port=99999), "http_port is 99999; expected 0 to 65535"),
-        (launch.Settings(metrics_port=-1), "metrics_port is -1"),
-        (launch.Settings(http_port=18000, grpc_port=18000), "must differ: http_port 18000, grpc_port 18000"),
-        (launch.Settings(host="not.a.host.invalid"), "host 'not.a.host.invalid' cannot be listened on"),
-        (launch.Settings(host="8.8.8.8"), "host '8.8.8.8' cannot be listened on: Cannot assign"),
+        (LaunchEmbedded(http_port=18000, grpc_port=18000), "must differ: http_port 18000, grpc_port 18000"),
+        (LaunchEmbedded(host="not.a.host.invalid"), "host 'not.a.host.invalid' cannot be listened on"),
+        (LaunchEmbedded(host="8.8.8.8"), "host '8.8.8.8' cannot be listened on: Cannot assign"),
     ],
 )
-def test_what_cannot_be_listened_on_is_refused_with_words(settings: launch.Settings, words: str) -> None:
+def test_what_cannot_be_listened_on_is_refused_with_words(settings: LaunchEmbedded, words: str) -> None:
     with pytest.raises(ServerError, match=words) as error:
-        settings.ports()
+        launch.ports(settings)
     assert error.value.failure is FailureClass.USER
 
 

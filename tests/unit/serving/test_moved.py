@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.contexts import context
 from tests.unit.lanes import machine
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Launch
 from trtllm_pipeline.toolchains.embedded import repository as embedded
+from trtllm_pipeline.toolchains.embedded.params import Repository
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi
 from trtllm_pipeline.triton_repository import referenced_paths
 
 ENGINE = "store/build/4a46c422fbf3d1f0a5c3c2b1e6f7a890/out"
 REPOSITORY = "store/repository/0b46c422fbf3d1f0a5c3c2b1e6f7a890/out"
 Write = Callable[[Path, Path], None]
-Serve = Callable[[Work], None]
+Serve = Callable[[StageContext[Any]], None]
 
 
 def write_triton(repository: Path, engine: Path) -> None:
-    settings = {option.name: option.default for option in embedded.REPOSITORY.options}
     for name in embedded.MODELS:
         (repository / name).mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(embedded.config_text(name, engine, settings))
+        (repository / name / "config.pbtxt").write_text(
+            embedded.config_text(name, engine, Repository(max_batch_size=4))
+        )
 
 
 def write_llmapi(repository: Path, model: Path) -> None:
@@ -44,7 +49,7 @@ def write_serve(repository: Path, model: Path) -> None:
     (repository / frontends.SERVE_FILE).write_text(json.dumps({"schema": 1, "command": command}))
 
 
-def serve_openai(work: Work) -> None:
+def serve_openai(work: StageContext[Any]) -> None:
     launch.run_openai(work, frontends.serve_command(work.inputs["repository"]))
 
 
@@ -72,7 +77,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
     new = old.rename(old.with_name("moved"))
     monkeypatch.setattr(launch, "_serve", lambda *_: pytest.fail("something would have been started"))
     monkeypatch.setattr(triton_installation, "find", lambda: pytest.fail("a server was looked for"))
-    work = Work({}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
+    work = context(Launch, {}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
     with pytest.raises(ServerError, match="the workspace was moved") as error:
         serve(work)
     assert f"refers to {old / ENGINE}, which does not exist" in error.value.message

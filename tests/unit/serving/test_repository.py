@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contexts import context, faults
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.embedded import REPOSITORY, repository
+from trtllm_pipeline.stages.params import table as table_of
+from trtllm_pipeline.toolchains.embedded import repository
+from trtllm_pipeline.toolchains.embedded.params import Repository
 
 pytest.importorskip("tritonclient.grpc")
 from google.protobuf import text_format
@@ -30,7 +33,7 @@ def engine(tmp_path: Path) -> Path:
 def written(tmp_path: Path, engine: Path, **params: Any) -> dict[str, Any]:
     out = tmp_path / "out"
     out.mkdir()
-    repository.run(Work(params, {"engine": engine}, {}, out, tmp_path))
+    repository.run(context(Repository, {"max_batch_size": 4, **params}, {"engine": engine}, {}, out, tmp_path))
     return {path.parent.name: text_format.Parse(path.read_text(), ModelConfig()) for path in out.glob("*/config.pbtxt")}
 
 
@@ -106,29 +109,34 @@ def test_an_engine_without_tokenizer_is_refused(tmp_path: Path, engine: Path) ->
 
 
 def test_every_option_of_the_stage_is_used(tmp_path: Path, engine: Path) -> None:
-    settings = {option.name: option.default for option in REPOSITORY.options} | {"max_batch_size": 4}
-    for name in repository.MODELS:
-        repository.config_text(name, engine, settings)
-    for option in settings:
-        changed = {**settings, option: not settings[option] if isinstance(settings[option], bool) else 7}
+    settings = Repository(max_batch_size=4)
+    for field in table_of(Repository):
+        value = getattr(settings, field.name)
+        changed = replace(settings, **{field.name: not value if isinstance(value, bool) else 7})
         assert any(
             repository.config_text(name, engine, settings) != repository.config_text(name, engine, changed)
             for name in repository.MODELS
-        ), option
+        ), field.name
+
+
+def test_more_requests_than_the_engine_takes_are_refused(tmp_path: Path, engine: Path) -> None:
+    with pytest.raises(
+        StageError, match="max_batch_size is 400; expected 1 to 4, the engine's max_batch_size"
+    ) as error:
+        written(tmp_path, engine, max_batch_size=400)
+    assert error.value.failure is FailureClass.INFEASIBLE
+    assert not list((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize(
-    ("params", "words"),
+    ("name", "value", "least"),
     [
-        ({"max_batch_size": -4}, "max_batch_size is -4; expected 1 to 4, the engine's max_batch_size"),
-        ({"max_batch_size": 400}, "max_batch_size is 400; expected 1 to 4"),
-        ({"preprocessing_instances": -1}, "preprocessing_instances is -1; expected at least 1"),
-        ({"bls_instances": 0}, "bls_instances is 0; expected at least 1"),
-        ({"max_queue_delay_microseconds": -1}, "max_queue_delay_microseconds is -1; expected at least 0"),
+        ("max_batch_size", -4, 1),
+        ("preprocessing_instances", -1, 1),
+        ("bls_instances", 0, 1),
+        ("max_queue_delay_microseconds", -1, 0),
     ],
 )
-def test_numbers_out_of_range_are_refused(tmp_path: Path, engine: Path, params: dict[str, int], words: str) -> None:
-    with pytest.raises(StageError, match=words) as error:
-        written(tmp_path, engine, **params)
-    assert error.value.failure is FailureClass.INFEASIBLE
-    assert not list((tmp_path / "out").iterdir())
+def test_numbers_out_of_range_are_refused(name: str, value: int, least: int) -> None:
+    said = faults(Repository, **{"max_batch_size": 4, name: value})
+    assert said == f"{name}: should be greater than or equal to {least}, not {value}"

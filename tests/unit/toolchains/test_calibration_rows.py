@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.unit.lanes import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.planning.plan import StageRun, make_plan
-from trtllm_pipeline.stages.calibration_rows import MOST, Selection, choose, default_set, with_true_samples
+from trtllm_pipeline.stages.calibration_rows import MOST, choose, default_set, with_true_samples
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.embedded.params import Convert
 
 BUILT_IN = 64
+
+
+def calibrated(samples: int | None) -> Convert:
+    return Convert(precision="int4_awq", calibration=Selection(samples=samples))
 
 
 def rows_file(folder: Path, count: int) -> Path:
@@ -30,29 +35,28 @@ def rows_file(folder: Path, count: int) -> Path:
 def test_the_rows_that_are_taken_are_those_that_are_said(
     tmp_path: Path, there: int, asked: int | None, taken: int
 ) -> None:
-    given: dict[str, Json] = {"calibration": {"samples": asked, "seed": 0}}
-    params = with_true_samples(given, {"calibration_data": str(rows_file(tmp_path, there))})
-    assert params["calibration"] == {"samples": taken, "seed": 0}
-    assert len(choose(range(there), Selection.parse(params["calibration"]))) == taken
+    params = with_true_samples(calibrated(asked), {"calibration_data": str(rows_file(tmp_path, there))})
+    assert params.calibration == Selection(samples=taken)
+    assert len(choose(range(there), params.calibration)) == taken
     assert len(choose(range(there), Selection(samples=asked))) == taken
 
 
 def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = {"calibration_data": str(rows_file(tmp_path, 7))}
     with caplog.at_level(logging.WARNING):
-        with_true_samples({"calibration": {"samples": 7}}, files)
-        with_true_samples({"calibration": {"samples": None}}, files)
+        with_true_samples(calibrated(7), files)
+        with_true_samples(calibrated(None), files)
         assert caplog.messages == []
-        with_true_samples({"calibration": {"samples": 8}}, files)
+        with_true_samples(calibrated(8), files)
     (said,) = caplog.messages
     assert "samples is 8" in said
     assert "has 7 rows: the model is calibrated on 7" in said
 
 
 def test_a_file_that_is_not_here_yet_is_left_to_the_stage() -> None:
-    given: dict[str, Json] = {"calibration": {"samples": 8}}
+    given = calibrated(8)
     assert with_true_samples(given, {"calibration_data": "hub:some/set/rows.jsonl"}) == given
-    assert with_true_samples({"precision": "fp16"}, {}) == {"precision": "fp16"}
+    assert with_true_samples(Convert(precision="fp16"), {}) == Convert(precision="fp16")
 
 
 def quantizing(toolchain: str, samples: int, release: str) -> tuple[StageRun, list[list[str]]]:
@@ -70,8 +74,7 @@ def quantizing(toolchain: str, samples: int, release: str) -> tuple[StageRun, li
 @pytest.mark.parametrize("toolchain", [ENGINES, PYTORCH])
 def test_a_plan_and_its_key_say_the_true_number(toolchain: str) -> None:
     run, _ = quantizing(toolchain, 512, "1.0.0")
-    assert isinstance(calibration := run.params["calibration"], dict)
-    assert calibration["samples"] == BUILT_IN
+    assert run.params.calibration.samples == BUILT_IN
     same, _ = quantizing(toolchain, BUILT_IN, "1.0.0")
     assert run.fingerprint == same.fingerprint, "equal work has an equal key"
 

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.contexts import context
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, MatrixError, StageError
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import FAILURE_FILE, Stage, Work
-from trtllm_pipeline.stages.calibration_rows import Row, Selection, choose, read_rows
+from trtllm_pipeline.stages.base import FAILURE_FILE, Stage
+from trtllm_pipeline.stages.calibration_rows import Row, choose, read_rows
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, job, worker
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
 from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, pytorch_backend
 from trtllm_pipeline.toolchains.tensorrt_llm.checkpoint import run_hugging_face
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 from trtllm_pipeline.worker import write_job
 
 QWEN2_7B = {
@@ -141,7 +144,7 @@ def test_cache_precisions() -> None:
 
 def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    work = Work(params={"precision": "fp8"}, inputs={"model": tmp_path}, files={}, out=tmp_path, attempt=tmp_path)
+    work = context(Checkpoint, {"precision": "fp8", "family": "llama"}, {"model": tmp_path}, {}, tmp_path, tmp_path)
     with pytest.raises(StageError) as caught:
         worker.run(work)
     assert caught.value.failure is FailureClass.USER
@@ -150,7 +153,7 @@ def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 
 def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
     """As a program it must come that far with the standard library alone."""
-    work = Work(params={"precision": "fp8"}, inputs={"model": tmp_path}, files={}, out=tmp_path, attempt=tmp_path)
+    work = context(Checkpoint, {"precision": "fp8", "family": "llama"}, {"model": tmp_path}, {}, tmp_path, tmp_path)
     write_job("quantize", None, work)
     python, *words = job.command(work, sys.executable)
     done = subprocess.run([python, "-IS", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -166,7 +169,7 @@ def test_a_python_without_packages_says_what_it_lacks(tmp_path: Path) -> None:
 def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_path: Path, stage: Stage) -> None:
     machine = Machine(cpus=1, cpu="test", tensorrt_llm=TensorRTLLM("1.1.0", python="/opt/trt/bin/python3"))
     params: dict[str, Json] = {"precision": "fp16", "family": "llama", "kv_cache_precision": "none"}
-    work = Work(params, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
+    work = context(stage.params, params, {"model": tmp_path / "m"}, {}, tmp_path / "out", tmp_path)
     assert stage.commands is not None
     (command,) = stage.commands(work, machine)
     assert command == job.command(work, "/opt/trt/bin/python3")
@@ -174,7 +177,7 @@ def test_without_scripts_the_worker_runs_under_the_python_of_tensorrt_llm(tmp_pa
 
 
 def test_a_hugging_face_checkpoint_is_looked_at(tmp_path: Path) -> None:
-    work = Work({"precision": "fp8", "kv_cache_precision": "none"}, {}, {}, tmp_path, tmp_path)
+    work = context(HuggingFaceCheckpoint, {"precision": "fp8", "family": "llama"}, {}, {}, tmp_path, tmp_path)
     header = json.dumps({"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + bytes(4)
     quantized = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.contexts import context
 from tests.unit.lanes import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.stages.base import Work
 from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Checkpoint
 
 BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
 
@@ -50,29 +51,29 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "convert --model model --family llama --precision fp16 --kv-cache-precision fp8",
             "does not make fp16 with a cache of fp8 for llama",
         ),
-        ("convert --model model --family lama --precision fp16", "--family: 'lama' is not one of llama, mistral"),
-        ("convert --model model --family llama --precision fp17", "--precision: 'fp17' is not one of fp16, bf16"),
+        ("convert --model model --family lama --precision fp16", "there is no family 'lama'"),
+        ("convert --model model --family llama --precision fp17", '--precision "fp17" is not allowed'),
         (
             "convert --model model --family llama --precision fp16 --options [1]",
-            "options is [1]; expected {NAME: VALUE}",
+            "--options: '[1]' is not of the form NAME=VALUE",
         ),
         (
             "convert --model model --family llama --precision fp16 --tp 0",
-            "tp is 0; expected a whole number of at least 1",
+            "--tp should be greater than or equal to 1, not 0",
         ),
         (
-            'quantize --model model --family llama --precision fp8 --calibration {\\"sample\\":8}',
-            'calibration {"sample": 8} is not understood',
+            "quantize --model model --family llama --precision fp8 --calibration-sample 8",
+            "no such option: --calibration-sample; did you mean --calibration-samples",
         ),
         (
             "quantize --model model --family llama --precision fp8 --batch-size 0",
-            "batch_size is 0; expected a whole number of at least 1",
+            "--batch-size should be greater than or equal to 1, not 0",
         ),
         (
             "quantize --model model --family llama --precision fp8 --kv-cache-precision fp4",
-            "--kv-cache-precision: 'fp4' is not one of none, fp8, int8",
+            "--kv-cache-precision \"fp4\" is not allowed; did you mean 'fp8'",
         ),
-        (f"{BUILD} --precision fp17 --max-input-len 96 --max-seq-len 128", "--precision: 'fp17' is not one of fp16"),
+        (f"{BUILD} --precision fp17 --max-input-len 96 --max-seq-len 128", '--precision "fp17" is not allowed'),
         (f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 64", "expected more than max_input_len 96"),
         (
             f"{BUILD} --precision fp8 --max-input-len 96 --max-seq-len 128 --tp 2",
@@ -105,9 +106,8 @@ def test_what_would_make_something_else_is_refused(
 def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
     here: Path, given: Json, expected: list[str]
 ) -> None:
-    params = {option.name: option.default for option in engine_backend.QUANTIZE.options}
-    params |= {"precision": "fp8", "family": "llama", "calibration": given}
-    work = Work(params, {"model": here / "model"}, {}, here / "out", here / "a")
+    params = {"precision": "fp8", "family": "llama", "calibration": given}
+    work = context(Checkpoint, params, {"model": here / "model"}, {}, here / "out", here / "a")
     assert engine_backend.QUANTIZE.commands is not None
     rows, quantize = map(list, engine_backend.QUANTIZE.commands(work, machine()))
     assert rows == dataset.command(work)
@@ -121,10 +121,9 @@ def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
 
 
 def test_a_checkpoint_that_fits_is_built(here: Path) -> None:
-    params = {option.name: option.default for option in engine_backend.BUILD.options}
-    params |= {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": 64}
+    params = {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": 64}
     params |= {"max_input_len": 96, "max_seq_len": 128}
     inputs = {"checkpoint": here / "checkpoint", "model": here / "model"}
     assert engine_backend.BUILD.commands is not None
-    (build,) = engine_backend.BUILD.commands(Work(params, inputs, {}, here / "out", here / "a"), machine())
+    (build,) = engine_backend.BUILD.commands(context(Build, params, inputs, {}, here / "out", here / "a"), machine())
     assert list(build)[:3] == ["trtllm-build", "--checkpoint_dir", str(here / "checkpoint")]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.contexts import context
 from tests.standins.programs import quantize
 from trtllm_pipeline import worker
 from trtllm_pipeline.domain import Json
@@ -18,11 +19,12 @@ from trtllm_pipeline.errors import FailureClass, MatrixError, ServerError, Stage
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.serving import engine_requirements
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.stages.calibration_rows import Selection
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains import files
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Check, Checkpoint
 from trtllm_pipeline.worker import write_job
 
 CONFIG = {
@@ -60,8 +62,16 @@ def ranks(tmp_path: Path) -> Path:
     return folder
 
 
-def work_in(folder: Path, out: Path, **params: Any) -> Work:
-    return Work(params, {"model": folder / "model", "engine": out}, {}, out, folder)
+def work_in(folder: Path, out: Path, **params: Any) -> StageContext[Any]:
+    cls = Build if "max_seq_len" in params else Checkpoint
+    return context(
+        cls,
+        {"precision": "fp8", "family": "qwen2", **params},
+        {"model": folder / "model", "engine": out},
+        {},
+        out,
+        folder,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -145,13 +155,15 @@ def test_a_checkpoint_is_of_the_precision_that_was_asked_for(
     precision: str, cache: str, algorithm: str | None, cache_algorithm: str | None
 ) -> None:
     quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": cache_algorithm}
-    checkpoint.check_precision(Path("c"), quantization, {"precision": precision, "kv_cache_precision": cache})
+    checkpoint.check_precision(
+        Path("c"), quantization, Checkpoint(precision=precision, kv_cache_precision=cache, family="llama")
+    )
 
 
 @pytest.mark.parametrize("precision", [name for name in formats.PRECISIONS if name not in {"fp16", "bf16"}])
 def test_the_stand_in_for_quantize_writes_what_is_looked_for(precision: str) -> None:
     quantization = {"quant_algo": quantize.ALGORITHMS[precision]}
-    checkpoint.check_precision(Path("c"), quantization, {"precision": precision, "kv_cache_precision": "none"})
+    checkpoint.check_precision(Path("c"), quantization, Checkpoint(precision=precision, family="llama"))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +218,10 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def asked_build(**changes: int) -> Build:
+    return Build(precision="fp16", family="qwen2", **{**ASKED, **changes})
+
+
 def change(built: Path, **limits: int | None) -> None:
     config = json.loads((built / "config.json").read_text())
     config["build_config"] = {name: value for name, value in {**ASKED, **limits}.items() if value is not None}
@@ -230,21 +246,21 @@ def test_an_option_that_the_builder_passed_over_is_found(built: Path, name: str)
 
 def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> None:
     change(built, max_seq_len=None, max_output_len=64, max_num_tokens=None)
-    engine.check_limits(built, ASKED)
+    engine.check_limits(built, asked_build())
     change(built, max_seq_len=None, max_output_len=65)
     with pytest.raises(StageError, match="the engine's max_seq_len is 193, asked for was 192"):
-        engine.check_limits(built, ASKED)
+        engine.check_limits(built, asked_build())
 
 
 @pytest.mark.parametrize("asked", [4096, 769])
 def test_more_tokens_than_a_full_batch_are_the_builder_s_to_cut(built: Path, asked: int) -> None:
     full = 4 * 192
     change(built, max_num_tokens=full)
-    engine.check_limits(built, {**ASKED, "max_num_tokens": asked})
+    engine.check_limits(built, asked_build(max_num_tokens=asked))
     for other in (full - 1, full + 1):
         change(built, max_num_tokens=other)
         with pytest.raises(StageError, match=f"the engine's max_num_tokens is {other}, asked for was 4096"):
-            engine.check_limits(built, {**ASKED, "max_num_tokens": 4096})
+            engine.check_limits(built, asked_build(max_num_tokens=4096))
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
@@ -265,7 +281,7 @@ def test_a_check_says_how_it_was_made(
     monkeypatch.setattr(probe, "machine", lambda: found)
     out = built.parent / "check"
     out.mkdir()
-    engine.run_check(Work({}, {"engine": built}, {}, out, built.parent))
+    engine.run_check(context(Check, {}, {"engine": built}, {}, out, built.parent))
     assert json.loads((out / "check.json").read_text()) == {"schema": 1, "how": how, "world_size": 1}
 
 
@@ -360,7 +376,8 @@ def test_rows_that_a_script_cannot_have_fail_the_stage_in_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     files = {"calibration_data": rows(row)}
-    work = Work({"calibration": selection}, {"model": tmp_path / "model"}, files, tmp_path / "out", tmp_path)
+    asked = {"precision": "fp8", "family": "qwen2", "calibration": selection}
+    work = context(Checkpoint, asked, {"model": tmp_path / "model"}, files, tmp_path / "out", tmp_path)
     write_job("quantize", None, work)
     assert worker.main(dataset.command(work)[3:]) == 1
     assert words in capsys.readouterr().err
@@ -385,8 +402,9 @@ def test_the_command_line_of_a_stage_writes_the_set(
     rows: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calibration: dict[str, Json] = {"samples": 1, "max_length": 16, "seed": 0, "chat_template": False}
-    work = Work(
-        {"calibration": calibration},
+    work = context(
+        Checkpoint,
+        {"precision": "fp8", "family": "qwen2", "calibration": calibration},
         {"model": tmp_path / "model"},
         {"calibration_data": rows({"text": "a"}, {"text": "b"})},
         tmp_path / "out",

@@ -10,11 +10,15 @@ import pytest
 import yaml
 
 from tests.broken_repositories import write_engine, write_model
+from tests.contexts import context, faults
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import load, table
+from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS
 from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, llmapi, repository, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
 
 RELEASE = "0.16.0"
@@ -34,16 +38,16 @@ class Installed:
         config = self.engine / "config.json"
         config.write_text(config.read_text().replace(RELEASE, release))
         installed = TensorRTLLM(release, templates=str(standin.install(self.folder, release)))
-        params = {"max_batch_size": 4, **params}
-        repository.write(out, installed, engine=self.engine, model=self.model, params=params)
+        asked = load(EngineRepository, {"max_batch_size": 4, **params})
+        repository.write(out, installed, engine=self.engine, model=self.model, asked=asked)
         return {path.parent.name: model_config.read(path) for path in out.glob("*/config.pbtxt")}
 
     def fill_llmapi(self, **params: Any) -> tuple[dict[str, Any], Any]:
         out = self.folder / "out"
         out.mkdir()
         installed = TensorRTLLM("1.2.0", templates=str(standin.install(self.folder, "1.2.0")))
-        params = {"max_batch_size": 4, "max_seq_len": 128, **params}
-        repository.write_llmapi(out, installed, model=self.model, params=params)
+        asked = load(WeightsRepository, {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512, **params})
+        repository.write_llmapi(out, installed, model=self.model, asked=asked)
         model = out / "tensorrt_llm"
         return yaml.safe_load((model / "1" / "model.yaml").read_text()), model_config.read(model / "config.pbtxt")
 
@@ -188,18 +192,6 @@ def test_parameters_fill_other_placeholders(installed: Installed) -> None:
         ("0.16.0", {"parameters": {"moon_phase": 1}}, "settings.repository.parameters.moon_phase: no template"),
         ("0.16.0", {"parameters": {"engine_dir": "x"}}, "engine_dir: it follows from the engine and model"),
         ("0.16.0", {"parameters": {"decoupled_mode": "x"}}, "decoupled_mode: use settings.repository.decoupled"),
-        ("0.16.0", {"parameters": {"x": [1]}}, r"parameters.x is \[1\]; expected a text, number or switch"),
-        ("0.16.0", {"parameters": "x"}, r"parameters is 'x'; expected \{NAME: VALUE\}"),
-        ("0.16.0", {"colour": "red"}, "settings.repository.colour: there is no such setting"),
-        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": 1.5}, "is 1.5; expected at most 1"),
-        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": 0.0}, "is 0.0; expected more than 0"),
-        ("0.16.0", {"kv_cache_free_gpu_mem_fraction": "half"}, "is 'half'; expected a number"),
-        ("0.16.0", {"bls_instances": 0}, "is 0; expected at least 1"),
-        ("0.16.0", {"bls_instances": True}, "is True; expected a whole number"),
-        ("0.16.0", {"decoupled": "yes"}, "is 'yes'; expected true or false"),
-        ("0.16.0", {"batching_strategy": "inflight"}, "expected one of inflight_fused_batching, inflight_batching, V1"),
-        ("0.16.0", {"gpu_device_ids": "0,1"}, "is '0,1'; expected a list of whole numbers"),
-        ("0.16.0", {"medusa_choices": 3}, "is 3; expected a text"),
         ("0.16.0", {"max_batch_size": 9}, "max_batch_size is 9; expected 1 to 8, the engine's max_batch_size"),
         ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, the engine's is 1"),
         ("0.16.0", {"max_tokens_in_paged_kv_cache": 64}, "TRT408 kv-tokens"),
@@ -211,31 +203,61 @@ def test_refused_with_words(installed: Installed, release: str, params: dict[str
     assert error.value.failure in {FailureClass.USER, FailureClass.INFEASIBLE}
 
 
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"parameters": {"x": [1]}}, "parameters.x: "),
+        ({"parameters": "x"}, "parameters: must be a mapping of keys to values"),
+        ({"colour": "red"}, "colour: unknown key"),
+        ({"kv_cache_free_gpu_mem_fraction": 1.5}, "should be less than or equal to 1, not 1.5"),
+        ({"kv_cache_free_gpu_mem_fraction": 0.0}, "should be greater than 0, not 0.0"),
+        ({"kv_cache_free_gpu_mem_fraction": "half"}, 'should be a valid number, not "half"'),
+        ({"bls_instances": 0}, "should be greater than or equal to 1, not 0"),
+        ({"bls_instances": True}, "bls_instances: must be a whole number"),
+        ({"decoupled": "yes"}, "decoupled: should be a valid boolean"),
+        ({"batching_strategy": "inflight"}, "did you mean 'inflight_batching'"),
+        ({"gpu_device_ids": "0,1"}, "gpu_device_ids: must be a list"),
+        ({"medusa_choices": 3}, "medusa_choices: must be text, not 3"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_before_anything_is_filled(params: dict[str, Any], words: str) -> None:
+    assert faults(EngineRepository, max_batch_size=4) == ""
+    assert words in faults(EngineRepository, max_batch_size=4, **params)
+
+
 def test_without_templates(installed: Installed, tmp_path: Path) -> None:
-    params = {"max_batch_size": 4}
+    asked = EngineRepository(max_batch_size=4)
     with pytest.raises(StageError, match=r"all_models\) of TensorRT-LLM 0.16.0 were not found") as error:
-        repository.write(tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, params=params)
+        repository.write(tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, asked=asked)
     assert "TENSORRT_LLM_TEMPLATES" in str(error.value.hint)
     with pytest.raises(StageError, match="has no templates for preprocessing, tensorrt_llm"):
         templates.fill(tmp_path, tmp_path / "out", {}, release=RELEASE)
     with pytest.raises(StageError, match=r"has no template llmapi: TensorRT-LLM 0.12.0 cannot serve"):
-        llmapi.fill(tmp_path, tmp_path / "out", model=tmp_path, params={}, release="0.12.0")
+        llmapi.fill(
+            tmp_path,
+            tmp_path / "out",
+            model=tmp_path,
+            asked=WeightsRepository(max_batch_size=1, max_seq_len=2, max_num_tokens=2),
+            release="0.12.0",
+        )
 
 
 def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"config.json: it is missing|did not write it"):
         repository.write(
-            tmp_path, TensorRTLLM(RELEASE), engine=installed.model, model=installed.model, params={"max_batch_size": 4}
+            tmp_path,
+            TensorRTLLM(RELEASE),
+            engine=installed.model,
+            model=installed.model,
+            asked=EngineRepository(max_batch_size=4),
         )
 
 
 def test_every_setting_is_an_option_of_the_stage() -> None:
-    options = {option.name: option for option in engine_backend.REPOSITORY.options}
-    assert options.keys() == {"frontend", "options", "max_batch_size", "parameters", *templates.BY_NAME}
-    for setting in templates.SETTINGS:
-        assert options[setting.name].default == setting.default
-        if setting.default is not None:
-            setting.text(setting.default)
+    own = {each.name for each in table(engine_backend.REPOSITORY.params)}
+    assert own == {"frontend", "options", "max_batch_size", "parameters", *SETTINGS}
+    assert len(SETTINGS) > 60
+    assert {templates.text(value) for value in DEFAULTS.values()} >= {"true", "false", "1", "guaranteed_no_evict"}
 
 
 def test_llmapi_settings(installed: Installed) -> None:
@@ -265,21 +287,22 @@ def test_llmapi_settings(installed: Installed) -> None:
 
 
 def test_llmapi_refuses_what_cannot_be(installed: Installed) -> None:
-    with pytest.raises(StageError, match="kv_cache_free_gpu_mem_fraction is 7; expected at most 1"):
+    with pytest.raises(StageError, match="TRT605 yaml-fraction"):
         installed.fill_llmapi(kv_cache_free_gpu_mem_fraction=7)
 
 
 def test_the_stages_take_the_templates_of_this_machine(
     installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stage(name: str, release: str | None, **params: Any) -> Work:
+    def stage(name: str, release: str | None, **params: Any) -> StageContext[Any]:
         out = tmp_path / name / "out"
         out.mkdir(parents=True)
         root = None if release is None else str(standin.install(tmp_path / name, release))
         found = None if release is None else TensorRTLLM(release, templates=root)
         monkeypatch.setattr(repository.probe, "machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
         inputs = {"engine": installed.engine, "model": installed.model}
-        return Work({"max_batch_size": 4, **params}, inputs, {}, out, out.parent)
+        cls = WeightsRepository if "max_seq_len" in params else EngineRepository
+        return context(cls, {"max_batch_size": 4, "max_num_tokens": 512, **params}, inputs, {}, out, out.parent)
 
     work = stage("engine", RELEASE, enable_kv_cache_reuse=True, parameters={})
     repository.run(work)
@@ -297,4 +320,6 @@ def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> N
     out.mkdir()
     newer = TensorRTLLM("0.18.0", templates=str(standin.install(installed.folder, "0.18.0")))
     with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, 0.18.0 will serve it"):
-        repository.write(out, newer, engine=installed.engine, model=installed.model, params={"max_batch_size": 4})
+        repository.write(
+            out, newer, engine=installed.engine, model=installed.model, asked=EngineRepository(max_batch_size=4)
+        )

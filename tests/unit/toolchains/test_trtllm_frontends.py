@@ -11,33 +11,38 @@ import pytest
 import yaml
 
 from tests.broken_repositories import write_engine, write_model
+from tests.contexts import context, faults
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
 
 LIMITS = {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512}
 LAYOUT = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1}
-Make = Callable[..., Work]
+Make = Callable[..., StageContext[Any]]
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """The Work of a repository or launch stage on a machine with a release."""
+    """The context of a repository or launch stage on a machine with a release."""
     engine, model = write_engine(tmp_path / "engine", "1.2.0"), write_model(tmp_path / "model")
 
-    def make(release: str = "1.2.0", **params: Any) -> Work:
+    def make(release: str = "1.2.0", **params: Any) -> StageContext[Any]:
         found = TensorRTLLM(
             release, serve="/opt/bin/trtllm-serve", templates=str(standin.install(tmp_path / release, "1.2.0"))
         )
         monkeypatch.setattr(probe, "machine", lambda: Machine(cpus=1, cpu="test", tensorrt_llm=found))
         out = tmp_path / release / "out"
         out.mkdir(parents=True)
-        return Work(params, {"engine": engine, "model": model, "repository": out}, {}, out, out.parent)
+        pytorch = "tensor_parallel_size" in params
+        cls = WeightsRepository if pytorch else EngineRepository if "max_batch_size" in params else LaunchFrontend
+        return context(cls, params, {"engine": engine, "model": model, "repository": out}, {}, out, out.parent)
 
     return make
 
@@ -128,15 +133,14 @@ def test_pytorch_in_trtllm_serve_is_a_command_line_and_the_settings_beside_it(ma
 
 
 def test_where_there_are_no_settings_there_is_no_file_of_them(make: Make) -> None:
-    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, options={})
+    work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT, options={}, enable_kv_cache_reuse=None)
     frontends.run_pytorch(work)
     assert names(work.out) == {frontends.SERVE_FILE}
     assert "--extra_llm_api_options" not in frontends.serve_command(work.out)
 
 
-def test_settings_of_the_llm_api_that_are_no_mapping_are_refused(make: Make) -> None:
-    with pytest.raises(StageError, match=r"llm_args is 'x'; expected \{NAME: VALUE\}"):
-        frontends.run_pytorch(make(frontend="trtllm_serve", **LIMITS, **LAYOUT, llm_args="x", options={}))
+def test_settings_of_the_llm_api_that_are_no_mapping_are_refused() -> None:
+    assert "llm_args: must be a mapping of keys to values" in faults(WeightsRepository, **LIMITS, llm_args="x")
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"schema": 1}'])
@@ -161,7 +165,11 @@ def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | No
     ],
 )
 def test_each_lane_and_frontend_has_its_own_start(
-    make: Make, monkeypatch: pytest.MonkeyPatch, program: Callable[[Work], None], frontend: str, expected: str
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[StageContext[Any]], None],
+    frontend: str,
+    expected: str,
 ) -> None:
     work = make(frontend=frontend)
     (work.out / frontends.SERVE_FILE).write_text(json.dumps({"schema": 1, "command": ["trtllm-serve", "x"]}))
@@ -192,7 +200,7 @@ def test_quantized_weights_are_not_served_under_the_name_of_unquantized_ones(mak
 @pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
 @pytest.mark.parametrize("run", [frontends.run_pytorch, frontends.launch_pytorch])
 def test_a_quantized_folder_that_would_be_served_as_unquantized_is_refused(
-    make: Make, monkeypatch: pytest.MonkeyPatch, frontend: str, run: Callable[[Work], None]
+    make: Make, monkeypatch: pytest.MonkeyPatch, frontend: str, run: Callable[[StageContext[Any]], None]
 ) -> None:
     work = make(frontend=frontend, options={}, **LIMITS, **LAYOUT)
     quantization = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}}

@@ -28,6 +28,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.stages.params import key
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.common_stages import PERF
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, installed
@@ -228,7 +229,7 @@ def test_building_takes_its_sizes_from_the_cell() -> None:
     assert given["--workers"] == "4"
     assert build.count("--gemm_plugin") == 1
     assert given["--gemm_plugin"] == "fp8"
-    assert stage_run(planned, "build").params["max_seq_len"] == 328
+    assert stage_run(planned, "build").params.max_seq_len == 328
 
 
 @pytest.mark.parametrize(("asked", "built"), [(4096, "768"), (769, "768"), (768, "768"), (767, "767")])
@@ -243,9 +244,8 @@ def test_more_tokens_than_a_full_batch_are_not_asked_for(asked: int, built: str)
     [(None, None), (127, None), (128, 128), (512, 512), (513, None), (768, None), (4096, None)],
 )
 def test_perf_declares_tokens_of_a_pass_that_the_builder_leaves_alone(asked: int | None, declared: int | None) -> None:
-    params = PERF.params(cell(batch=4, settings={"build.max_num_tokens": asked}))
-    assert isinstance(params["declared"], dict)
-    assert params["declared"]["max_num_tokens"] == declared
+    params = PERF.read(cell(batch=4, settings={"build.max_num_tokens": asked}))
+    assert params.declared["max_num_tokens"] == declared
 
 
 @pytest.mark.parametrize("toolchain", [ENGINES, PYTORCH])
@@ -254,7 +254,7 @@ def test_a_prompt_that_may_be_split_needs_no_pass_of_its_length(
     toolchain: str, chunked: bool | None, tokens: int
 ) -> None:
     asked = replace(cell(toolchain=toolchain, settings={"repository.enable_chunked_context": chunked}), isl=65536)
-    assert stage_run(plan(asked), "build" if toolchain == ENGINES else "repository").params["max_num_tokens"] == tokens
+    assert stage_run(plan(asked), "build" if toolchain == ENGINES else "repository").params.max_num_tokens == tokens
 
 
 @pytest.mark.parametrize(("tp", "ranks"), [(1, None), (4, "4")])
@@ -298,6 +298,7 @@ def test_programs_are_those_that_were_found() -> None:
 
 def test_pytorch_is_told_its_limits_when_the_repository_is_written() -> None:
     given = stage_run(plan(cell(tp=4, pp=2, batch=16, osl=200, toolchain=PYTORCH)), "repository").params
+    given = key(given)
     assert [given[f"{name}_parallel_size"] for name in ("tensor", "pipeline")] == [4, 2]
     assert [given[f"max_{name}"] for name in ("batch_size", "seq_len", "num_tokens")] == [16, 328, 5248]
 
@@ -305,12 +306,12 @@ def test_pytorch_is_told_its_limits_when_the_repository_is_written() -> None:
 def test_a_frontend_gets_its_own_options_and_no_others() -> None:
     options = {"num_postprocess_workers": 2}
     served = cell(settings={"serve.frontend": "trtllm_serve", "serve.options": options})
-    params = stage_run(plan(served), "repository").params
+    params = key(stage_run(plan(served), "repository").params)
     assert (params["frontend"], params["options"]) == ("trtllm_serve", options)
-    params = stage_run(plan(cell()), "repository").params
+    params = key(stage_run(plan(cell()), "repository").params)
     assert params["frontend"] == "triton"
     assert "options" not in params
-    assert stage_run(plan(served), "launch").params == {"frontend": "trtllm_serve"}
+    assert key(stage_run(plan(served), "launch").params) == {"frontend": "trtllm_serve"}
 
 
 # ----------------------------------------------------------------------------------------------------------- resources

@@ -14,28 +14,19 @@ from typing import Final
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
+from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
+from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, pick
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, PRECISIONS, Build, Convert, Repository
 
-PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_CALIBRATED: Final = ("int4_awq",)
-_REPOSITORY_SETTINGS: Final = (
-    "decoupled",
-    "accumulate_tokens",
-    "preprocessing_instances",
-    "postprocessing_instances",
-    "bls_instances",
-    "max_queue_delay_microseconds",
-    "exclude_input_in_output",
-    "enable_kv_cache_reuse",
-)
 _OWN_SETTINGS: Final = {
     # section -> what this toolchain has of it; the rest is TensorRT-LLM's
     "build": {"max_num_tokens", "timeout_s", "retries"},
-    "repository": {*_REPOSITORY_SETTINGS, "timeout_s", "retries"},
+    "repository": {*(each.name for each in table(TextModels)), "timeout_s", "retries"},
 }
 
 
@@ -99,17 +90,13 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     return None
 
 
-def _convert_params(cell: Cell) -> Mapping[str, Json]:
-    params: dict[str, Json] = {"precision": cell.precision}
-    if cell.precision in _CALIBRATED:
-        calibration = cell.settings["quantize"]["calibration"]
-        assert isinstance(calibration, dict)
-        params["calibration"] = {name: value for name, value in calibration.items() if name != "data"}
-    return params
+def _convert(cell: Cell) -> Convert:
+    calibration = cell.settings["quantize"]["calibration"] if cell.precision in CALIBRATED else None
+    return load(Convert, {"precision": cell.precision, "calibration": calibration})
 
 
 def _convert_files(cell: Cell) -> Mapping[str, str]:
-    if cell.precision not in _CALIBRATED:
+    if cell.precision not in CALIBRATED:
         return {}
     calibration = cell.settings["quantize"]["calibration"]
     assert isinstance(calibration, dict)
@@ -127,11 +114,8 @@ CONVERT = Stage(
     summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.toolchains.embedded.convert:run",
     inputs={"model": "download"},
-    options=(
-        Option("precision", "str", "of the weights", required=True, choices=PRECISIONS),
-        Option("calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, ...}"),
-    ),
-    params=_convert_params,
+    params=Convert,
+    read=_convert,
     file_names=("calibration_data",),
     files=_convert_files,
     settle=with_true_samples,
@@ -148,18 +132,16 @@ BUILD = Stage(
     summary="make an engine folder: weights, limits, and the proof that it loads",
     program="trtllm_pipeline.toolchains.embedded.build:run",
     inputs={"checkpoint": "convert"},
-    options=(
-        Option("max_batch_size", "int", "requests in flight", required=True),
-        Option("max_input_len", "int", "tokens of a prompt", required=True),
-        Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
-        Option("max_num_tokens", "json", "tokens of one forward pass over all requests, or null"),
+    params=Build,
+    read=lambda cell: load(
+        Build,
+        {
+            "max_batch_size": cell.max_batch_size,
+            "max_input_len": cell.isl,
+            "max_seq_len": cell.isl + cell.osl,
+        },
+        cell.settings["build"],
     ),
-    params=lambda cell: {
-        "max_batch_size": cell.max_batch_size,
-        "max_input_len": cell.isl,
-        "max_seq_len": cell.isl + cell.osl,
-        **pick(cell, "build", "max_num_tokens"),
-    },
     identity=("xllamacpp",),
     expected_s=2.0,
     expected_s_per_gb=3.0,
@@ -172,21 +154,8 @@ REPOSITORY = Stage(
     program="trtllm_pipeline.toolchains.embedded.repository:run",
     inputs={"engine": "build"},
     expected_s=1.0,
-    options=(
-        Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
-        Option("decoupled", "bool", "stream answers", default=True),
-        Option("accumulate_tokens", "bool", "each streamed answer holds all text so far", default=False),
-        Option("preprocessing_instances", "int", "copies of the preprocessing model", default=1),
-        Option("postprocessing_instances", "int", "copies of the postprocessing model", default=1),
-        Option("bls_instances", "int", "copies of the tensorrt_llm_bls model", default=1),
-        Option("max_queue_delay_microseconds", "int", "how long to wait for a fuller batch", default=0),
-        Option("exclude_input_in_output", "bool", "answers hold generated text only", default=True),
-        Option("enable_kv_cache_reuse", "bool", "reuse the KV cache of equal prefixes", default=False),
-    ),
-    params=lambda cell: {
-        "max_batch_size": cell.max_batch_size,
-        **pick(cell, "repository", *_REPOSITORY_SETTINGS),
-    },
+    params=Repository,
+    read=lambda cell: load(Repository, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
 )
 
 TOOLCHAIN: Final = Toolchain(
@@ -198,8 +167,8 @@ TOOLCHAIN: Final = Toolchain(
         BUILD,
         REPOSITORY,
         launch(
+            LaunchEmbedded,
             inputs={"repository": "repository"},
-            params=("threads",),
             identity=("triton", "xllamacpp"),
             resources=_serving_takes,
         ),

@@ -6,7 +6,6 @@ runtime loads the engine once with these limits and generates a few tokens.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -14,12 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE
+from trtllm_pipeline.toolchains.embedded.params import Build
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
 
 SCHEMA: Final = 1
@@ -32,19 +31,19 @@ _CONTEXT_STEP: Final = 256
 _PROOF_TOKENS: Final = 8
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Build]) -> None:
     """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`, the tokenizer."""
-    checkpoint = work.inputs["checkpoint"]
+    checkpoint = context.inputs["checkpoint"]
     facts = _read_checkpoint(checkpoint)
-    limits = _limits(work.params, int(facts["geometry"]["max_position_embeddings"]))
+    limits = _limits(context.params, int(facts["geometry"]["max_position_embeddings"]))
     kv_token_bytes = kv_cache_bytes_per_token(facts)
     slot_tokens = -(-limits["max_seq_len"] // _CONTEXT_STEP) * _CONTEXT_STEP
     kv_bytes = kv_token_bytes * slot_tokens * limits["max_batch_size"]
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
-    link(checkpoint, MODEL_FILE, work.out / MODEL_FILE)
-    link_tokenizer(checkpoint, work.out)
+    link(checkpoint, MODEL_FILE, context.out / MODEL_FILE)
+    link_tokenizer(checkpoint, context.out)
     config = {
         "schema": SCHEMA,
         "version": f"xllamacpp {version('xllamacpp')}",
@@ -60,9 +59,9 @@ def run(work: Work) -> None:
         "kv_cache": {"precision": facts["kv_cache_precision"], "bytes_per_token": kv_token_bytes, "bytes": kv_bytes},
         "weights_bytes": weight_bytes,
     }
-    write_json(work.out / CONFIG_FILE, config)
-    proof = prove(work.out, limits["max_input_len"], int(facts["geometry"]["vocab_size"]))
-    write_json(work.out / PROOF_FILE, proof)
+    write_json(context.out / CONFIG_FILE, config)
+    proof = prove(context.out, limits["max_input_len"], int(facts["geometry"]["vocab_size"]))
+    write_json(context.out / PROOF_FILE, proof)
     print(  # noqa: T201 - the stage's log
         f"loads in {proof['load_s']} s, {proof['resident_bytes'] / 1e6:.0f} MB resident, answers in {proof['generate_s']} s"
     )
@@ -129,18 +128,13 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     )
 
 
-def _limits(params: Mapping[str, Json], context: int) -> dict[str, int]:
-    limits = {}
-    for name in ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"):
-        value = params.get(name)
-        if value is None and name == "max_num_tokens":
-            value = DEFAULT_MAX_NUM_TOKENS
-        if type(value) is not int or value < 1:
-            raise StageError(
-                f"{name} is {json.dumps(value)}; a whole number of at least 1 was expected",
-                failure=FailureClass.INFEASIBLE,
-            )
-        limits[name] = value
+def _limits(asked: Build, context: int) -> dict[str, int]:
+    limits = {
+        "max_batch_size": asked.max_batch_size,
+        "max_input_len": asked.max_input_len,
+        "max_seq_len": asked.max_seq_len,
+        "max_num_tokens": asked.max_num_tokens or DEFAULT_MAX_NUM_TOKENS,
+    }
     if limits["max_seq_len"] <= limits["max_input_len"]:
         raise StageError(
             f"max_seq_len {limits['max_seq_len']} leaves no room for an answer after max_input_len {limits['max_input_len']}",

@@ -21,15 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline import chat
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.model_files import read_tokenizer as load_tokenizer
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.stages.calibration_rows import Selection, default_set
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.calibration_rows import default_set
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.embedded import calibration
 from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, ModelConfig, read_config, refused
+from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
 from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, FINAL_NORM, HEAD
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -68,32 +69,25 @@ class TensorPlan:
     """Number of heads whose rows change places; 0 where none do."""
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Convert]) -> None:
     """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf`, `config.json` and the tokenizer."""
     started = time.monotonic()
-    folder = work.inputs["model"]
-    name = str(work.params["precision"])
-    precision = _precision(name, work.params.get("group_size"))
-    kv_cache = work.params.get("kv_cache_precision") or "fp16"
-    if kv_cache != "fp16":
-        raise StageError(
-            f"kv_cache_precision {kv_cache!r}: the embedded runtime keeps keys and values in fp16",
-            failure=FailureClass.INFEASIBLE,
-            hint="leave kv_cache_precision out",
-        )
+    folder = context.inputs["model"]
+    name = context.params.precision
+    precision = PRECISIONS[name]
     config, weights = read_config(folder), Weights(folder)
     plans = plan_tensors(folder, config, weights, precision)
     tokenizer = read_tokenizer(folder, config)
 
     importance, calibrated = None, None
     if precision.calibrated:
-        importance = _calibrate(work, folder, config, weights)
+        importance = _calibrate(context, folder, config, weights)
         calibrated = {"samples": importance.samples, "tokens": importance.tokens}
         print(  # noqa: T201 - the stage's log
             f"calibrated on {importance.tokens} tokens after {time.monotonic() - started:.1f} s", flush=True
         )
 
-    target = work.out / MODEL_FILE
+    target = context.out / MODEL_FILE
     writer = gguf.GGUFWriter(str(target), config.architecture)
     _add_metadata(writer, config, tokenizer, precision)
     if isinstance(config.rope_scaling, Llama3Scaling):
@@ -111,10 +105,10 @@ def run(work: Work) -> None:
         found = None if importance is None else importance.mean_square.get(plan.source)
         writer.write_tensor_data(_load(plan, weights, found))
         done += int(np.prod(plan.shape))
-        work.progress(done, total, "parameters")
+        context.progress(done, total, "parameters")
     writer.close()
 
-    link_tokenizer(folder, work.out)
+    link_tokenizer(folder, context.out)
     facts = {
         "schema": SCHEMA,
         "architecture": config.architecture,
@@ -126,7 +120,7 @@ def run(work: Work) -> None:
             "bits_per_weight": round(8 * target.stat().st_size / total, 3),
             "calibration": calibrated,
         },
-        "kv_cache_precision": kv_cache,
+        "kv_cache_precision": "fp16",
         "parameters": total,
         "geometry": asdict(config),
         "bos_token_id": tokenizer.bos,
@@ -134,7 +128,7 @@ def run(work: Work) -> None:
         "pad_token_id": tokenizer.pad,
         "source": {"dtypes": list(weights.dtypes()), "config": Fields.read(folder, "config.json").values},
     }
-    write_json(work.out / CONFIG_FILE, facts)
+    write_json(context.out / CONFIG_FILE, facts)
     print(  # noqa: T201 - the stage's log
         f"{config.architecture}, {total / 1e6:.1f} M parameters, {name}: {target.stat().st_size / 1e6:.1f} MB"
         f" in {time.monotonic() - started:.1f} s"
@@ -200,23 +194,6 @@ def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _precision(name: str, group_size: Json) -> Precision:
-    precision = PRECISIONS.get(name)
-    if precision is None:
-        raise StageError(
-            f"precision {name!r} is not offered by the embedded toolchain",
-            failure=FailureClass.INFEASIBLE,
-            hint=f"choose one of {', '.join(PRECISIONS)}",
-        )
-    if group_size not in {None, precision.group_size}:
-        raise StageError(
-            f"group_size {group_size} is not possible for {name}: GGUF blocks hold {precision.group_size or 1}",
-            failure=FailureClass.INFEASIBLE,
-            hint="leave group_size out",
-        )
-    return precision
-
-
 def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -273,12 +250,14 @@ def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | 
         raise StageError(f"{plan.source}: {error.message}", failure=error.failure, hint=error.hint) from error
 
 
-def _calibrate(work: Work, folder: Path, config: ModelConfig, weights: Weights) -> calibration.Importance:
-    selection = Selection.parse(work.params.get("calibration"))
+def _calibrate(
+    context: StageContext[Convert], folder: Path, config: ModelConfig, weights: Weights
+) -> calibration.Importance:
+    selection = context.params.calibration or Selection()
     selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
-    texts = calibration.read_texts(work.files.get("calibration_data") or default_set())
+    texts = calibration.read_texts(context.files.get("calibration_data") or default_set())
     samples = calibration.tokenize(folder, texts, selection)
-    return calibration.calibrate(config, weights, samples, lambda done, total: work.progress(done, total, "layers"))
+    return calibration.calibrate(config, weights, samples, lambda done, total: context.progress(done, total, "layers"))
 
 
 @dataclass(frozen=True, slots=True)

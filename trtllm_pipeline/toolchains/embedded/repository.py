@@ -7,16 +7,14 @@ lines that fetch it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.toolchains.embedded import REPOSITORY
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.models import tensors
+from trtllm_pipeline.toolchains.embedded.params import Repository
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -39,64 +37,48 @@ except ImportError as error:
 '''
 
 
-def run(work: Work) -> None:
-    """Write the repository into `work.out`. The engine folder of `work.inputs` holds the tokenizer as well."""
-    engine = work.inputs["engine"].absolute()
+def run(context: StageContext[Repository]) -> None:
+    """Write the repository into `context.out`. The engine folder of `context.inputs` holds the tokenizer as well."""
+    engine = context.inputs["engine"].absolute()
     if not (engine / "tokenizer.json").is_file():
         raise StageError(
             f"{engine} has no tokenizer.json: text cannot be served without a fast tokenizer",
             failure=FailureClass.INFEASIBLE,
             hint="the model folder must have one; `pipeline build` puts it beside the engine",
         )
-    write(work.out, engine, work.params)
+    write(context.out, engine, context.params)
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
-def write(folder: Path, engine: Path, params: Mapping[str, Json]) -> None:
-    """Write the five models for `engine` into the empty `folder`. `params` are REPOSITORY's; its defaults stand in.
-
-    Raises StageError for numbers no repository for this engine can have.
-    """
+def write(folder: Path, engine: Path, asked: Repository) -> None:
+    """Write the five models for `engine` into the empty `folder`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
-    settings: dict[str, Any] = {option.name: option.default for option in REPOSITORY.options}
-    settings["max_batch_size"] = limit
-    settings.update(params)
-    _check(settings, limit)
+    if asked.max_batch_size > limit:
+        raise StageError(
+            f"max_batch_size is {asked.max_batch_size}; expected 1 to {limit}, the engine's max_batch_size",
+            failure=FailureClass.INFEASIBLE,
+        )
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(config_text(name, engine, settings), encoding="utf-8")
+        (folder / name / "config.pbtxt").write_text(config_text(name, engine, asked), encoding="utf-8")
     for name in PYTHON_MODELS:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
     # Triton wants a version folder, and an empty one does not survive every way of copying folders.
     (folder / "ensemble" / "1" / ".keep").touch()
 
 
-def _check(settings: Mapping[str, Any], max_batch_size: int) -> None:
-    """Raise StageError for a setting out of its range; `max_batch_size` is the engine's."""
-    instances = ("preprocessing_instances", "postprocessing_instances", "bls_instances")
-    ranges: dict[str, tuple[int, float]] = {
-        "max_batch_size": (1, max_batch_size),
-        **dict.fromkeys(instances, (1, math.inf)),
-        "max_queue_delay_microseconds": (0, math.inf),
-    }
-    for name, (least, most) in ranges.items():
-        if not least <= settings[name] <= most:
-            expected = f"at least {least}" if most == math.inf else f"{least} to {most}, the engine's {name}"
-            raise StageError(f"{name} is {settings[name]}; expected {expected}", failure=FailureClass.INFEASIBLE)
-
-
-def config_text(name: str, engine: Path, settings: Mapping[str, Any]) -> str:
+def config_text(name: str, engine: Path, settings: Repository) -> str:
     """The config.pbtxt of model `name`, as protobuf text."""
     from google.protobuf import text_format
 
     return str(text_format.MessageToString(model_config(name, engine, settings)))
 
 
-def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
-    """The ModelConfig of model `name`. `settings` holds all of REPOSITORY's options."""
+def model_config(name: str, engine: Path, settings: Repository) -> Any:
+    """The ModelConfig of model `name`."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-    config = ModelConfig(name=name, max_batch_size=settings["max_batch_size"])
+    config = ModelConfig(name=name, max_batch_size=settings.max_batch_size)
     inputs, outputs = {
         "preprocessing": (tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS),
         "tensorrt_llm": (tensors.ENGINE_INPUTS, tensors.ENGINE_OUTPUTS),
@@ -113,7 +95,7 @@ def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
     config.backend = "python"
     instances, parameters = {
         "preprocessing": (
-            settings["preprocessing_instances"],
+            settings.preprocessing_instances,
             {"tokenizer_dir": engine, "add_special_tokens": True},
         ),
         "tensorrt_llm": (
@@ -121,20 +103,20 @@ def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
             {
                 "gpt_model_path": engine,
                 "tokenizer_dir": engine,
-                "exclude_input_in_output": settings["exclude_input_in_output"],
-                "enable_kv_cache_reuse": settings["enable_kv_cache_reuse"],
+                "exclude_input_in_output": settings.exclude_input_in_output,
+                "enable_kv_cache_reuse": settings.enable_kv_cache_reuse,
             },
         ),
         "postprocessing": (
-            settings["postprocessing_instances"],
+            settings.postprocessing_instances,
             {"tokenizer_dir": engine, "skip_special_tokens": True},
         ),
         "tensorrt_llm_bls": (
-            settings["bls_instances"],
+            settings.bls_instances,
             {
-                "accumulate_tokens": settings["accumulate_tokens"],
+                "accumulate_tokens": settings.accumulate_tokens,
                 "tensorrt_llm_model_name": tensors.ENGINE_MODEL,
-                "decoupled": settings["decoupled"],
+                "decoupled": settings.decoupled,
                 "threads": BLS_THREADS,
             },
         ),
@@ -143,9 +125,9 @@ def model_config(name: str, engine: Path, settings: Mapping[str, Any]) -> Any:
     for key, value in parameters.items():
         config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)
     if name in {"tensorrt_llm", "tensorrt_llm_bls"}:
-        config.model_transaction_policy.decoupled = settings["decoupled"]
+        config.model_transaction_policy.decoupled = settings.decoupled
     else:
-        config.dynamic_batching.max_queue_delay_microseconds = settings["max_queue_delay_microseconds"]
+        config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_microseconds
     return config
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.calibration_rows import Messages, Row, Selection, Tokens
+from trtllm_pipeline.stages.calibration_rows import Messages, Row, Tokens
+from trtllm_pipeline.stages.params import Selection
 
 
 def tokenize(folder: Path, rows: Sequence[Row], selection: Selection, *, trust_remote_code: bool) -> list[list[int]]:

@@ -8,13 +8,13 @@ all that it imports beyond the standard library are packages that Model Optimize
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trtllm_pipeline.stages.base import JOB, Work
+from trtllm_pipeline.stages.base import JOB, StageContext
 
 _PROGRAM: Final = Path(__file__).resolve().with_name("__main__.py")
 
 
-def command(work: Work, python: str) -> list[str]:
+def command(context: StageContext[Any], python: str) -> list[str]:
     """The command line that does the work of an attempt's job file under the interpreter `python`."""
-    return [python, str(_PROGRAM), str(work.attempt / JOB)]
+    return [python, str(_PROGRAM), str(context.attempt / JOB)]

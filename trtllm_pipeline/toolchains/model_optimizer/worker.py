@@ -17,8 +17,9 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import Work
-from trtllm_pipeline.stages.calibration_rows import Selection, Tokens, choose, default_set, read_rows
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.calibration_rows import Tokens, choose, default_set, read_rows
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.files import TOKENIZER_FILES
 from trtllm_pipeline.toolchains.model_optimizer import calibration, checkpoint, formats, forward, kernel_warmup, memory
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import Layout
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 FACTS_FILE: Final = "quantize.json"
 SCHEMA: Final = 1
-_DTYPES: Final = ("auto", "float16", "bfloat16")
 _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 
 
@@ -45,42 +45,30 @@ class Request:
     selection: Selection
     batch_size: int | None
     seed: int
-    trust_remote_code: bool
+    trust_remote_code: bool = False
 
     @classmethod
-    def parse(cls, work: Work) -> Request:
-        """The request in a stage's parameters. Raises StageError or UsageError for what is not understood."""
-        name = str(work.params["precision"])
-        kv_cache, kind = work.params.get("kv_cache_precision"), work.params.get("checkpoint_format", "tensorrt_llm")
-        chosen = next((known for known in formats.CHECKPOINT_FORMATS if known == kind), None)
-        dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(name, str(work.params.get("dtype") or "auto"))
-        if chosen is None or dtype not in _DTYPES:
-            what, known = ("checkpoint_format", formats.CHECKPOINT_FORMATS) if chosen is None else ("dtype", _DTYPES)
-            raise StageError(
-                f"{what} {kind if chosen is None else dtype!r} is not known to the quantization worker",
-                failure=FailureClass.INFEASIBLE,
-                hint=f"choose one of {', '.join(known)}",
-            )
-        algorithm = formats.kv_cache_algorithm(None if kv_cache is None else str(kv_cache))
+    def parse(cls, context: StageContext[Any]) -> Request:
+        """The request in a stage's parameters. Raises StageError for what cannot be made."""
+        asked = context.params
+        name, chosen, selection = asked.precision, asked.checkpoint_format, asked.calibration or Selection()
+        algorithm = formats.kv_cache_algorithm(asked.kv_cache_precision)
         if algorithm == "NVFP4" and chosen == "tensorrt_llm":
             raise StageError(
                 "kv_cache_precision nvfp4: no engine reads it",
                 failure=FailureClass.INFEASIBLE,
                 hint="choose fp8 or int8, or the format hugging_face",
             )
-        selection = Selection.parse(work.params.get("calibration"))
-        batch_size = work.params.get("batch_size")
         return cls(
             name=name,
             precision=formats.precision(name),
             kv_cache=algorithm,
-            dtype=dtype,
-            layout=Layout(int(str(work.params.get("tp", 1))), int(str(work.params.get("pp", 1)))),
+            dtype={"fp16": "float16", "bf16": "bfloat16"}.get(name, "auto"),
+            layout=Layout(asked.tp, asked.pp),
             checkpoint=chosen,
             selection=selection,
-            batch_size=None if batch_size is None else max(1, int(str(batch_size))),
+            batch_size=asked.batch_size,
             seed=selection.seed,
-            trust_remote_code=bool(work.params.get("trust_remote_code", False)),
         )
 
 
@@ -101,7 +89,7 @@ class Clock:
             self.times_s[name] = self.times_s.get(name, 0.0) + time.monotonic() - started
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Any]) -> None:
     """Program of the stage. Input `model`: a Hugging Face folder. File `calibration_data`: JSON Lines, for calibration.
 
     Leaves a checkpoint of the format asked for and `quantize.json`: times, memory, batch size, rows, versions.
@@ -109,7 +97,7 @@ def run(work: Work) -> None:
     _require_packages()
     # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    request, folder, clock = Request.parse(work), work.inputs["model"], Clock()
+    request, folder, clock = Request.parse(context), context.inputs["model"], Clock()
     config = _read_config(folder)
     if request.checkpoint == "tensorrt_llm":
         checkpoint.check_layout(config, request.layout, request.precision)
@@ -123,10 +111,10 @@ def run(work: Work) -> None:
     rows: list[list[int]] = []
     if calibrated:
         with clock.phase("tokenize"):
-            rows = _read_rows(work, request, config)
+            rows = _read_rows(context, request, config)
     try:
-        model, used = _quantized(work, request, clock, quantizer, rows)
-        _export(work, request, config, model, clock)
+        model, used = _quantized(context, request, clock, quantizer, rows)
+        _export(context, request, config, model, clock)
     except RuntimeError as error:
         if not memory.is_out_of_memory(error):
             raise
@@ -151,20 +139,20 @@ def run(work: Work) -> None:
         "device": _device_name(),
         "versions": {package: version(package) for package in _PACKAGES},
     }
-    write_json(work.out / FACTS_FILE, facts)
+    write_json(context.out / FACTS_FILE, facts)
     times = ", ".join(f"{name} {value:.1f} s" for name, value in clock.times_s.items())
     print(f"{request.name} checkpoint ({request.checkpoint}): {times}", flush=True)  # noqa: T201 - the stage's log
 
 
 def _quantized(
-    work: Work, request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[Tokens]
+    context: StageContext[Any], request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[Tokens]
 ) -> tuple[Any, int | None]:
     """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
     batch_size = request.batch_size
     rehearse = None if quantizer is None else kernel_warmup.rehearsal(quantizer, rows, request.precision, batch_size)
     while True:
         with clock.phase("load"):
-            model = load(work.inputs["model"], request, rehearse)
+            model = load(context.inputs["model"], request, rehearse)
         rehearse = None
         if quantizer is None:
             return model, None
@@ -172,7 +160,7 @@ def _quantized(
             batch_size = memory.fitting_rows(model, max(map(len, rows)), searches=request.precision.searches)
         try:
             with clock.phase("calibrate"):
-                return model, calibrate(model, quantizer, rows, request.precision, batch_size or 1, work)
+                return model, calibrate(model, quantizer, rows, request.precision, batch_size or 1, context)
         except forward.SmallerBatchError as error:
             batch_size = error.size
         # Losses of the failed batch are half added up in this model: away with it before the next one is loaded.
@@ -186,7 +174,7 @@ def calibrate(
     rows: Sequence[Tokens],
     precision: formats.Precision,
     batch_size: int,
-    work: Work,
+    context: StageContext[Any],
 ) -> int | None:
     """Put quantizers into `model` and measure what they need on `rows`; the rows of a batch at the end, None without rows.
 
@@ -202,7 +190,7 @@ def calibrate(
         min(batch_size, len(rows)),
         precision.passes,
         restart=precision.searches,
-        progress=lambda done, total: work.progress(done, total, "rows"),
+        progress=lambda done, total: context.progress(done, total, "rows"),
     )
     tokens = sum(map(len, rows))
     print(f"calibrating on {len(rows)} rows, {tokens} tokens, {loop.batch_size} rows at once", flush=True)  # noqa: T201 - the stage's log
@@ -253,18 +241,18 @@ def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None 
     return model.eval()
 
 
-def _export(work: Work, request: Request, config: dict[str, Any], model: Any, clock: Clock) -> None:
+def _export(context: StageContext[Any], request: Request, config: dict[str, Any], model: Any, clock: Clock) -> None:
     import torch
 
     def progress(done: int, total: int) -> None:
-        work.progress(done, total, "pieces written")
+        context.progress(done, total, "pieces written")
 
     with torch.inference_mode():
         if request.checkpoint == "tensorrt_llm":
             checkpoint.write(
                 model,
                 config,
-                work.out,
+                context.out,
                 precision=request.precision,
                 kv_cache=request.kv_cache,
                 dtype=model.dtype,
@@ -275,15 +263,15 @@ def _export(work: Work, request: Request, config: dict[str, Any], model: Any, cl
             return
         with clock.phase("export"):
             if request.precision.config is None and request.kv_cache is None:
-                model.save_pretrained(work.out)
+                model.save_pretrained(context.out)
             else:
                 from modelopt.torch.export import export_hf_checkpoint
 
-                export_hf_checkpoint(model, export_dir=work.out)
+                export_hf_checkpoint(model, export_dir=context.out)
     for name in TOKENIZER_FILES:
-        source = model_files.find(work.inputs["model"], name)
-        if source is not None and not (work.out / name).exists():
-            model_files.copy(source, work.out / name)
+        source = model_files.find(context.inputs["model"], name)
+        if source is not None and not (context.out / name).exists():
+            model_files.copy(source, context.out / name)
     progress(1, 1)
 
 
@@ -297,12 +285,12 @@ def _dtype(config: Any, wanted: str) -> torch.dtype:
     return found
 
 
-def _read_rows(work: Work, request: Request, config: dict[str, Any]) -> list[list[int]]:
+def _read_rows(context: StageContext[Any], request: Request, config: dict[str, Any]) -> list[list[int]]:
     longest = min(request.selection.max_length, config.get("max_position_embeddings") or request.selection.max_length)
     selection = replace(request.selection, max_length=longest)
-    rows = read_rows(work.files.get("calibration_data") or default_set())
+    rows = read_rows(context.files.get("calibration_data") or default_set())
     found = calibration.tokenize(
-        work.inputs["model"],
+        context.inputs["model"],
         choose(rows, selection),
         selection,
         trust_remote_code=request.trust_remote_code,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -17,12 +16,15 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import Option, Stage
+from trtllm_pipeline.stages.base import Stage
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
+from trtllm_pipeline.stages.params import LaunchFrontend
+from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains.common_stages import launch
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
+from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
@@ -36,48 +38,14 @@ BACKEND: Final = "tensorrtllm"
 SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
 """Repository settings that `trtllm-serve` has for an engine."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
-FRONTENDS: Final = (TRITON, "trtllm_serve")
-FRONTEND: Final = Option("frontend", "str", "what answers", default=TRITON, choices=FRONTENDS)
-SERVE_OPTIONS: Final = Option("options", "json", "further options of trtllm-serve: {NAME: VALUE}", default={})
-NONE: Final = "none"
-"""Precision of a KV cache that is not quantized, as it is typed."""
-
-
-def checkpoint_options(
-    *, precisions: tuple[str, ...], caches: tuple[str, ...], families: tuple[str, ...], checkpoint_format: str
-) -> tuple[Option, ...]:
-    """What the stages that make a checkpoint of one format are told. `families` () is any."""
-    return (
-        Option("precision", "str", "of the weights", required=True, choices=precisions),
-        Option("kv_cache_precision", "str", "of the KV cache; none is the model's own", default=NONE, choices=caches),
-        Option(
-            "family",
-            "str",
-            "architecture family: model_type of the model's config.json",
-            required=True,
-            choices=families,
-        ),
-        Option("tp", "int", "tensor parallel size", default=1),
-        Option("pp", "int", "pipeline parallel size", default=1),
-        Option("max_position_embeddings", "int", "longest sequence of the model", default=0),
-        Option(
-            "calibration", "json", "how rows are taken, for calibrated precisions: {samples, max_length, seed, ...}"
-        ),
-        Option("batch_size", "json", "rows calibrated at a time, or null for what memory holds"),
-        Option("options", "json", "further options of the script that does it: {NAME: VALUE}", default={}),
-        Option(
-            "checkpoint_format", "str", "of what is written", default=checkpoint_format, choices=(checkpoint_format,)
-        ),
-    )
 
 
 def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
     """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
     return launch(
+        LaunchFrontend,
         f"trtllm_pipeline.toolchains.tensorrt_llm.frontends:{program}",
         inputs=inputs,
-        params=("frontend",),
-        options=(FRONTEND,),
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
     )
@@ -115,37 +83,29 @@ def kv_cache(cell: Cell) -> str | None:
     return commands.kv_precision(cell.precision, None if asked is None else str(asked))
 
 
-def model_params(cell: Cell) -> dict[str, Json]:
-    """What of the model the command lines depend on."""
-    return {"family": cell.recipe["family"], "precision": cell.precision, "kv_cache_precision": kv_cache(cell) or NONE}
-
-
-def checkpoint_params(cell: Cell, *, calibrated: bool) -> dict[str, Json]:
-    """Parameters of the stage that makes a checkpoint. Neither batch size nor lengths are among them."""
-    params: dict[str, Json] = {
-        **model_params(cell),
+def checkpoint_params(cell: Cell) -> dict[str, Any]:
+    """What makes a checkpoint of a cell. Neither batch size nor lengths are among it."""
+    return {
+        "family": cell.recipe["family"],
+        "precision": cell.precision,
+        "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,
         "pp": cell.pp,
-        "options": cell.settings["quantize"]["options"],
     }
-    if cell.recipe["family"] == "phi3":
-        params["max_position_embeddings"] = cell.recipe["max_position_embeddings"]
-    if calibrated:
-        params["calibration"] = {name: value for name, value in _calibration(cell).items() if name != "data"}
-    return params
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:
     """The file that activation ranges are measured on."""
-    return {"calibration_data": str(_calibration(cell)["data"])}
+    return {"calibration_data": str(calibration(cell)["data"])}
 
 
 def has_own_calibration_data(cell: Cell) -> bool:
     """Whether a matrix names the text to calibrate on."""
-    return _calibration(cell).get("data") != DEFAULT_DATA
+    return calibration(cell).get("data") != DEFAULT_DATA
 
 
-def _calibration(cell: Cell) -> Mapping[str, Json]:
+def calibration(cell: Cell) -> Mapping[str, Json]:
+    """Settings of the rows that activation ranges are measured on."""
     found = cell.settings["quantize"]["calibration"]
     assert isinstance(found, dict)
     return found
@@ -200,33 +160,6 @@ def _folder_digest(folder: str) -> str:
     return fingerprint(canonical({str(path.relative_to(folder)): digest_file(path) for path in files}))
 
 
-def text(params: Mapping[str, Json], name: str) -> str:
-    """A parameter that is a text."""
-    return str(params[name])
-
-
-def number(params: Mapping[str, Json], name: str) -> int:
-    """A parameter that counts something. Raises StageError for what is no whole number of at least 1."""
-    value = params[name]
-    if type(value) is not int or value < 1:
-        raise _not_understood(name, value, "a whole number of at least 1")
-    return value
-
-
-def mapping(params: Mapping[str, Json], name: str) -> dict[str, Any]:
-    """A parameter that is an object, {} where it is not given. Raises StageError for anything else."""
-    value = params.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _not_understood(name, value, "{NAME: VALUE}")
-    return value
-
-
-def _not_understood(name: str, value: Json, expected: str) -> StageError:
-    return StageError(f"{name} is {json.dumps(value)}; expected {expected}", failure=FailureClass.USER)
-
-
 def script(machine: Machine, inside: str) -> str | None:
     """Path of an example script of the installed release, None where there are none.
 
@@ -240,18 +173,13 @@ def script(machine: Machine, inside: str) -> str | None:
     return str(other if not machine.assumed and not path.exists() and other.exists() else path)
 
 
-def frontend_params(cell: Cell) -> dict[str, Json]:
+def frontend(cell: Cell) -> dict[str, Any]:
     """What answers, and the options that are its own."""
     settings = cell.settings["serve"]
-    return {"frontend": settings["frontend"]} | (
-        {"options": settings["options"]} if settings["frontend"] != TRITON else {}
-    )
-
-
-def repository_params(cell: Cell, names: Collection[str]) -> dict[str, Json]:
-    """Those of a cell's repository settings that are in `names` and have a value."""
-    settings = cell.settings["repository"]
-    return {name: value for name, value in settings.items() if name in names and value is not None}
+    return {
+        "frontend": settings["frontend"],
+        "options": settings["options"] if settings["frontend"] != TRITON else None,
+    }
 
 
 def quantizing_python(machine: Machine) -> str:
@@ -287,7 +215,7 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
     found, frontend = installed(machine), cell.settings["serve"]["frontend"]
     for name, value in cell.settings["repository"].items():
         # A default says nothing, here or where it has an effect.
-        default = templates.BY_NAME[name].default if name in templates.BY_NAME else None
+        default = DEFAULTS.get(name)
         if name not in read and name not in _OF_EVERY_STAGE and value not in (None, {}, default):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
@@ -295,7 +223,8 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
     if frontend != TRITON:
         if found.serve is None:
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
-        given = mapping(cell.settings["serve"], "options")
+        given = cell.settings["serve"]["options"]
+        assert isinstance(given, dict)
         subcommand = ("serve",) if at_least(found.release, "0.19") else ()
         asked = help_for(machine, given, found.serve, *subcommand)
         problems = options.check_extra("trtllm-serve", found.release, given, asked)

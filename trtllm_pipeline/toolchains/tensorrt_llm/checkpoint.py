@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub.verify import check_folder, tensors
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Checkpoint, HuggingFaceCheckpoint
 
 REQUIRED: Final = (
     "architecture",
@@ -38,28 +38,28 @@ _MIXED: Final = "MIXED_PRECISION"
 """Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Checkpoint]) -> None:
     """Check a TensorRT-LLM checkpoint. Raises StageError."""
-    tp, pp = int(str(work.params["tp"])), int(str(work.params["pp"]))
-    config = check(work.out, tp=tp, pp=pp)
-    check_precision(work.out / "config.json", config.get("quantization") or {}, work.params)
-    size = sum(file.stat().st_size for file in work.out.glob("rank*.safetensors"))
+    tp, pp = context.params.tp, context.params.pp
+    config = check(context.out, tp=tp, pp=pp)
+    check_precision(context.out / "config.json", config.get("quantization") or {}, context.params)
+    size = sum(file.stat().st_size for file in context.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
     print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
-def run_hugging_face(work: Work) -> None:
+def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
     """Check a quantized Hugging Face checkpoint. Raises StageError."""
-    check_folder(work.out, "checkpoint")
-    config = Fields.read(work.out, "config.json")
+    check_folder(context.out, "checkpoint")
+    config = Fields.read(context.out, "config.json")
     if not config.has("quantization_config"):
         raise StageError(
-            f"{work.out / 'config.json'}: quantization_config is missing, so it would be served as if unquantized"
+            f"{context.out / 'config.json'}: quantization_config is missing, so it would be served as if unquantized"
         )
-    stated = check_stated(work.out)
-    check_precision(work.out / STATED_FILE, stated, work.params)
-    size = sum(file.stat().st_size for file in work.out.glob("*.safetensors"))
-    algorithm = stated.get("quant_algo") or work.params["precision"]
+    stated = check_stated(context.out)
+    check_precision(context.out / STATED_FILE, stated, context.params)
+    size = sum(file.stat().st_size for file in context.out.glob("*.safetensors"))
+    algorithm = stated.get("quant_algo") or context.params.precision
     print(f"checkpoint of {config.text('model_type')}: {algorithm}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
@@ -124,9 +124,11 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
     return config
 
 
-def check_precision(path: Path, quantization: Mapping[str, Any], asked: Mapping[str, Json]) -> None:
+def check_precision(
+    path: Path, quantization: Mapping[str, Any], asked: Checkpoint | HuggingFaceCheckpoint | Build
+) -> None:
     """Raise StageError where `quantization`, of the file at `path`, has other algorithms than the parameters `asked` for."""
-    precision, cache = str(asked["precision"]), str(asked["kv_cache_precision"])
+    precision, cache = asked.precision, asked.kv_cache_precision
     known = PRECISIONS.get(precision)
     wanted = {
         "quant_algo": (precision, known.algorithm if known else None),

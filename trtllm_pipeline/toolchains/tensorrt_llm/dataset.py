@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.bench.prompts import Render, chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.base import JOB, Work
-from trtllm_pipeline.stages.calibration_rows import Row, Selection, choose, default_set, read_rows
+from trtllm_pipeline.stages.base import JOB, StageContext
+from trtllm_pipeline.stages.calibration_rows import Row, choose, default_set, read_rows
+from trtllm_pipeline.stages.params import Selection
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint
 
 BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
@@ -22,20 +24,20 @@ _TAKEN: Final = ("cnn_dailymail", "scienceqa", "science_qa")
 """Words that quantize.py looks for anywhere in a path, and takes for the data set of that name."""
 
 
-def folder(work: Work) -> Path:
+def folder(context: StageContext[Any]) -> Path:
     """Where an attempt's calibration set lies."""
-    return work.attempt / "calibration"
+    return context.attempt / "calibration"
 
 
-def command(work: Work) -> list[str]:
+def command(context: StageContext[Any]) -> list[str]:
     """The command line that writes it, for an attempt's job file."""
-    return [sys.executable, "-m", "trtllm_pipeline.worker", str(work.attempt / JOB), f"{__name__}:run"]
+    return [sys.executable, "-m", "trtllm_pipeline.worker", str(context.attempt / JOB), f"{__name__}:run"]
 
 
-def run(work: Work) -> None:
+def run(context: StageContext[Checkpoint]) -> None:
     """Write the calibration set of an attempt."""
-    data = work.files.get("calibration_data", default_set())  # by hand none need be named
-    count = write(data, work.inputs["model"], Selection.parse(work.params.get("calibration")), folder(work))
+    data = context.files.get("calibration_data", default_set())  # by hand none need be named
+    count = write(data, context.inputs["model"], context.params.calibration or Selection(), folder(context))
     print(f"{count} rows to calibrate on")  # noqa: T201 - the stage's log
 
 

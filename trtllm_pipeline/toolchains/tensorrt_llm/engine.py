@@ -6,38 +6,38 @@ so that a launch elsewhere is refused before it loads for minutes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.serving import engine_requirements
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.files import link_tokenizer
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Check
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.triton_repository.engine import Engine
 
 
-def run(work: Work) -> None:
-    """Check what `trtllm-build` left in `work.out` and complete it. Raises StageError, ServerError."""
-    check_limits(work.out, work.params)
-    built = engine_requirements.write(work.out, probe.machine().gpus[0])
-    link_tokenizer(work.inputs["model"], work.out)
-    size = sum(file.stat().st_size for file in work.out.glob("rank*"))
+def run(context: StageContext[Build]) -> None:
+    """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
+    check_limits(context.out, context.params)
+    built = engine_requirements.write(context.out, probe.machine().gpus[0])
+    link_tokenizer(context.inputs["model"], context.out)
+    size = sum(file.stat().st_size for file in context.out.glob("rank*"))
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
-def check_limits(engine: Path, asked: Mapping[str, Json]) -> None:
+def check_limits(engine: Path, asked: Build) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
     built = Engine.read(engine)
     for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
         value = getattr(built, name)
-        if asked.get(name) is None or value is None or value == asked[name]:
+        wanted = getattr(asked, name)
+        if value is None or value == wanted:
             continue
-        what = f"the engine's {name} is {value}, asked for was {asked[name]}"
+        what = f"the engine's {name} is {value}, asked for was {wanted}"
         if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
             raise StageError(f"{engine}: {what}")
         print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
@@ -51,9 +51,9 @@ def _bounds_of_num_tokens(built: Engine) -> set[int]:
     return full | ({built.tokens_per_block} if built.tokens_per_block else set())
 
 
-def run_check(work: Work) -> None:
+def run_check(context: StageContext[Check]) -> None:
     """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
     machine = probe.machine()
-    found = engine_requirements.check(work.inputs["engine"], machine)
+    found = engine_requirements.check(context.inputs["engine"], machine)
     how = "run.py" if script(machine, RUN_SCRIPT) is not None else "files"
-    write_json(work.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})
+    write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": found.world_size})

@@ -6,18 +6,20 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Option, Stage, Work
-from trtllm_pipeline.stages.calibration_rows import MOST, Selection, default_set, with_true_samples
+from trtllm_pipeline.stages.base import Stage, StageContext
+from trtllm_pipeline.stages.calibration_rows import MOST, default_set, with_true_samples
+from trtllm_pipeline.stages.params import Selection, load
+from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
-from trtllm_pipeline.toolchains.model_optimizer import formats, job
+from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import (
     backends,
     case,
@@ -28,18 +30,11 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     releases,
     templates,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed, mapping, number, text
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
+from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE, Build, Check, Checkpoint, EngineRepository
 
 CHECKPOINT: Final = ("quantize", "convert")
-_CHECKPOINT_OPTIONS: Final = backends.checkpoint_options(
-    precisions=tuple(dict.fromkeys((*commands.PLAIN, *formats.PRECISIONS))),
-    caches=(backends.NONE, "fp8", "int8"),
-    families=tuple(releases.FAMILIES),
-    checkpoint_format="tensorrt_llm",
-)
-_CHECK_PROMPT: Final = "The capital of France is"
-_CHECK_TOKENS: Final = 8
 
 
 def _route(cell: Cell, machine: Machine) -> str:
@@ -48,39 +43,39 @@ def _route(cell: Cell, machine: Machine) -> str:
     return commands.route(release, str(cell.recipe["family"]), cell.precision, backends.kv_cache(cell))
 
 
-def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
     script = backends.script(machine, releases.QUANTIZE_SCRIPT)
-    release, params = installed(machine).release, work.params
+    release, params = installed(machine).release, context.params
     if script is None or not commands.calibrates_as_told(release):
-        return (job.command(work, backends.quantizing_python(machine)),)
-    data = {"calibration_data": str(work.files.get("calibration_data", default_set()))}  # by hand none need be named
-    given = Selection.parse(params.get("calibration"))  # raises for what is not understood
-    taken = Selection.parse(_calibrated({"calibration": asdict(given)}, data, machine)["calibration"])
+        return (job.command(context, backends.quantizing_python(machine)),)
+    data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # by hand none need be named
+    taken = _calibrated(replace(params, calibration=params.calibration or Selection()), data, machine).calibration
+    assert taken is not None
     calibration = commands.Calibration(
-        dataset=str(dataset.folder(work)) if commands.takes_dataset(release) else None,
+        dataset=str(dataset.folder(context)) if commands.takes_dataset(release) else None,
         samples=taken.samples or MOST,
         max_length=taken.max_length,
-        batch_size=dataset.BATCH_SIZE if params.get("batch_size") is None else number(params, "batch_size"),
+        batch_size=params.batch_size or dataset.BATCH_SIZE,
         seed=taken.seed,
     )
     quantize = commands.quantize(
         release,
         script=script,
-        family=text(params, "family"),
-        model=str(work.inputs["model"]),
-        output=str(work.out),
-        precision=text(params, "precision"),
-        kv=_cache(params),
-        tp=number(params, "tp"),
-        pp=number(params, "pp"),
+        family=params.family,
+        model=str(context.inputs["model"]),
+        output=str(context.out),
+        precision=params.precision,
+        kv=_cache(params.kv_cache_precision),
+        tp=params.tp,
+        pp=params.pp,
         calibration=calibration,
-        extra=mapping(params, "options"),
+        extra=params.options,
         python=installed(machine).python,
     )
-    return (quantize,) if calibration.dataset is None else (dataset.command(work), quantize)
+    return (quantize,) if calibration.dataset is None else (dataset.command(context), quantize)
 
 
-def _calibrated(params: Mapping[str, Json], files: Mapping[str, str], machine: Machine) -> Mapping[str, Json]:
+def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) -> Checkpoint:
     """With the number of rows there are; as given where the release's script calibrates on a set of its own."""
     own = backends.script(machine, releases.QUANTIZE_SCRIPT) is not None
     if own and not commands.takes_dataset(installed(machine).release):
@@ -88,56 +83,56 @@ def _calibrated(params: Mapping[str, Json], files: Mapping[str, str], machine: M
     return with_true_samples(params, files)
 
 
-def _convert(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
-    release, params, family = installed(machine).release, work.params, text(work.params, "family")
+def _convert(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
+    release, params = installed(machine).release, context.params
     _check_convertible(release, params)
-    script = backends.script(machine, releases.convert_script(release, family))
+    script = backends.script(machine, releases.convert_script(release, params.family))
     if script is None:
-        return (job.command(work, backends.quantizing_python(machine)),)
+        return (job.command(context, backends.quantizing_python(machine)),)
     return (
         commands.convert_checkpoint(
             release,
             script=script,
-            family=family,
-            model=str(work.inputs["model"]),
-            output=str(work.out),
-            precision=text(params, "precision"),
-            tp=number(params, "tp"),
-            pp=number(params, "pp"),
+            family=params.family,
+            model=str(context.inputs["model"]),
+            output=str(context.out),
+            precision=params.precision,
+            tp=params.tp,
+            pp=params.pp,
             workers=1,  # each loads all the weights
-            max_position_embeddings=int(str(params.get("max_position_embeddings") or 0)),
-            extra=mapping(params, "options"),
+            max_position_embeddings=params.max_position_embeddings or 0,
+            extra=params.options,
             python=installed(machine).python,
         ),
     )
 
 
-def _build(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
-    params, tp, pp = work.params, number(work.params, "tp"), number(work.params, "pp")
-    _check_buildable(work, tp, pp)
+def _build(context: StageContext[Build], machine: Machine) -> Sequence[Sequence[str]]:
+    params = context.params
+    _check_buildable(context)
     program = installed(machine).build
     return (
         commands.build(
             installed(machine).release,
-            checkpoint=str(work.inputs["checkpoint"]),
-            output=str(work.out),
-            family=text(params, "family"),
-            precision=text(params, "precision"),
-            kv=_cache(params),
+            checkpoint=str(context.inputs["checkpoint"]),
+            output=str(context.out),
+            family=params.family,
+            precision=params.precision,
+            kv=_cache(params.kv_cache_precision),
             sm=machine.sm,
-            world_size=tp * pp,
-            workers=tp * pp,
-            max_batch_size=number(params, "max_batch_size"),
-            isl=number(params, "max_input_len"),
-            osl=number(params, "max_seq_len") - number(params, "max_input_len"),
-            num_tokens=number(params, "max_num_tokens"),
-            extra=mapping(params, "options"),
+            world_size=params.tp * params.pp,
+            workers=params.tp * params.pp,
+            max_batch_size=params.max_batch_size,
+            isl=params.max_input_len,
+            osl=params.max_seq_len - params.max_input_len,
+            num_tokens=params.max_num_tokens,
+            extra=params.options,
             program=program or "trtllm-build",
         ),
     )
 
 
-def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
+def _check(context: StageContext[Check], machine: Machine) -> Sequence[Sequence[str]]:
     script = backends.script(machine, releases.RUN_SCRIPT)
     if script is None:
         return ()
@@ -145,11 +140,11 @@ def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
         commands.engine_check(
             installed(machine).release,
             script=script,
-            engine=str(work.inputs["engine"]),
-            tokenizer=str(work.inputs["model"]),
-            prompt=text(work.params, "prompt"),
-            max_tokens=number(work.params, "max_tokens"),
-            world_size=number(work.params, "world_size"),
+            engine=str(context.inputs["engine"]),
+            tokenizer=str(context.inputs["model"]),
+            prompt=context.params.prompt,
+            max_tokens=context.params.max_tokens,
+            world_size=context.params.world_size,
             as_root=backends.is_root(),
             oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
             mpirun=machine.mpirun or "mpirun",
@@ -158,15 +153,14 @@ def _check(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
     )
 
 
-def _cache(params: Mapping[str, Json]) -> str | None:
+def _cache(asked: str) -> str | None:
     """How the KV cache is quantized, None for not at all."""
-    asked = text(params, "kv_cache_precision")
-    return None if asked == backends.NONE else asked
+    return None if asked == NONE else asked
 
 
-def _check_convertible(release: str, params: Mapping[str, Json]) -> None:
+def _check_convertible(release: str, params: Checkpoint) -> None:
     """Raise StageError for a checkpoint that takes measuring: converting would leave another one, without a word."""
-    family, precision, kv = text(params, "family"), text(params, "precision"), _cache(params)
+    family, precision, kv = params.family, params.precision, _cache(params.kv_cache_precision)
     if commands.route(release, family, precision, kv) == "convert":
         return
     what = precision if kv is None else f"{precision} with a cache of {kv}"
@@ -177,30 +171,37 @@ def _check_convertible(release: str, params: Mapping[str, Json]) -> None:
     )
 
 
-def _check_buildable(work: Work, tp: int, pp: int) -> None:
+def _check_buildable(context: StageContext[Build]) -> None:
     """Raise StageError where the builder would make another engine than was asked for, or fail after minutes."""
-    longest, prompt = number(work.params, "max_seq_len"), number(work.params, "max_input_len")
+    params = context.params
+    longest, prompt = params.max_seq_len, params.max_input_len
     if longest <= prompt:
         raise StageError(
             f"max_seq_len {longest} counts prompt and answer together; expected more than max_input_len {prompt}",
             failure=FailureClass.USER,
         )
     # An attempt of a pipeline holds its own results, and builds from what was checked when it was made, or will be.
-    if work.out.parent != work.attempt:
-        folder = work.inputs["checkpoint"]
+    if context.out.parent != context.attempt:
+        folder = context.inputs["checkpoint"]
         try:
-            quantization = checkpoint.check(folder, tp=tp, pp=pp).get("quantization") or {}
-            checkpoint.check_precision(folder / "config.json", quantization, work.params)
+            quantization = checkpoint.check(folder, tp=params.tp, pp=params.pp).get("quantization") or {}
+            checkpoint.check_precision(folder / "config.json", quantization, params)
         except StageError as error:
             hint = "--tp, --pp, --precision and --kv-cache-precision are those that the checkpoint was made with"
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 
-def _build_params(cell: Cell) -> Mapping[str, Json]:
-    return {
-        **backends.model_params(cell),
-        "tp": cell.tp,
-        "pp": cell.pp,
+def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
+    phi3 = cell.recipe["family"] == "phi3"
+    own = {
+        "max_position_embeddings": cell.recipe["max_position_embeddings"] if phi3 else None,
+        "calibration": backends.calibration(cell) if calibrated else None,
+    }
+    return load(Checkpoint, backends.checkpoint_params(cell), own, cell.settings["quantize"])
+
+
+def _build_params(cell: Cell) -> Build:
+    own = {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
@@ -208,6 +209,12 @@ def _build_params(cell: Cell) -> Mapping[str, Json]:
         "max_num_tokens": min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
         "options": case.build_options(cell),
     }
+    return load(Build, backends.checkpoint_params(cell), own)
+
+
+def _repository(cell: Cell) -> EngineRepository:
+    own = {**backends.frontend(cell), "max_batch_size": cell.max_batch_size}
+    return load(EngineRepository, own, cell.settings["repository"])
 
 
 QUANTIZE: Final = Stage(
@@ -218,9 +225,8 @@ QUANTIZE: Final = Stage(
     commands=_quantize,
     inputs={"model": "download"},
     applies=lambda cell, machine: _route(cell, machine) == "quantize",
-    options=_CHECKPOINT_OPTIONS,
-    params=lambda cell: backends.checkpoint_params(cell, calibrated=True),
-    advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
+    params=Checkpoint,
+    read=lambda cell: _checkpoint(cell, calibrated=True),
     file_names=("calibration_data",),
     files=backends.calibration_data,
     settle=_calibrated,
@@ -240,8 +246,8 @@ CONVERT: Final = Stage(
     commands=_convert,
     inputs={"model": "download"},
     applies=lambda cell, machine: _route(cell, machine) == "convert",
-    options=_CHECKPOINT_OPTIONS,
-    params=lambda cell: backends.checkpoint_params(cell, calibrated=False),
+    params=Checkpoint,
+    read=lambda cell: _checkpoint(cell, calibrated=False),
     resources=backends.one_gpu,
     section="quantize",
     identity=("tensorrt_llm", "checkpoints"),
@@ -258,17 +264,8 @@ BUILD: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run",
     commands=_build,
     inputs={"checkpoint": CHECKPOINT, "model": "download"},
-    options=(
-        *(option for option in _CHECKPOINT_OPTIONS if option.name in {"family", "precision", "kv_cache_precision"}),
-        Option("tp", "int", "tensor parallel size of the checkpoint", default=1),
-        Option("pp", "int", "pipeline parallel size of the checkpoint", default=1),
-        Option("max_batch_size", "int", "requests in flight", required=True),
-        Option("max_input_len", "int", "tokens of a prompt", required=True),
-        Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
-        Option("max_num_tokens", "int", "tokens of one forward pass over all requests", required=True),
-        Option("options", "json", "further options of trtllm-build: {NAME: VALUE}", default={}),
-    ),
-    params=_build_params,
+    params=Build,
+    read=_build_params,
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "sm"),
     expected_s=30.0,
@@ -284,12 +281,8 @@ CHECK: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_check",
     commands=_check,
     inputs={"engine": "build", "model": "download"},
-    options=(
-        Option("prompt", "str", "what to ask", default=_CHECK_PROMPT),
-        Option("max_tokens", "int", "length of the answer", default=_CHECK_TOKENS),
-        Option("world_size", "int", "ranks of the engine", default=1),
-    ),
-    params=lambda cell: {"prompt": _CHECK_PROMPT, "max_tokens": _CHECK_TOKENS, "world_size": backends.world_size(cell)},
+    params=Check,
+    read=lambda cell: Check(world_size=backends.world_size(cell)),
     resources=backends.all_ranks,
     section="build",
     identity=("tensorrt_llm", "gpu"),
@@ -305,19 +298,8 @@ REPOSITORY: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_engine",
     inputs={"engine": "build", "model": "download"},
     after=("check",),
-    options=(
-        backends.FRONTEND,
-        Option("max_batch_size", "int", "requests Triton lets in at once", required=True),
-        *(setting.option() for setting in templates.SETTINGS),
-        Option("parameters", "json", "values of any other placeholder of the templates: {NAME: VALUE}", default={}),
-        backends.SERVE_OPTIONS,
-    ),
-    params=lambda cell: {
-        **backends.frontend_params(cell),
-        **backends.repository_params(cell, templates.BY_NAME),
-        "max_batch_size": cell.max_batch_size,
-        "parameters": cell.settings["repository"]["parameters"],
-    },
+    params=EngineRepository,
+    read=_repository,
     identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
 )
@@ -345,15 +327,15 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     """Which of a cell's repository settings the release's templates have no place for, or None."""
     if cell.settings["serve"]["frontend"] != backends.TRITON:
         return None
-    found, given = installed(machine), backends.repository_params(cell, templates.BY_NAME)
+    found, given = installed(machine), _repository(cell)
     try:
-        parameters = templates.texts(cell.settings["repository"]["parameters"])
+        parameters = templates.texts(given.parameters)
         places = None
         if not machine.assumed and found.templates is not None:
             places = templates.installed_places(Path(found.templates))
         if places is None:
             places = templates.recorded_places(found.release, parameters)
-        templates.check_asked(templates.asked(given, parameters), places, found.release)
+        templates.check_asked(templates.given(given), places, found.release)
     except StageError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return None
@@ -362,7 +344,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
 def _read_settings(cell: Cell) -> Collection[str]:
     """The repository settings that something reads, with the frontend of a cell."""
     if cell.settings["serve"]["frontend"] == backends.TRITON:
-        return (*templates.BY_NAME, "parameters")
+        return (*SETTINGS, "parameters")
     return backends.SERVE_SETTINGS
 
 

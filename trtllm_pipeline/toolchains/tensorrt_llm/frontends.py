@@ -8,77 +8,77 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import Work
+from trtllm_pipeline.stages.base import StageContext
+from trtllm_pipeline.stages.params import LaunchFrontend
+from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, checkpoint, commands, llmapi, repository
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed, mapping, number
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 
 SERVE_FILE: Final = "serve.json"
 SETTINGS_FILE: Final = "llm_api.yaml"
-_TRITON_ONLY: Final = ("decoupled",)
 
 
-def run_engine(work: Work) -> None:
+def run_engine(context: StageContext[EngineRepository]) -> None:
     """Write what serves the folder `engine`. Raises StageError for what cannot be filled or served."""
-    params, release = work.params, installed(probe.machine()).release
-    if _triton(params):
-        repository.run(replace(work, params=_without(params, "frontend", "options")))
+    params, release = context.params, installed(probe.machine()).release
+    if _triton(params.frontend):
+        repository.run(context)
         return
     # A file's cache settings replace those of options, so the share of memory stands where the rest does.
-    config = _write_settings(work.out, cache_settings(params)) if commands.takes_config(release) else None
+    config = _write_settings(context.out, cache_settings(params)) if commands.takes_config(release) else None
     command = commands.serve_engine(
         release,
-        engine=str(work.inputs["engine"]),
-        tokenizer=str(work.inputs["model"]),
-        kv_fraction=_fraction(params) if config is None else None,
+        engine=str(context.inputs["engine"]),
+        tokenizer=str(context.inputs["model"]),
+        kv_fraction=params.kv_cache_free_gpu_mem_fraction if config is None else None,
         config=config,
-        extra=mapping(params, "options"),
+        extra=params.options or {},
         program=_program(),
     )
-    write_json(work.out / SERVE_FILE, {"schema": 1, "command": command})
+    write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
 
 
-def run_pytorch(work: Work) -> None:
+def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     """Write what serves the Hugging Face folder `model`. Raises StageError for what cannot be filled or served."""
-    checkpoint.check_stated(work.inputs["model"])
-    if work.params.get("unquantized"):
-        checkpoint.check_unquantized(work.inputs["model"])
-    work = replace(work, params=_without(work.params, "unquantized"))
-    params, release = work.params, installed(probe.machine()).release
-    if _triton(params):
-        repository.run_llmapi(replace(work, params=_without(params, "frontend", "options")))
+    checkpoint.check_stated(context.inputs["model"])
+    if context.params.unquantized:
+        checkpoint.check_unquantized(context.inputs["model"])
+    params, release = context.params, installed(probe.machine()).release
+    if _triton(params.frontend):
+        repository.run_llmapi(context)
         return
     command = commands.serve_pytorch(
         release,
-        model=str(work.inputs["model"]),
-        tp=number(params, "tensor_parallel_size"),
-        pp=number(params, "pipeline_parallel_size"),
-        max_batch_size=number(params, "max_batch_size"),
-        max_seq_len=number(params, "max_seq_len"),
-        num_tokens=number(params, "max_num_tokens"),
-        config=_write_settings(work.out, serve_settings(params)),
-        extra=mapping(params, "options"),
+        model=str(context.inputs["model"]),
+        tp=params.tensor_parallel_size,
+        pp=params.pipeline_parallel_size,
+        max_batch_size=params.max_batch_size,
+        max_seq_len=params.max_seq_len,
+        num_tokens=params.max_num_tokens,
+        config=_write_settings(context.out, serve_settings(params)),
+        extra=params.options or {},
         program=_program(),
     )
-    write_json(work.out / SERVE_FILE, {"schema": 1, "command": command})
+    write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
 
 
-def serve_settings(params: Mapping[str, Json]) -> dict[str, Any]:
+def serve_settings(asked: WeightsRepository) -> dict[str, Any]:
     """What of the settings trtllm-serve reads from a file: none of it is an option, since releases differ in which wins."""
-    return llmapi.arguments(_without(params, *llmapi.LIMITS, *_TRITON_ONLY))
+    return llmapi.arguments(asked, asked.llm_args)
 
 
-def cache_settings(params: Mapping[str, Json]) -> dict[str, Any]:
+def cache_settings(asked: EngineRepository) -> dict[str, Any]:
     """What of the settings trtllm-serve reads from a file for an engine, which says everything else itself."""
-    return llmapi.arguments({name: params.get(name) for name in backends.SERVE_SETTINGS})
+    own = {name: getattr(asked, name) for name in backends.SERVE_SETTINGS}
+    return llmapi.arguments(LlmApi(**own), {})
 
 
 def _write_settings(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -90,21 +90,21 @@ def _write_settings(folder: Path, settings: Mapping[str, Any]) -> str | None:
     return SETTINGS_FILE
 
 
-def launch_engine(work: Work) -> None:
+def launch_engine(context: StageContext[LaunchFrontend]) -> None:
     """Serve an engine with as many ranks as it has, or with trtllm-serve. Raises ServerError."""
-    if _triton(work.params):
-        launch.run_ranks(work, probe.machine())
+    if _triton(context.params.frontend):
+        launch.run_ranks(context, probe.machine())
     else:
-        launch.run_openai(work, serve_command(work.inputs["repository"]))
+        launch.run_openai(context, serve_command(context.inputs["repository"]))
 
 
-def launch_pytorch(work: Work) -> None:
+def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
     """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises StageError, ServerError."""
-    checkpoint.check_stated(work.inputs["model"])
-    if _triton(work.params):
-        launch.run_llmapi(work)
+    checkpoint.check_stated(context.inputs["model"])
+    if _triton(context.params.frontend):
+        launch.run_llmapi(context)
     else:
-        launch.run_openai(work, serve_command(work.inputs["repository"]))
+        launch.run_openai(context, serve_command(context.inputs["repository"]))
 
 
 def serve_command(folder: Path) -> list[str]:
@@ -123,18 +123,9 @@ def serve_command(folder: Path) -> list[str]:
     return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]
 
 
-def _triton(params: Mapping[str, Json]) -> bool:
-    return params["frontend"] == backends.TRITON
+def _triton(frontend: str) -> bool:
+    return frontend == backends.TRITON
 
 
 def _program() -> str:
     return installed(probe.machine()).serve or "trtllm-serve"
-
-
-def _fraction(params: Mapping[str, Json]) -> float | None:
-    value = params.get("kv_cache_free_gpu_mem_fraction")
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _without(params: Mapping[str, Json], *names: str) -> dict[str, Json]:
-    return {name: value for name, value in params.items() if name not in names}

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import decode_yaml
-from trtllm_pipeline.stages.base import Option
-from trtllm_pipeline.toolchains.tensorrt_llm import templates
+from trtllm_pipeline.stages.repository_settings import LlmApi
+from trtllm_pipeline.toolchains.tensorrt_llm.params import WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
@@ -32,24 +31,13 @@ KV_CACHE: Final = {
     "kv_cache_host_memory_bytes": "host_cache_size",
     "kv_cache_onboard_blocks": "onboard_blocks",
 }
-SETTINGS: Final = ("decoupled", *ARGUMENTS, *KV_CACHE)
-"""Settings that this lane has of those of the engine lane, with the same meaning."""
 LIMITS: Final = ("max_batch_size", "max_seq_len", "max_num_tokens")
-OPTIONS: Final = (
-    Option("max_batch_size", "int", "requests in flight", required=True),
-    Option("max_seq_len", "int", "tokens of prompt and answer together", required=True),
-    Option("max_num_tokens", "json", "tokens of one forward pass over all requests, or null"),
-    Option("tensor_parallel_size", "int", "GPUs that share each layer", default=1),
-    Option("pipeline_parallel_size", "int", "GPUs one after another", default=1),
-    *(templates.BY_NAME[name].option() for name in SETTINGS),
-    Option("llm_args", "json", "further arguments of the LLM API: {NAME: VALUE}", default={}),
-)
 
 
-def fill(root: Path, out: Path, *, model: Path, params: Mapping[str, Json], release: str) -> None:
+def fill(root: Path, out: Path, *, model: Path, asked: WeightsRepository, release: str) -> None:
     """Write the repository of the Hugging Face folder `model` into the folder `out`, from `all_models` at `root`.
 
-    `params` are those of OPTIONS. Raises StageError where the release has no such template or a value cannot be.
+    Raises StageError where the release has no such template.
     """
     source = root / TEMPLATE_SET / MODEL
     if not (source / model_config.FILE_NAME).is_file():
@@ -58,10 +46,7 @@ def fill(root: Path, out: Path, *, model: Path, params: Mapping[str, Json], rele
             failure=FailureClass.USER,
             hint="0.19 and later have it; trtllm-serve needs no repository",
         )
-    for name in SETTINGS:
-        if params.get(name) is not None:
-            templates.BY_NAME[name].text(params[name])  # for its error
-    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, params))
+    settings = _merged(_template_settings(source / "1" / "model.yaml"), yaml_settings(model, asked))
     config = model_config.read(source / model_config.FILE_NAME)
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
     config.max_batch_size = settings["triton_config"]["max_batch_size"]
@@ -71,38 +56,30 @@ def fill(root: Path, out: Path, *, model: Path, params: Mapping[str, Json], rele
     (out / MODEL / "1" / "model.yaml").write_text(to_yaml(settings), encoding="utf-8")
 
 
-def yaml_settings(model: Path, params: Mapping[str, Json]) -> dict[str, Any]:
+def yaml_settings(model: Path, asked: WeightsRepository) -> dict[str, Any]:
     """What `model.yaml` says for these parameters.
 
     Triton's max_batch_size is 0: the code takes one prompt a request, and the LLM API batches them itself.
     """
-    given = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decoupled": True, **_given(params)}
     own = {
         "model": str(model.absolute()),
         "backend": "pytorch",
-        "tensor_parallel_size": given["tensor_parallel_size"],
-        "pipeline_parallel_size": given["pipeline_parallel_size"],
-        "triton_config": {"max_batch_size": 0, "decoupled": given["decoupled"]},
+        "tensor_parallel_size": asked.tensor_parallel_size,
+        "pipeline_parallel_size": asked.pipeline_parallel_size,
+        "triton_config": {"max_batch_size": 0, "decoupled": asked.decoupled},
     }
-    return _merged(own, arguments(params))
+    limits = {name: value for name in LIMITS if (value := getattr(asked, name)) is not None}
+    return _merged(own, {**limits, **arguments(asked, asked.llm_args)})
 
 
-def arguments(params: Mapping[str, Json]) -> dict[str, Any]:
-    """The LLM API's arguments for those of `params` that have a value: limits, caches, and `llm_args` over them."""
-    given = _given(params)
-    extra = given.get("llm_args", {})
-    if not isinstance(extra, dict):
-        raise StageError(f"llm_args is {extra!r}; expected {{NAME: VALUE}}", failure=FailureClass.USER)
+def arguments(asked: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The LLM API's arguments for the settings that have a value, and `extra` over them."""
     found: dict[str, Any] = {
-        **{name: given[name] for name in LIMITS if name in given},
-        **{argument: given[name] for name, argument in ARGUMENTS.items() if name in given},
-        "kv_cache_config": {key: given[name] for name, key in KV_CACHE.items() if name in given},
+        argument: value for name, argument in ARGUMENTS.items() if (value := getattr(asked, name)) is not None
     }
-    return _merged(found, extra)
-
-
-def _given(params: Mapping[str, Json]) -> dict[str, Json]:
-    return {name: value for name, value in params.items() if value is not None}
+    cache = {key: value for name, key in KV_CACHE.items() if (value := getattr(asked, name)) is not None}
+    cache = {key: list(value) if isinstance(value, tuple) else value for key, value in cache.items()}
+    return _merged({**found, "kv_cache_config": cache}, extra)
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

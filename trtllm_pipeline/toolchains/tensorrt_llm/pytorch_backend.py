@@ -5,57 +5,49 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Option, Stage, Work
+from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
+from trtllm_pipeline.stages.params import load, table
+from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, feasibility, llmapi
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, feasibility
+from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import PYTORCH_PRECISIONS
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
-_FORMAT: Final = "hugging_face"
-_QUANTIZE_OPTIONS: Final = backends.checkpoint_options(
-    precisions=PYTORCH_PRECISIONS,
-    caches=(backends.NONE, "fp8", "nvfp4"),
-    families=(),
-    checkpoint_format=_FORMAT,
-)
 
 
 def _quantized(cell: Cell) -> bool:
     return cell.precision not in _UNQUANTIZED or backends.kv_cache(cell) is not None
 
 
-def _quantize_params(cell: Cell) -> Mapping[str, Json]:
-    """The layout over GPUs is the runtime's business here: one checkpoint serves every tp and pp."""
-    params = backends.checkpoint_params(cell, calibrated=True)
-    return {name: params[name] for name in ("precision", "kv_cache_precision", "family", "calibration")} | {
-        "checkpoint_format": _FORMAT
-    }
+def _checkpoint(cell: Cell) -> HuggingFaceCheckpoint:
+    calibration = {"calibration": backends.calibration(cell)}
+    return load(HuggingFaceCheckpoint, backends.checkpoint_params(cell), calibration, cell.settings["quantize"])
 
 
-def _quantize(work: Work, machine: Machine) -> Sequence[Sequence[str]]:
-    return (job.command(work, backends.quantizing_python(machine)),)
+def _quantize(context: StageContext[HuggingFaceCheckpoint], machine: Machine) -> Sequence[Sequence[str]]:
+    return (job.command(context, backends.quantizing_python(machine)),)
 
 
-def _repository_params(cell: Cell) -> Mapping[str, Json]:
-    return {
-        **backends.frontend_params(cell),
-        **backends.repository_params(cell, llmapi.SETTINGS),
+def _repository(cell: Cell) -> WeightsRepository:
+    own = {
+        **backends.frontend(cell),
         "max_batch_size": cell.max_batch_size,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": case.num_tokens(cell),
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
-        "llm_args": cell.settings["repository"]["llm_args"],
+        "unquantized": not _quantized(cell),
     }
+    return load(WeightsRepository, own, cell.settings["repository"])
 
 
 QUANTIZE: Final = Stage(
@@ -66,9 +58,8 @@ QUANTIZE: Final = Stage(
     commands=_quantize,
     inputs={"model": "download"},
     applies=lambda cell, _machine: _quantized(cell),
-    options=_QUANTIZE_OPTIONS,
-    params=_quantize_params,
-    advice=lambda cell: {"batch_size": cell.settings["quantize"]["batch_size"]},
+    params=HuggingFaceCheckpoint,
+    read=_checkpoint,
     file_names=("calibration_data",),
     files=backends.calibration_data,
     settle=with_true_samples,
@@ -86,14 +77,8 @@ REPOSITORY: Final = Stage(
     summary="write what the PyTorch runtime is served from: the release's llmapi model, or trtllm-serve's settings",
     program="trtllm_pipeline.toolchains.tensorrt_llm.frontends:run_pytorch",
     inputs={"model": ("quantize", "download")},
-    options=(
-        backends.FRONTEND,
-        *llmapi.OPTIONS,
-        backends.SERVE_OPTIONS,
-        Option("unquantized", "bool", "refuse a model whose weights are quantized", default=False),
-    ),
-    params=_repository_params,
-    advice=lambda cell: {"unquantized": not _quantized(cell)},
+    params=WeightsRepository,
+    read=_repository,
     identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
 )
@@ -110,7 +95,7 @@ def _missing(machine: Machine) -> str | None:
 
 def _read_settings(cell: Cell) -> Collection[str]:
     """The repository settings that something reads, with the frontend of a cell."""
-    read = {*llmapi.SETTINGS, "llm_args"}
+    read = {*(each.name for each in table(LlmApi)), "llm_args"}
     return read if cell.settings["serve"]["frontend"] == backends.TRITON else read - {"decoupled"}
 
 

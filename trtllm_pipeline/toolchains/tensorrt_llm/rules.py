@@ -21,6 +21,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import backends as lanes
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, memory, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
+from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     FAMILIES,
     FIRST,
@@ -35,8 +36,6 @@ Severity = Literal["error", "warning"]
 """error: a program of TensorRT-LLM ends with an error, or has no such thing. warning: it goes on without what was asked
 for, so that something else would be measured than the cell says."""
 
-PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
-"""Precisions with a Hugging Face form that the PyTorch backend loads."""
 _BOTH: Final = (ENGINES, PYTORCH)
 _TRITON: Final = "triton"
 _LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "nvfp4": 100}

@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from trtllm_pipeline.errors import MatrixError, StageError, UsageError
-from trtllm_pipeline.stages.calibration_rows import Selection, default_set
+from tests.contexts import faults
+from trtllm_pipeline.errors import MatrixError, StageError
+from trtllm_pipeline.stages.calibration_rows import default_set
+from trtllm_pipeline.stages.params import Selection, load, to_json
 from trtllm_pipeline.toolchains.embedded import calibration, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
+from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.reference import Reference, layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -88,12 +91,12 @@ def test_chat_template_wraps_rows(folder: Path, tmp_path: Path) -> None:
         calibration.tokenize(tmp_path, ["Hi"], Selection(chat_template=True))
 
 
-@pytest.mark.parametrize("value", [{"sample": 3}, {"samples": 0}, {"max_length": "long"}, {"seed": True}, [1]])
-def test_selection_faults(value: object) -> None:
-    with pytest.raises(UsageError, match="calibration"):
-        Selection.parse(value)  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [{"sample": 3}, {"samples": 0}, {"max_length": "long"}, {"seed": True}])
+def test_selection_faults(value: dict[str, object]) -> None:
+    assert next(iter(value)) in faults(Selection, **value)
 
 
-def test_selection_parses() -> None:
-    assert Selection.parse(None) == Selection()
-    assert Selection.parse({"samples": 3, "seed": 0}).samples == 3
+def test_selection_is_read_from_a_job_file() -> None:
+    asked = load(Convert, {"precision": "int4_awq", "calibration": {"samples": 3, "seed": 0, "data": "x"}})
+    assert asked.calibration == Selection(samples=3)
+    assert load(Convert, to_json(asked)) == asked

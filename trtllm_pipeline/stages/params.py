@@ -1,0 +1,288 @@
+"""What a stage can be told: one frozen class for each, from which everything else about its parameters follows.
+
+The class of a stage gives its part of the fingerprint (`key`), what stands in job.json (`to_json`, `load`), what its
+program receives (attributes), the keys of a matrix's settings, and the options of its verb. Standard library only:
+workers import it. No `from __future__ import annotations` where such classes are defined: types of fields are read.
+"""
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from trtllm_pipeline.domain import Json
+
+T = TypeVar("T")
+ITSELF = "."
+"""For `Param.key_with`: the field of the parameter itself."""
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """What is known of one parameter beside its type and default."""
+
+    help: str
+    """A phrase that begins with a small letter, without a full stop."""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    null: str = ""
+    """What None stands for."""
+    choices: tuple[str, ...] = ()
+    """Of a text whose type does not say it."""
+    runtime: bool = False
+    """Cannot change the result, and stays out of the key: ports, time limits."""
+    key_with: str = ""
+    """In the key, and in job.json, only where the field of this name is set: neither None nor an empty list."""
+
+    @property
+    def unset(self) -> str:
+        """What None stands for, in words."""
+        return self.null
+
+
+class Field(NamedTuple):
+    """One parameter of a class."""
+
+    name: str
+    type: Any
+    """Without None, where that is allowed."""
+    optional: bool
+    """Whether None is allowed."""
+    default: Any
+    """MISSING where it must be given."""
+    about: Param
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that can be given, () where any can."""
+        return get_args(self.type) if get_origin(self.type) is Literal else self.about.choices
+
+
+@cache
+def table(cls: Any) -> tuple[Field, ...]:
+    """The parameters of a class, in their order."""
+    found = []
+    for each in fields(cls):
+        kind, about = get_args(each.type)
+        optional = get_origin(kind) in {Union, types.UnionType} and type(None) in get_args(kind)
+        if optional:
+            (kind,) = (part for part in get_args(kind) if part is not type(None))
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found.append(Field(each.name, kind, optional, default, about))
+    return tuple(found)
+
+
+@cache
+def _written(cls: Any) -> tuple[tuple[str, str, bool, bool], ...]:
+    return tuple(
+        (
+            each.name,
+            each.name if each.about.key_with == ITSELF else each.about.key_with,
+            each.about.runtime,
+            is_dataclass(each.type),
+        )
+        for each in table(cls)
+    )
+
+
+def key(given: Any) -> dict[str, Json]:
+    """The part of a key that parameters are: all that can change the result."""
+    return _json(given, runtime=False)
+
+
+def to_json(given: Any) -> dict[str, Json]:
+    """All parameters, as `load` reads them back."""
+    return _json(given, runtime=True)
+
+
+def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    for name, key_with, is_runtime, nested in _written(given.__class__):
+        if (is_runtime and not runtime) or (key_with and getattr(given, key_with) in (None, ())):
+            continue
+        value = getattr(given, name)
+        if isinstance(value, tuple):
+            value = list(value)
+        found[name] = _json(value, runtime=runtime) if nested and value is not None else value
+    return found
+
+
+def class_name(given: Any) -> str:
+    """The "module:class" of parameters, by which a worker finds it."""
+    return f"{type(given).__module__}:{type(given).__qualname__}"
+
+
+def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
+    """An object of `cls`: each parameter from the first of `sources` that has it, lists made tuples.
+
+    Other keys are left alone. Raises TypeError where a parameter without a default is missing.
+    """
+    found = {}
+    for name, convert in _converters(cls):
+        for source in sources:
+            if name in source:
+                value = source[name]
+                found[name] = value if convert is None or value is None else convert(value)
+                break
+    return cls(**found)
+
+
+@cache
+def _converters(cls: Any) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    def converter(kind: Any) -> Callable[[Any], Any] | None:
+        if get_origin(kind) is tuple:
+            return tuple
+        if is_dataclass(kind):
+            nested = typing.cast("type[Any]", kind)
+            return lambda value: value if isinstance(value, nested) else load(nested, value)
+        return None
+
+    return tuple((each.name, converter(each.type)) for each in table(cls))
+
+
+# ------------------------------------------------------------------------------------- stages of every toolchain
+
+Frontend = Literal["triton", "trtllm_serve"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """Parameters of the download stage."""
+
+    source: Annotated[dict[str, Any], Param("where from, as in a recipe, pinned to a revision or digest")]
+    folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
+    offline: Annotated[
+        bool, Param("use what is already on this machine, and fail instead of asking the network", runtime=True)
+    ] = False
+    max_workers: Annotated[int, Param("files fetched at a time", ge=1, le=64, runtime=True)] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which part of a calibration set is used, and how it is presented."""
+
+    samples: Annotated[int | None, Param("rows taken, all of a smaller set", ge=1, null="all rows, up to 512")] = None
+    max_length: Annotated[int, Param("tokens kept of a row", ge=1)] = 512
+    seed: Annotated[int, Param("chooses the rows", ge=0)] = 0
+    chat_template: Annotated[bool, Param("wrap each row as a user's turn of the model's chat template")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Parameters of every launch stage."""
+
+    host: Annotated[str, Param("address to listen on; anything but loopback lets others in", runtime=True)] = (
+        "127.0.0.1"
+    )
+    http_port: Annotated[int, Param("port of HTTP; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
+    grpc_port: Annotated[int, Param("port of gRPC; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
+    metrics_port: Annotated[int, Param("port of metrics; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
+    ready_timeout_s: Annotated[float, Param("limit from start to ready", gt=0, le=1e9, runtime=True)] = 600.0
+    stop_timeout_s: Annotated[
+        float, Param("limit for a polite stop, before the server is killed", gt=0, le=1e9, runtime=True)
+    ] = 3.0
+    restarts: Annotated[int, Param("how often a server that died is started again", ge=0, runtime=True)] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEmbedded(Launch):
+    """Parameters of the embedded toolchain's launch stage."""
+
+    threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 is one a core", ge=0, le=4096)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFrontend(Launch):
+    """Parameters of TensorRT-LLM's launch stages."""
+
+    frontend: Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")] = (
+        "triton"
+    )
+
+
+GENERAL_PROMPT = "The capital of France is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoke:
+    """Parameters of the smoke stage."""
+
+    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
+    max_tokens: Annotated[int, Param("length of the answer", ge=1)] = 16
+    expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
+    max_seq_len: Annotated[
+        int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
+    ] = None
+    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perf:
+    """Parameters of the perf stage."""
+
+    concurrency: Annotated[
+        tuple[int, ...], Param("requests in flight, one level after the other; none for rates alone", ge=1, le=65536)
+    ] = (1, 4)
+    request_rate: Annotated[
+        tuple[float, ...],
+        Param(
+            "requests a second on average, however many are in flight; levels after those of concurrency",
+            gt=0,
+            le=1e6,
+            key_with=ITSELF,
+        ),
+    ] = ()
+    request_distribution: Annotated[
+        Literal["poisson", "constant"],
+        Param(
+            "when requests of a rate are due: as independent users come, or evenly spaced",
+            key_with="request_rate",
+        ),
+    ] = "poisson"
+    slo: Annotated[
+        dict[str, float] | None,
+        Param("objectives of goodput, the share of requests that meet them all", key_with=ITSELF),
+    ] = None
+    requests: Annotated[int, Param("requests measured at each level", ge=1)] = 16
+    warmup_requests: Annotated[
+        int | None,
+        Param(
+            "requests before each level that are not measured",
+            ge=0,
+            null="two for each in flight, 4 for a request rate",
+        ),
+    ] = None
+    max_tokens: Annotated[int, Param("length of answers", ge=1)]
+    temperature: Annotated[float, Param("0 is greedy", ge=0, le=100)] = 0.0
+    protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
+    repeats: Annotated[
+        int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=1000)
+    ] = 1
+    declared: Annotated[dict[str, Any], Param("settings that the server must have")] = field(default_factory=dict)
+    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Parameters of the score stage."""
+
+    metrics: Annotated[
+        tuple[str, ...],
+        Param("exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python"),
+    ] = ("exact", "contains")
+    min_score: Annotated[
+        float | None, Param("least mean score of the first metric; below it the stage fails", ge=0, le=1)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy(Score):
+    """Parameters of the accuracy stage."""
+
+    max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1)] = 32
+    concurrency: Annotated[int, Param("requests in flight", ge=1, le=65536, runtime=True)] = 4
+    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0

@@ -1,0 +1,37 @@
+"""Parameters of the stages of the embedded toolchain. Types of fields are read: no `annotations` from the future."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from trtllm_pipeline.stages.params import ITSELF, Param, Selection
+from trtllm_pipeline.stages.repository_settings import TextModels
+
+PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq")
+CALIBRATED: Final = ("int4_awq",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Parameters of the convert stage."""
+
+    precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
+    calibration: Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Parameters of the build stage."""
+
+    max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
+    max_input_len: Annotated[int, Param("tokens of a prompt", ge=1)]
+    max_seq_len: Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+    max_num_tokens: Annotated[int | None, Param("tokens of one forward pass over all requests", ge=1, null="8192")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository(TextModels):
+    """Parameters of the repository stage."""
+
+    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]

@@ -1,0 +1,125 @@
+"""Parameters of the stages of TensorRT-LLM's toolchains.
+
+Types of fields are read, so no `from __future__ import annotations`. Standard library only: our quantization worker runs
+under other Pythons.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from trtllm_pipeline.stages.params import GENERAL_PROMPT, ITSELF, Frontend, Param, Scalar, Selection
+from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
+from trtllm_pipeline.toolchains.model_optimizer import formats
+
+NONE: Final = "none"
+"""Precision of a KV cache that is not quantized."""
+PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
+"""Those with a Hugging Face form that the PyTorch backend loads."""
+_ENGINE_PRECISIONS: Final = tuple(dict.fromkeys(("fp16", "bf16", "fp32", *formats.PRECISIONS)))
+_CACHE_HELP: Final = "precision of the KV cache; none is the model's own"
+
+Precision = Annotated[str, Param("precision of the weights", choices=_ENGINE_PRECISIONS)]
+EngineCache = Annotated[Literal["none", "fp8", "int8"], Param(_CACHE_HELP)]
+Family = Annotated[str, Param("architecture family: model_type of the model's config.json")]
+Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
+RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
+ServeOptions = Annotated[
+    dict[str, Scalar] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
+]
+Served = Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")]
+Batch = Annotated[int, Param("requests in flight", ge=1)]
+InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
+Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+Pass = Annotated[int, Param("tokens of one forward pass over all requests", ge=1)]
+TensorParallel = Annotated[int, Param("tensor parallel size", ge=1)]
+PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Parameters of the stages that make a checkpoint for engines."""
+
+    checkpoint_format: ClassVar[formats.CheckpointFormat] = "tensorrt_llm"
+    precision: Precision
+    kv_cache_precision: EngineCache = "none"
+    family: Family
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    max_position_embeddings: Annotated[
+        int | None, Param("longest sequence of the model, for phi3", ge=1, key_with=ITSELF)
+    ] = None
+    calibration: Calibrated = None
+    batch_size: RowsAtATime = None
+    options: Annotated[dict[str, Scalar], Param("further options of the script that does it, as awq_block_size=64")] = (
+        field(default_factory=dict)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceCheckpoint:
+    """Parameters of the stage that makes a quantized Hugging Face folder: the layout over GPUs is the runtime's business."""
+
+    precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
+    kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
+    family: Family
+    calibration: Calibrated = None
+    checkpoint_format: Annotated[Literal["hugging_face"], Param("what is written")] = "hugging_face"
+    batch_size: RowsAtATime = None
+    tp: ClassVar[int] = 1
+    pp: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Parameters of the build stage."""
+
+    precision: Precision
+    kv_cache_precision: EngineCache = "none"
+    family: Family
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    max_batch_size: Batch
+    max_input_len: InputLength
+    max_seq_len: Length
+    max_num_tokens: Pass
+    options: Annotated[dict[str, Scalar], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
+        field(default_factory=dict)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Parameters of the check stage."""
+
+    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
+    max_tokens: Annotated[int, Param("length of the answer", ge=1)] = 8
+    world_size: Annotated[int, Param("ranks of the engine", ge=1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRepository(RepositorySettings):
+    """Parameters of the repository stage for an engine."""
+
+    frontend: Served = "triton"
+    options: ServeOptions = None
+    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]
+    parameters: Annotated[
+        dict[str, Scalar], Param("values of any other placeholder of the templates, as NAME=VALUE")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRepository(LlmApi):
+    """Parameters of the repository stage for Hugging Face weights."""
+
+    frontend: Served = "triton"
+    options: ServeOptions = None
+    max_batch_size: Batch
+    max_seq_len: Length
+    max_num_tokens: Pass
+    tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
+    pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
+    llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
+        field(default_factory=dict)
+    )
+    unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
