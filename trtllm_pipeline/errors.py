@@ -55,8 +55,12 @@ class FailureClass(str, Enum):
 
 
 def in_brackets(failure: str | None) -> str:
-    """A failure class behind what failed: " (out of memory)"; nothing for a failure that has no better name."""
-    return "" if failure in {None, FailureClass.BUG.value} else f" ({FailureClass(failure).words})"
+    """A failure class behind what failed: " (out of memory)"; nothing where that says no more than "failed"."""
+    return (
+        ""
+        if failure in {None, FailureClass.BUG.value, FailureClass.CHECK.value}
+        else f" ({FailureClass(failure).words})"
+    )
 
 
 class PipelineError(Exception):

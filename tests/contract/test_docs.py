@@ -22,6 +22,7 @@ import pytest
 import typer
 import yaml
 
+from trtllm_pipeline.cli import bench
 from trtllm_pipeline.cli.app import COMMANDS, main
 from trtllm_pipeline.config.models import Settings, json_schema
 from trtllm_pipeline.config.recipes import matrices_folder, recipes_folder
@@ -184,6 +185,14 @@ def test_every_setting_axis_and_recipe_field_is_documented() -> None:
     assert [field for field in fields if f"| `{field}` |" not in text] == []
 
 
+def test_other_tools_names_of_options_are_documented() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    told = {other: own for own, others in rows for other in FLAG.findall(others)}
+    for other, own in bench.OTHER_NAMES.items():
+        assert f"`--{own}`" in told[f"--{other}"]
+
+
 def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
     read = generate().read_by("embedded")
     assert {"perf.concurrency", "build.max_num_tokens", "serve.threads", "quantize.calibration"} <= read
@@ -202,6 +211,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     for path in names():
         command = generate().command_of(path)
         known |= {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    known |= {f"--{name}" for name in bench.OTHER_NAMES}
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
     text = page.read_text(encoding="utf-8")
@@ -270,7 +280,7 @@ def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
 def test_the_picture_is_a_recorded_run() -> None:
     picture = (ROOT / "docs" / "quickstart.svg").read_text(encoding="utf-8").replace("&#160;", " ")
     assert "pipeline run --matrix matrices/quickstart.yaml" in picture
-    assert "6 cells: 6 done" in picture
+    assert "4 cells: 4 done" in picture
     assert "@font-face" not in picture, "a picture that is shown as an image cannot fetch fonts"
 
 

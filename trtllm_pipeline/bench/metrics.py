@@ -333,10 +333,13 @@ def _headline(windows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Which window the level's figures are of, and why."""
     for window in windows:
         if window["steady"] is None:
-            return "whole", "there is no steady window: the requests in flight never reached the wanted number"
+            return "whole", "no steady window: the requests in flight never reached the wanted number"
         steady_s, whole_s = window["steady"]["duration_s"], window["whole"]["duration_s"]
         if steady_s < HEADLINE_S:
-            return "whole", f"the steady window is {steady_s:.1f} s, less than {HEADLINE_S:g} s: ramp and tail are in"
+            return (
+                "whole",
+                f"the steady window is {steady_s:.1f} s, less than {HEADLINE_S:g} s: ramp-up and drain are included",
+            )
         if steady_s < whole_s / 2:
             return "whole", f"the steady window is {steady_s:.1f} s, less than half of {whole_s:.1f} s"
     return "steady", "every repeat has a steady window that is long enough"

@@ -17,26 +17,26 @@ from trtllm_pipeline.domain import Json
 
 DEFINITIONS: Final = {
     "ttft_ms": "first content - sent",
-    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value a request; "
-    "left out when all tokens came in one event",
+    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value per request; "
+    "undefined when all tokens arrive in one event",
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
     "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
     "stall_ms": "longest gap between content events of a request",
-    "user_tokens_per_s": "1 / TPOT, one value a request",
-    "connect_ms": "connecting, of the requests that had to, before they were sent: in no other time",
+    "user_tokens_per_s": "1 / TPOT, one value per request",
+    "connect_ms": "time to connect, of the requests that opened a connection; part of no other time",
     "ttft_from_schedule_ms": "open loop: first content - scheduled",
     "response_ms": "open loop: last content - scheduled",
     "lag_ms": "open loop: sent - scheduled",
-    "achieved_rate": "open loop: requests sent / seconds from the first to the last, one less",
+    "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
     "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
     "count from the schedule",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
     "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
     "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
     "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
-    "events: there is no tokenizer and the server does not count, so each content event is taken for a token",
+    "events: no tokenizer, and the server does not count, so each content event is taken as one token",
     "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
     "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
     "whole": "first send -> last content of the measured requests; tokens of the successful ones",

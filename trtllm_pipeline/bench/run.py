@@ -145,7 +145,7 @@ class ServerLoad:
         if not 0 <= self.target.temperature < math.inf:
             raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
         if self.synthetic is not None and (self.input_data is not None or self.tokenizer is None):
-            raise UsageError("--synthetic-input-tokens-mean needs --tokenizer, and excludes --input-data")
+            raise UsageError("--isl needs --tokenizer, and excludes --input-data")
 
     def record_until_interrupted(
         self, path: Path, tokenizer: Tokenizer | None, progress: Callable[[int, int], None]

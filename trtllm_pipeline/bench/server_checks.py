@@ -17,6 +17,7 @@ from trtllm_pipeline.bench.effective_config import read_back
 from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
 from trtllm_pipeline.bench.target import AnyClient, Target
+from trtllm_pipeline.bench.validity import POSSIBLE_REUSE
 from trtllm_pipeline.client.service import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
@@ -124,13 +125,20 @@ async def probe(
     tokenizer: Tokenizer | None,
     events: EventFile,
 ) -> None:
-    """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight."""
+    """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight.
+
+    A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
+    """
     longest = None if claim.engine is None else Engine.read(claim.engine).longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
     for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):
+        times: list[float] = []
         for send in (0, 1):
             answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
             ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
             told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
             events.write("probe", pair=pair, send=send, **told)
+            times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
+        if len(times) == 2 and times[1] >= POSSIBLE_REUSE * times[0]:
+            return

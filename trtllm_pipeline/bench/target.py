@@ -24,12 +24,12 @@ OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
 """Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
 
 AnyClient = Client | OpenAiClient
-INTERFACES: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000, "openai": 8000}
-"""Kind of server as a command line names it -> its usual port."""
+_PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
+"""Triton's, by default."""
 
 
-def service_at(url: str, interface: str, model: str, *, metrics: str | None = None) -> Service:
-    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., of one of `INTERFACES`.
+def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
+    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., asked over grpc, http or openai.
 
     Raises ServerError for what is none, and for gRPC over TLS, which is not there.
     """
@@ -43,17 +43,23 @@ def service_at(url: str, interface: str, model: str, *, metrics: str | None = No
             f"{url}: expected HOST, HOST:PORT or http(s)://HOST:PORT, the port from 1 to 65535",
             failure=FailureClass.USER,
         )
-    if interface == "openai" or (interface == "http" and url.startswith("https:")):
+    if protocol == "openai" or (protocol == "http" and url.startswith("https:")):
         return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
     scheme, _, address = url.rpartition("://")
     if scheme not in {"", "http", "grpc"}:
-        raise ServerError(f"{url}: {interface} over {scheme} is not there", failure=FailureClass.USER)
+        raise ServerError(f"{url}: {protocol} over {scheme} is not there", failure=FailureClass.USER)
     address = address.rstrip("/").removesuffix(":")
     if "/" in address:
         raise ServerError(f"{url}: a Triton server has no path", failure=FailureClass.USER, hint="give HOST:PORT")
-    address = address if re.search(r":\d+$", address) else f"{address}:{INTERFACES[interface]}"
-    http, grpc = ("", address) if interface == "grpc" else (address, "")
+    address = address if re.search(r":\d+$", address) else f"{address}:{_PORTS[protocol]}"
+    http, grpc = ("", address) if protocol == "grpc" else (address, "")
     return Service(http, grpc, metrics, None, model, None)
+
+
+def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> str:
+    """What event files call a protocol (grpc, http or openai), an OpenAI endpoint, and answers as a stream or whole."""
+    name = f"openai_{endpoint}" if protocol == "openai" else protocol
+    return name if streaming else f"{name}_unary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Target:
     def at(
         cls,
         url: str,
-        interface: str,
+        protocol: str,
         model: str,
         *,
         endpoint: str = "chat",
@@ -92,17 +98,16 @@ class Target:
         options: Mapping[str, Option] | None = None,
     ) -> Target:
         """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
-        protocol = f"openai_{endpoint}" if interface == "openai" else interface
         return cls(
-            protocol if streaming else f"{protocol}_unary",
+            protocol_name(protocol, endpoint, streaming=streaming),
             # With the path, as others write it, or without.
-            service_at(url, interface, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
+            service_at(url, protocol, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
             model,
             timeout_s,
             max_tokens,
             temperature,
             options or {},
-            os.environ.get("OPENAI_API_KEY") if interface == "openai" else None,
+            os.environ.get("OPENAI_API_KEY") if protocol == "openai" else None,
         )
 
     def client(self) -> AnyClient:

@@ -1,7 +1,7 @@
-"""May the numbers of a load run be believed? One function for each gate, and the table of them.
+"""Validation of a load run: one function for each gate, and the table of gates.
 
-A gate looks at what was observed and says what is wrong: "invalid" makes the numbers unusable, "warning" and "info"
-stand beside them. Everything a gate needs is in the event file, so the verdict can be had again later, by anybody.
+A gate checks what was observed. A finding of severity "invalid" rejects the measurement; "warning" and "info" are shown
+beside it. Everything a gate needs is in the event file, so the verdict can be reproduced later, by anybody.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def failures(run: LoadRun) -> Iterator[GateFinding]:
     for concurrency, requests in _each(run):
         measured = _measured(requests)
         if not measured:
-            yield GateFinding("invalid", "nothing was measured: all its requests are warm-up", concurrency)
+            yield GateFinding("invalid", "no measured requests: all requests of this level are warm-up", concurrency)
         causes = Counter(request.record["error"] for request in measured if not request.ok)
         failed = causes.total()
         if failed:
@@ -124,7 +124,9 @@ def empty_answers(run: LoadRun) -> Iterator[GateFinding]:
             few = len(empty) < len(good) and len(empty) <= max(1, MAX_ENDED_AT_ONCE * len(good))
             at_once = few and all(map(_ended_at_once, empty))
             what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
-            what = "are empty, ended by the model at once, and in no latency or rate" if at_once else what
+            what = (
+                "are empty because the model ended them at once; they count in no latency or rate" if at_once else what
+            )
             message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
             yield GateFinding("warning" if at_once else "invalid", message, concurrency)
 
@@ -143,21 +145,21 @@ def stop_reasons(run: LoadRun) -> Iterator[GateFinding]:
         odd = {end: times for end, times in ends.items() if end not in PLANNED_ENDS}
         if odd:
             told = ", ".join(f"{end} ({times})" for end, times in odd.items())
-            message = f"{sum(odd.values())} of {len(good)} answers ended for reasons nobody planned: {told}"
+            message = f"{sum(odd.values())} of {len(good)} answers ended for unexpected reasons: {told}"
             yield GateFinding("invalid", message, concurrency)
         # Encoding again may find one token where the server made two.
         allowed = 0 if run.counted_by_server else 1
         cut = [r for r in good if r.record.get("finish_reason") == "length" and _missing(r) > allowed]
         if cut:
             message = (
-                f"{len(cut)} of {len(good)} answers were cut off before the length asked for, for prompt "
+                f"{len(cut)} of {len(good)} answers were cut off before the requested length, such as for prompt "
                 f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
             )
             yield GateFinding(_severity_of_missing(run, cut, good), message, concurrency)
         early = [request for request in good if _fixed_length(run) and _missing(request) > allowed]
         if early:
             message = (
-                f"answers of a fixed length were asked for, {len(early)} of {len(good)} are shorter, for prompt "
+                f"{len(early)} of {len(good)} answers are shorter than the fixed length requested, such as for prompt "
                 f"{early[0].record['prompt']!r} {early[0].output_tokens} of {early[0].record['max_tokens']} tokens"
             )
             yield GateFinding(_severity_of_missing(run, early, good), message, concurrency)
@@ -197,16 +199,16 @@ def _counts_encoded_again(
     good = _answered(requests)
     total = sum(request.output_tokens for request in good)
     if total and not encoded:
-        message = "there is no tokenizer and the server does not count: each event with text is taken for a token"
+        message = "no tokenizer, and the server does not count tokens: each content event is taken as one token"
         yield GateFinding("warning", message, concurrency)
         return
     uncounted = [request for request in requests if request.ok and not request.counted_by_server]
     if len(uncounted) < sum(request.ok for request in requests):
-        message = f"the server counted the tokens of some answers, not of {len(uncounted)}; all are encoded again"
+        message = f"the server did not count the tokens of {len(uncounted)} answers; the tokenizer counts all of them"
         yield GateFinding("warning", message, concurrency)
     excess = sum(max(0, request.output_tokens - request.record["max_tokens"]) for request in good)
     if excess > MAX_MISMATCH * total:
-        message = f"{excess} of {total} output tokens, by encoding the answers again, are more than was asked for"
+        message = f"{excess} of {total} output tokens exceed max_tokens, by the tokenizer's count"
         if excess <= MAX_EXCESS * total:
             yield GateFinding("warning", message, concurrency)
         else:
@@ -220,7 +222,7 @@ def _server_counts(concurrency: float, requests: Sequence[TimedRequest]) -> Iter
     if over:
         worst = max(over, key=lambda request: request.output_tokens - request.record["max_tokens"])
         message = (
-            f"the server counts more tokens than were asked for in {len(over)} of {len(good)} answers, for prompt "
+            f"the server counts more tokens than max_tokens in {len(over)} of {len(good)} answers, such as for prompt "
             f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
         )
         yield GateFinding("invalid", message, concurrency)
@@ -251,12 +253,12 @@ def server(run: LoadRun) -> Iterator[GateFinding]:
     """Was the server there at both ends, ready, and the same process?"""
     start, end = run.records.server.get("start"), run.records.server.get("end")
     if start is None or end is None:
-        yield GateFinding("invalid", "the run was interrupted: the server was not looked at after it")
+        yield GateFinding("invalid", "the run was interrupted: the server was not checked at its end")
         return
     if start["pid"] is None:
-        yield GateFinding("info", "the server's process is not known here; that it stayed the same is unchecked")
+        yield GateFinding("info", "the server's process is unknown here, so a restart would not be noticed")
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
-        yield GateFinding("invalid", f"the server's process {start['pid']} did not live through the run")
+        yield GateFinding("invalid", f"the server's process {start['pid']} did not survive the run")
     if not end["ready"]:
         yield GateFinding("invalid", "the server was not ready after the run")
 
@@ -269,7 +271,7 @@ def client_cpu(run: LoadRun) -> Iterator[GateFinding]:
             # An open loop looks at the clock before each sending, which is processor time too; `schedule` judges it.
             closed = record["concurrency"] is not None
             severity = "invalid" if closed and record["wall_ns"] >= MIN_CLIENT_WALL_NS else "warning"
-            message = f"the client used {cpu:.0%} of a core; beyond {MAX_CLIENT_CPU:.0%} it measures itself"
+            message = f"the load client used {cpu:.0%} of a core; above {MAX_CLIENT_CPU:.0%} it limits the measurement"
             yield GateFinding(severity, message, level_of(record))
 
 
@@ -287,7 +289,7 @@ def client_lag(run: LoadRun) -> Iterator[GateFinding]:
         if late_ms <= MARKED_LAG_MS:
             continue
         load = level_of(record)
-        said = f"the client's event loop was up to {late_ms:.1f} ms late (p99)"
+        said = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)"
         good, mean_ms = answered.get(load, []), fmean(lags_ms)
         closed = record["concurrency"] is not None
         thinner = mean_ms / median(request.e2e_ms for request in good) if closed and good else 0.0
@@ -296,22 +298,20 @@ def client_lag(run: LoadRun) -> Iterator[GateFinding]:
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         told = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if run.records.header.get("tls") and late_ms > MAX_LAG_MS:
-            yield GateFinding("invalid", f"{said}, and over TLS the times are those of its reads", load)
+            yield GateFinding("invalid", f"{said}; over TLS, times of arrival are those of its reads", load)
         elif told and thinner > MAX_LAG_SHARE:
-            message = (
-                f"{said}, {mean_ms:.1f} ms on average, {thinner:.0%} of a request's time: the load was thinner by that"
-            )
+            message = f"{said}, {mean_ms:.1f} ms on average, {thinner:.0%} of a request's latency: the load was lower by as much"
             yield GateFinding("invalid", message, load)
         elif told and moved > MAX_LAG_SHARE:
             message = (
-                f"{said}, {mean_ms:.1f} ms on average, {moved:.0%} of the time to the first token, while events came "
-                f"every {median(gaps_ms):.1f} ms: of those that came together all have the time of the last"
+                f"{said}, {mean_ms:.1f} ms on average, {moved:.0%} of the time to first token, while events arrived "
+                f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last"
             )
             yield GateFinding("invalid", message, load)
         else:
-            other = "times" if run.records.header.get("tls") else "times of events that came closer together"
+            other = "times" if run.records.header.get("tls") else "times of closely spaced events"
             yield GateFinding(
-                "warning", f"{said}: requests may have been sent late, and {other} be longer, by that", load
+                "warning", f"{said}: requests may have been sent late, and {other} may be too long, by as much", load
             )
 
 
@@ -330,7 +330,7 @@ def schedule(run: LoadRun) -> Iterator[GateFinding]:
             other_load = fmean(lags_ms) > MAX_LAG_SHARE * 1e3 / rate
             severity = "invalid" if lag_ms > MAX_LAG_MS and other_load else "warning"
             message = (
-                f"the client sent up to {lag_ms:.1f} ms after the schedule (p99), {fmean(lags_ms):.1f} ms on average"
+                f"the load client sent requests up to {lag_ms:.1f} ms late (p99), {fmean(lags_ms):.1f} ms on average"
             )
             yield GateFinding(severity, message, rate)
 
@@ -349,8 +349,8 @@ def server_queue(run: LoadRun) -> Iterator[GateFinding]:
             waited_ms = waited_us / 1e3 / len(requests)
             if waited_ms > MAX_QUEUE_SHARE * typical_ms:
                 message = (
-                    f"each request waited {waited_ms:.1f} ms for the {model}, {waited_ms / typical_ms:.0%} of its time: "
-                    f"more of it would help (settings.repository.{model}_instances)"
+                    f"each request waited {waited_ms:.1f} ms for the {model}, {waited_ms / typical_ms:.0%} of its "
+                    f"latency; raise settings.repository.{model}_instances"
                 )
                 yield GateFinding("warning", message, load)
 
@@ -365,7 +365,7 @@ def roofline(run: LoadRun) -> Iterator[GateFinding]:
     limits = run.records.roofline
     known = [(pass_s, limit) for limit in limits if (pass_s := limit["pass_s"]) is not None]
     if limits and not known:
-        yield GateFinding("info", f"the speed is not held against the memory's: {limits[0]['reason']}")
+        yield GateFinding("info", f"token times were not checked against memory bandwidth: {limits[0]['reason']}")
     if not known:
         return
     pass_s, limit = min(known, key=lambda each: each[0])
@@ -397,17 +397,17 @@ def settings(run: LoadRun) -> Iterator[GateFinding]:
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
         told = "; ".join(list(wrong)[:3])
-        yield GateFinding("invalid", f"the server does not run with the settings asked for: {told}{more}")
+        yield GateFinding("invalid", f"the server does not run with the expected settings: {told}{more}")
     unchecked = sorted({name for record in run.records.settings for name in record.get("unchecked", ())})
     if unchecked:
-        yield GateFinding("info", f"neither the server nor the engine tells: {', '.join(unchecked)}")
+        yield GateFinding("info", f"settings that neither the server nor the engine reports: {', '.join(unchecked)}")
 
 
 def kv_cache_reuse(run: LoadRun) -> Iterator[GateFinding]:
     """Declared off, is it? By what the server tells, and by a prompt that is answered faster the second time."""
     blocks = [record["blocks"] for record in run.records.reused_blocks if record["blocks"] is not None]
     if blocks and max(blocks) > blocks[0]:
-        message = f"KV cache reuse is declared off, yet the server reused {max(blocks) - blocks[0]:g} of its blocks"
+        message = f"KV cache reuse is declared off, but the server reused {max(blocks) - blocks[0]:g} of its blocks"
         yield GateFinding("invalid", message)
     pairs: dict[int, dict[int, ProbeRecord]] = {}
     for record in run.records.probes:
@@ -417,18 +417,19 @@ def kv_cache_reuse(run: LoadRun) -> Iterator[GateFinding]:
     told = [tokens for pair in pairs.values() for record in pair.values() if (tokens := record["cached_tokens"])]
     if told:
         yield GateFinding(
-            "invalid", f"KV cache reuse is declared off, yet the server took up to {max(told)} tokens from it"
+            "invalid",
+            f"KV cache reuse is declared off, but the server took up to {max(told)} tokens of a prompt from the cache",
         )
     whole = [(pair[0]["ttft_ms"], pair[1]["ttft_ms"]) for pair in pairs.values() if len(pair) == 2]
     times = [(first, second) for first, second in whole if first and second]
     if not times:
-        yield GateFinding("warning", "KV cache reuse is declared off; that is unchecked, since no probe was answered")
+        yield GateFinding("warning", "KV cache reuse is declared off, but could not be checked: no probe was answered")
         return
     shares = [second / first for first, second in times]
     first_ms, second_ms = (median(column) for column in zip(*times, strict=True))
     if median(shares) < SURE_REUSE and max(shares) < POSSIBLE_REUSE and first_ms - second_ms > LEAST_SAVED_MS:
         message = (
-            f"KV cache reuse is declared off, yet a prompt's first token came after {first_ms:.1f} ms and, sent again, "
+            f"KV cache reuse is declared off, but a prompt's first token came after {first_ms:.1f} ms and, sent again, "
             f"after {second_ms:.1f} ms (medians of {len(times)} prompts)"
         )
         yield GateFinding("invalid", message)
@@ -440,7 +441,7 @@ def warmup(run: LoadRun) -> Iterator[GateFinding]:
         warm = {request.record["prompt"] for request in requests if not request.measured}
         shared = warm & {request.record["prompt"] for request in _measured(requests)}
         if shared:
-            message = f"the warm-up used prompts that were measured as well: {', '.join(sorted(shared)[:3])}"
+            message = f"warm-up and measurement share prompts: {', '.join(sorted(shared)[:3])}"
             yield GateFinding("warning", message, concurrency)
 
 
@@ -450,7 +451,7 @@ def repeated_prompts(run: LoadRun) -> Iterator[GateFinding]:
         times = Counter((request.record["prompt"], request.record["repeat"]) for request in _measured(requests))
         most = max(times.values(), default=0)
         if most > 1:
-            message = f"prompts were sent up to {most} times; a server that keeps their KV cache is flattered"
+            message = f"prompts were sent up to {most} times; a server that reuses their KV cache looks faster"
             yield GateFinding("info", message, concurrency)
 
 
@@ -459,52 +460,52 @@ GATES: Final = (
         "server",
         "the server is ready at both ends and is the same process",
         "any difference",
-        "a restart in between empties caches and loses requests; an interrupted run has no end to look at",
+        "a restart empties caches and loses requests; an interrupted run was not checked at its end",
         server,
     ),
     Gate(
         "settings",
-        "what the server, its engine and its repository say of themselves = what the matrix asked for",
+        "settings reported by the server, its engine and its repository, against those of the matrix",
         "any difference",
-        "a number belongs to its settings",
+        "figures are only meaningful for known settings",
         settings,
     ),
     Gate(
         "client_cpu",
-        "processor time of the client / wall time, each level",
-        f"{MAX_CLIENT_CPU:.0%} of a core in a closed loop of a second or more; else told",
-        "a busy client measures itself",
+        "CPU time of the load client / wall time, each level",
+        f"{MAX_CLIENT_CPU:.0%} of a core in a closed loop of a second or more; otherwise a warning",
+        "a saturated client measures itself",
         client_cpu,
     ),
     Gate(
         "client_lag",
-        "how late the client's event loop was, each level",
+        "delay of the load client's event loop, each level",
         f"in a level of a second or more with a p99 over {MAX_LAG_MS:g} ms: mean over {MAX_LAG_SHARE:.0%} of the median "
-        f"e2e (closed loop) or, where the p99 is over the median ICL, of the median TTFT; over TLS: that p99; marked from a p99 of {MARKED_LAG_MS:g} ms",
-        "times of arrival are the kernel's, but events that come while the client is away get the time of the last of "
-        "them, and the next request goes out late: the load is thinner than asked; over TLS times are those of the read",
+        f"e2e (closed loop) or, where the p99 is over the median ICL, of the median TTFT; over TLS: that p99; a warning from a p99 of {MARKED_LAG_MS:g} ms",
+        "times of arrival are the kernel's, but events that arrive while the client is busy get the time of the last of "
+        "them, and the next request is sent late, so the load is lower than requested; over TLS times are those of the read",
         client_lag,
     ),
     Gate(
         "schedule",
-        "how late the requests of an open loop were sent, p99, each rate",
-        f"{MAX_LAG_MS:g} ms, with a mean over {MAX_LAG_SHARE:.0%} of the time between requests; marked from "
+        "how late requests of an open loop were sent, p99, each rate",
+        f"{MAX_LAG_MS:g} ms, with a mean over {MAX_LAG_SHARE:.0%} of the time between requests; a warning from "
         f"{MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
-        "a rate that is not kept is another rate",
+        "a request rate that is not kept is another rate",
         schedule,
     ),
     Gate(
         "failures",
         "requests that failed / requests measured",
         f"{MAX_FAILURES:.0%}",
-        "failures vanish from averages, and a server that refuses work is fast",
+        "failures vanish from averages, and a server that rejects requests looks fast",
         failures,
     ),
     Gate(
         "empty_answers",
         "answers without text or without tokens",
-        f"any, unless the server says that the model ended at once: one, or up to {MAX_ENDED_AT_ONCE:.0%}",
-        "nothing is quick to make",
+        f"any, unless the server reports that the model ended at once: one, or up to {MAX_ENDED_AT_ONCE:.0%}",
+        "an empty answer takes no time to generate",
         empty_answers,
     ),
     Gate(
@@ -516,50 +517,50 @@ GATES: Final = (
     ),
     Gate(
         "stop_reasons",
-        "how answers ended, against the plan: their own end, a stop word, or the length asked for",
-        f"any other end, or a length not reached (encoded again: by more than a token an answer and {MAX_EXCESS:.0%}; told "
-        "before)",
+        "finish reasons: the model's own end, a stop word, or the requested length",
+        f"any other reason, or a length not reached (by the tokenizer's count: by more than a token per answer and "
+        f"{MAX_EXCESS:.0%}; a warning below)",
         "shorter answers take less time",
         stop_reasons,
     ),
     Gate(
         "token_count",
-        "the server's count against encoding the answers again, and against what was asked for",
-        f"more than asked for (encoded again: by more than {MAX_EXCESS:.0%}), or fewer tokens than "
-        f"a third of the encoded; told from {MAX_MISMATCH:.0%} on",
+        "the server's token count against the tokenizer's, and against max_tokens",
+        f"more than max_tokens (by the tokenizer's count: by more than {MAX_EXCESS:.0%}), or fewer than a third of the "
+        f"tokenizer's count; a warning from {MAX_MISMATCH:.0%} on",
         "tokens per second are only as good as the tokens",
         token_count,
     ),
     Gate(
         "server_queue",
-        "time that requests wait in Triton's queues of preprocessing and postprocessing, by its own counters",
-        f"-; told from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
-        "then it is not the engine that is measured",
+        "time requests spend in Triton's queues of preprocessing and postprocessing, by its own counters",
+        f"-; a warning from {MAX_QUEUE_SHARE:.0%} of the median e2e on",
+        "the queue is measured, not the engine",
         server_queue,
     ),
     Gate(
         "roofline",
-        f"e2e / n, and TPOT of answers with {MIN_EVENTS} events by themselves after the first, against the time one reading of the "
-        "weights takes",
-        f"faster, in the median of a level; a CPU's own reading may be beaten {CPU_MARGIN:g} times",
+        f"e2e / n, and TPOT of answers with {MIN_EVENTS} events by themselves after the first, against the time to read the weights "
+        "once",
+        f"faster, in the median of a level; a CPU's measured bandwidth may be exceeded {CPU_MARGIN:g} times",
         "a dense model without speculation reads all its weights for every token",
         roofline,
     ),
     Gate(
         "kv_cache_reuse",
-        "declared off: new prompts sent twice, time to first token of the second / of the first; tokens the server "
-        "says it took from the cache",
+        "where declared off: TTFT of a new prompt sent a second time / the first time; cached tokens the server "
+        "reports",
         f"median below {SURE_REUSE:g} with every prompt below {POSSIBLE_REUSE:g}, by {LEAST_SAVED_MS:g} ms; any cached "
         "token or reused block",
-        "a prompt that is not computed costs nothing",
+        "a cached prompt costs nothing to prefill",
         kv_cache_reuse,
     ),
-    Gate("warmup", "prompts that warm-up and measurement share", "-", "what is warm is fast", warmup),
+    Gate("warmup", "prompts that warm-up and measurement share", "-", "cached prompts are faster", warmup),
     Gate(
         "repeated_prompts",
         "prompts sent more than once in a level",
         "-",
-        "a server that keeps their KV cache is flattered",
+        "a server that reuses their KV cache looks faster",
         repeated_prompts,
     ),
 )

@@ -1,13 +1,13 @@
-"""Chat templates: how a conversation becomes the text that a model is asked with.
+"""Chat templates turn a conversation into the prompt text for a model.
 
-A template comes with its model, so a stranger wrote it. It is rendered by a process of its own (`worker.py`) in Jinja2's
-sandbox, which keeps it from files and from Python; that process has little memory, and is ended when it takes too long.
+A template comes with its model, so it is untrusted. A separate process (`worker.py`) renders it in Jinja2's sandbox, which
+keeps it from files and from Python. The process has little memory, and is killed if it takes too long.
 
     template = chat.read(folder)            # None where the model has none
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
-A renderer starts its process once, for the first conversation, and again after one that broke a limit. Threads may share it.
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads may share it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FILE: Final = "chat_template.jinja"
 _SETTINGS: Final = "tokenizer_config.json"
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ALWAYS: Final = ("bos_token", "eos_token")
-"""Special tokens that templates name without asking whether the model has them."""
+"""Special tokens that templates use without checking whether the model has them."""
 _WORKER: Final = Path(__file__).with_name("worker.py")
 _START_S: Final = 60.0
 _WAIT: Final = 6.0
-"""How much longer than its processor time an answer may take: others use the machine, too."""
+"""Wall-clock time allowed per processor time, because others use the machine as well."""
 _FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
-"""What of the environment the process gets: no tokens, no keys."""
+"""Environment variables that the process gets; none has tokens or keys."""
 _CHUNK: Final = 1 << 16
 _ESCAPED_BYTES: Final = 12
 """The longest that JSON writes one character."""
@@ -52,14 +52,14 @@ _REPLACE: Final = "give prompts as text, or put a template that you trust into t
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What rendering one conversation may take."""
+    """Limits for rendering one conversation."""
 
     time_s: float = 10.0
-    """Of a processor."""
+    """Processor time."""
     memory_bytes: int = 256 << 20
-    """Beyond what the process takes before it has seen a template."""
+    """In addition to what the process needs before it reads a template."""
     characters: int = 8_000_000
-    """Of the text: more than the longest context of any model."""
+    """Length of the text; more than the longest context of any model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Template:
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Special tokens by the names that templates know them by, such as `bos_token`."""
     origin: str = "the chat template"
-    """What errors call it."""
+    """Its name in errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation, and what else a template may ask for."""
+    """A conversation and other variables of templates."""
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
@@ -87,15 +87,15 @@ class Chat:
 
 
 class TemplateError(StageError):
-    """A chat template does not work: itself (not Jinja2), its process, or, in the classes below, with a conversation."""
+    """A chat template failed: it is not valid Jinja2, its process failed, or, in the subclasses, with a conversation."""
 
 
 class RefusedError(TemplateError):
-    """The template does not take this conversation: it says so, or fails on it."""
+    """The template rejects this conversation or fails on it."""
 
 
 class LimitError(TemplateError):
-    """Rendering took more time, memory or text than it may."""
+    """Rendering exceeded a limit of time, memory or text."""
 
 
 def read(folder: Path) -> Template | None:

@@ -141,6 +141,8 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
     run: Callable[..., Any] = _not_imported
     if wanted:
         run = _help if not row.target else _load(row)
+        if aliases := getattr(run, "aliases", {}):
+            settings["token_normalize_func"] = lambda word: aliases.get(word, word)
         text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))  # rich keeps line breaks
         # \b: lines stay as they are. Rich takes brackets for its markup.
@@ -257,9 +259,13 @@ def _mistake(error: typer.TyperException) -> Exception:
     near = getattr(error, "possibilities", None)
     message = (error.message if near else error.format_message()).rstrip(".").replace("Value error, ", "")
     ctx = getattr(error, "ctx", None)
+    hint = None if ctx is None else f"{ctx.command_path} --help"
+    params = () if ctx is None else ctx.command.params
+    if getattr(error, "option_name", "") == "-m" and any(param.name == "model" for param in params):
+        hint = "--model NAME; -m is the matrix, in other commands"  # other load clients call the model so
     return UsageError(
         message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),
-        hint=None if ctx is None else f"{ctx.command_path} --help",
+        hint=hint,
     )
 
 

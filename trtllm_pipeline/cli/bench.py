@@ -22,6 +22,19 @@ _LOAD: Final = "The load"
 _REQUESTS: Final = "The requests"
 _RESULTS: Final = "The results"
 
+OTHER_NAMES: Final = {
+    **dict.fromkeys(("request-count", "num-requests"), "requests"),
+    **dict.fromkeys(("warmup-request-count", "num-warmup-requests"), "warmup-requests"),
+    **dict.fromkeys(("output-tokens-mean", "osl"), "max-tokens"),
+    "synthetic-input-tokens-mean": "isl",
+    "synthetic-input-tokens-stddev": "isl-stddev",
+    "arrival-pattern": "request-distribution",
+    "arrival-smoothness": "burstiness",
+    "request-timeout-seconds": "request-timeout-s",
+    "profile-export-file": "event-file",
+}
+"""What genai-perf and aiperf call options that mean the same."""
+
 Format = Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="output format")]
 TokenCounter = Annotated[
     Path | None,
@@ -37,7 +50,7 @@ Slo = Annotated[
     typer.Option(
         "--slo",
         metavar="OBJECTIVES",
-        help="report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms,e2e=5s",
+        help="report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms",
         rich_help_panel=_RESULTS,
     ),
 ]
@@ -109,15 +122,12 @@ def load(
     ] = None,
     request_distribution: Annotated[
         Literal["poisson", "constant", "gamma"],
-        typer.Option(
-            "--request-distribution", "--arrival-pattern", help="gaps between requests of a rate", rich_help_panel=_LOAD
-        ),
+        typer.Option("--request-distribution", help="gaps between requests of a rate", rich_help_panel=_LOAD),
     ] = "poisson",
     burstiness: Annotated[
         float,
         typer.Option(
             "--burstiness",
-            "--arrival-smoothness",
             metavar="X",
             help="shape of gamma: below 1 in bursts, above 1 more even",
             rich_help_panel=_LOAD,
@@ -133,8 +143,6 @@ def load(
         int,
         typer.Option(
             "--requests",
-            "--request-count",
-            "--num-requests",
             metavar="N",
             min=1,
             help="requests at each level",
@@ -145,8 +153,6 @@ def load(
         int | None,
         typer.Option(
             "--warmup-requests",
-            "--warmup-request-count",
-            "--num-warmup-requests",
             metavar="N",
             min=0,
             help="requests before each level (default: 2 for each in flight; 4 for a rate)",
@@ -182,10 +188,9 @@ def load(
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
-    synthetic_input_tokens_mean: Annotated[
+    isl: Annotated[
         int | None,
         typer.Option(
-            "--synthetic-input-tokens-mean",
             "--isl",
             metavar="N",
             min=1,
@@ -193,10 +198,9 @@ def load(
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
-    synthetic_input_tokens_stddev: Annotated[
+    isl_stddev: Annotated[
         int,
         typer.Option(
-            "--synthetic-input-tokens-stddev",
             "--isl-stddev",
             metavar="N",
             min=0,
@@ -212,8 +216,6 @@ def load(
         int,
         typer.Option(
             "--max-tokens",
-            "--output-tokens-mean",
-            "--osl",
             metavar="N",
             min=1,
             help="output tokens of a request whose prompt does not say",
@@ -238,7 +240,6 @@ def load(
         Path | None,
         typer.Option(
             "--event-file",
-            "--profile-export-file",
             metavar="FILE",
             help="record everything that is observed there (default: perf-DATE-TIME-PID.jsonl)",
             rich_help_panel=_RESULTS,
@@ -249,14 +250,15 @@ def load(
     r"""Load a running server and report its latency and throughput.
 
     No matrix and no workspace are needed. Everything observed goes into one file as it happens; Ctrl-C keeps it. The key
-    for an OpenAI-compatible server is read from OPENAI_API_KEY. The exit code is 1 if the measurement is not valid.
+    for an OpenAI-compatible server is read from OPENAI_API_KEY. The exit code is 1 if the measurement is not valid. Names of
+    options of genai-perf and aiperf are accepted where they mean the same: docs/performance.md lists them.
 
     examples:
       pipeline bench load -u localhost:8001 --model ensemble --concurrency 1,2,4,8 --input-data prompts.jsonl
       pipeline bench load -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --request-rate 5,10 --slo ttft=300ms,tpot=40ms
       pipeline bench load -u localhost:8001 --model ensemble --concurrency 8 --tokenizer MODEL_DIR \
-          --synthetic-input-tokens-mean 512 --max-tokens 128
+          --isl 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.bench.metrics import analyze
@@ -297,14 +299,12 @@ def load(
             server_options.folder("--repository", repository),
             "the command line",
         ),
-        input_data=None
-        if synthetic_input_tokens_mean and input_data is None
-        else data_file(input_data or BUILT_IN_PROMPTS, Path()),
+        input_data=None if isl and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
         synthetic=None
-        if synthetic_input_tokens_mean is None
+        if isl is None
         else Synthetic(
-            input_tokens_mean=synthetic_input_tokens_mean,
-            input_tokens_stddev=synthetic_input_tokens_stddev,
+            input_tokens_mean=isl,
+            input_tokens_stddev=isl_stddev,
             prompts=num_prompts,
         ),
         tokenizer=tokenizer,
@@ -318,6 +318,9 @@ def load(
     result = analyze(path, counter, objectives)
     _show(result, format)
     raise typer.Exit(130 if interrupted else 0 if result["valid"] else 1)
+
+
+vars(load)["aliases"] = OTHER_NAMES
 
 
 def analyze(
@@ -347,7 +350,8 @@ def analyze(
 
 
 def self_test(
-    protocol: Annotated[str, typer.Option("--protocol", metavar="PROTOCOL", help="as in event files")] = "grpc",
+    protocol: server_options.Protocol = "grpc",
+    endpoint_type: server_options.EndpointType = "chat",
     streams: Annotated[int, typer.Option("--streams", metavar="N", min=1, help="answers at once")] = 256,
     events: Annotated[int, typer.Option("--events", metavar="N", min=1, help="events of each answer")] = 40,
     processes: Annotated[
@@ -365,11 +369,10 @@ def self_test(
       pipeline bench self-test --protocol http --streams 64
     """
     from trtllm_pipeline.bench import self_test
+    from trtllm_pipeline.bench.target import protocol_name
     from trtllm_pipeline.report import figures
 
-    if protocol not in self_test.PROTOCOLS:
-        raise UsageError(f"--protocol: there is no {protocol!r}", hint=f"one of {', '.join(self_test.PROTOCOLS)}")
-    result = self_test.run(protocol, self_test.Size(streams, events), processes=processes)
+    result = self_test.run(protocol_name(protocol, endpoint_type), self_test.Size(streams, events), processes=processes)
     if format == "json":
         emit_json({"schema": 1, **result, "definitions": self_test.DEFINITIONS})
     else:

@@ -37,7 +37,7 @@ def compare(
         typer.Option(
             "--metrics",
             metavar="NAMES",
-            help="such as ttft_p99,tpot_p50,output_tps,accuracy.contains (default: the main ones)",
+            help="such as ttft_p99 or accuracy.contains, several with commas (default: the main ones)",
         ),
     ] = None,
     fail_on: Annotated[
@@ -45,7 +45,7 @@ def compare(
         typer.Option(
             "--fail-on",
             metavar="CONDITIONS",
-            help="exit with 1 if a figure rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails too",
+            help="exit with 1 if a figure rises (+) or falls (-) by more: ttft_p99:+10% or output_tps:-5%; a missing one fails too",
         ),
     ] = None,
     beyond_noise: Annotated[

@@ -90,7 +90,7 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="NAMES",
-        help="compare although these differ: workload, system, or single fields of them, such as driver,kernel,protocol",
+        help="compare although these differ: workload, system, or single fields of them, such as driver or protocol; several with commas",
     ),
 ]
 MeasuredRun = Annotated[

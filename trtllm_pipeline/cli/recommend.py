@@ -17,7 +17,7 @@ def recommend(
         typer.Option(
             "--slo",
             metavar="OBJECTIVES",
-            help="such as ttft_p99=300ms,tpot_p99=40ms; a rate such as output_tps=100 is a minimum",
+            help="such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum",
         ),
     ] = "",
     min_accuracy: Annotated[

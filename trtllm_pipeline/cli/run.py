@@ -123,7 +123,7 @@ def _run(
     if result.outcome.interrupted:
         note(f"interrupted; go on with: {_resume(workspace)}")
     elif result.outcome.exit_code:
-        note(f"some cells failed; after mending the cause: {_resume(workspace)}")
+        note(f"some cells failed; fix the cause, then: {_resume(workspace)}")
     return result.outcome.exit_code
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.user_files import decode
 
@@ -16,17 +17,24 @@ PANEL: Final = "The server"
 
 Protocol = Annotated[
     Literal["grpc", "http", "openai"],
-    typer.Option("-i", "--protocol", help="Triton's gRPC or HTTP, or an OpenAI-compatible API", rich_help_panel=PANEL),
+    typer.Option(
+        "-i",
+        "--protocol",
+        metavar="NAME",
+        help="grpc or http of Triton, or openai for any OpenAI-compatible server",
+        rich_help_panel=PANEL,
+    ),
 ]
 EndpointType = Annotated[
     Literal["chat", "completions"],
-    typer.Option("--endpoint-type", help="OpenAI endpoint", rich_help_panel=PANEL),
+    typer.Option(
+        "--endpoint-type", metavar="NAME", help="endpoint of OpenAI: chat or completions", rich_help_panel=PANEL
+    ),
 ]
 RequestTimeout = Annotated[
     float,
     typer.Option(
         "--request-timeout-s",
-        "--request-timeout-seconds",
         metavar="S",
         help="time limit of one request, in seconds",
         rich_help_panel=PANEL,
@@ -75,9 +83,7 @@ def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]
     """NAME and VALUE of an option that is given several times, a value as JSON where it is any. Raises UsageError."""
     found = {}
     for text in texts or ():
-        name, separated, value = text.partition(sign)
-        if not separated or not name:
-            raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
+        name, value = options.pair(option, text, sign)
         try:
             found[name] = decode(value)
         except ValueError:

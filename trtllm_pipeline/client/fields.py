@@ -1,4 +1,4 @@
-"""Typed reading of the JSON that servers send: what is of another type is a ProtocolError that says so."""
+"""Typed access to the JSON that servers send; a value of another type raises a ProtocolError that names it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def items(value: object, what: str) -> list[Any]:
 
 
 def text(value: object, what: str) -> str:
-    """A text that can be written as UTF-8; empty for null."""
+    """A string that can be encoded as UTF-8; empty for null."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -60,12 +60,12 @@ def count(value: object, what: str) -> int | None:
 
 
 def shortened(message: str, length: int = 1000) -> str:
-    """A server's words, as many as anybody reads."""
+    """A server's message, shortened for display."""
     return message if len(message) <= length else f"{message[:length]}... ({len(message)} characters)"
 
 
 def shown(value: object) -> str:
-    """A value as JSON, as much of it as anybody reads."""
+    """A value as JSON, shortened for display."""
     try:
         return shortened(json.dumps(value), _SHOWN)
     except (ValueError, RecursionError):
@@ -73,5 +73,5 @@ def shown(value: object) -> str:
 
 
 def refuse(value: object, what: str, expected: str) -> NoReturn:
-    """Raise the ProtocolError."""
+    """Raise the ProtocolError for a value of the wrong type."""
     raise ProtocolError(f"{what} in the server's answer is {shown(value)}, expected {expected}")

@@ -24,10 +24,10 @@ _PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 
 
 class OpenAiClient:
-    """A connection to one model of a server. An async context manager.
+    """Access to one model of a server. An async context manager.
 
-    `url` is the server's, with or without `/v1`. Entering looks the model up; raises ServerError when the server or the
-    model is not there. A server that does not list its models is believed.
+    `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does not
+    exist. A server that does not list its models is trusted.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class OpenAiClient:
         return session
 
     async def ready(self) -> dict[str, bool]:
-        """Whether the server still answers."""
+        """Whether the server still responds."""
         try:
             return {"http": (await self._get("/models"))[0] > 0}
         except ServerError:
             return {"http": False}
 
     async def server(self) -> str | None:
-        """The server's version as it says itself, at the path that vLLM and trtllm-serve have for it."""
+        """The version that the server reports at the path of vLLM and trtllm-serve."""
         try:
             status, body = await self._get("/version", base=self.url.removesuffix("/v1"))
             version = fields.text(fields.mapping(fields.parse(body), "/version")["version"], "version")
@@ -166,7 +166,7 @@ class _OpenAiSession(HttpSession):
 
 
 def _calls(said: Mapping[str, Any]) -> str:
-    """What a message says in calls of tools: it is generated as text is."""
+    """The text of a message's tool calls, which is generated text as well."""
     parts = []
     for each in fields.items(said.get("tool_calls"), "tool_calls"):
         function = fields.mapping(fields.mapping(each, "a tool call").get("function"), "a function")

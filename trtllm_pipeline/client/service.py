@@ -81,7 +81,7 @@ Option = bool | int | float | str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Endpoints of a running server, as its launcher wrote them into service.json; "" for one that is not known."""
+    """Endpoints of a running server from service.json; "" for an unknown one."""
 
     http: str
     grpc: str
@@ -115,17 +115,17 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One text generation request. `options` are further input tensors of the model by name, e.g. `{"top_k": 1}`."""
+    """A text generation request. `options` are additional input tensors by name, such as `{"top_k": 1}`."""
 
     text: str
     max_tokens: int
     options: Mapping[str, Option] = field(default_factory=dict)
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The same as chat messages, for endpoints that take those."""
+    """The same as chat messages, for chat endpoints."""
 
 
 def most_tokens(asked: int) -> int:
-    """More tokens, or messages, than any answer to a request for `asked` tokens has, with several choices too."""
+    """Upper bound for the tokens or messages of an answer to a request for `asked` tokens, also with several choices."""
     return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * asked
 
 
@@ -139,33 +139,32 @@ class TextChunk(NamedTuple):
 
     time_ns: int
     text: str
-    """What it added."""
+    """The text it added."""
     tokens: int | None
-    """Output tokens of the request up to and with it, as the server counts them; None where it does not."""
+    """Output tokens of the request so far, as counted by the server; None if it does not count."""
     reasoning: bool = False
-    """The text is what the model thinks, not its answer."""
+    """Whether the text is reasoning, not the answer."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """Everything observed about one request; times are CLOCK_MONOTONIC nanoseconds, None means it did not happen.
+    """Everything observed about one request. Times are CLOCK_MONOTONIC nanoseconds; None means that it did not happen.
 
-    The texts of `events` joined are what was generated. `output_tokens` is the server's count for the whole of it; tokens
-    that brought no text are in it, and may come after the last event. A failed request has `error` and keeps what
-    arrived before it.
+    The generated text is the joined texts of `events`. `output_tokens` is the server's count for all of it, including
+    tokens without text, which may arrive after the last event. A failed request has `error` and keeps what arrived before.
     """
 
     sent_ns: int = 0
     connected_ns: int | None = None
-    """End of connecting, when this request had to: before `sent_ns`."""
+    """When the connection was made, if this request had to connect; before `sent_ns`."""
     headers_ns: int | None = None
-    """HTTP: the head of the answer is complete."""
+    """HTTP: when the header was complete."""
     first_byte_ns: int | None = None
     """First bytes of the body, or first gRPC message."""
     first_event_ns: int | None = None
     """First whole response, with text or without."""
     role_ns: int | None = None
-    """OpenAI chat: the message that only says who speaks."""
+    """OpenAI chat: the message that only has the role."""
     events: list[TextChunk] = field(default_factory=list)
     usage_ns: int | None = None
     """OpenAI: the message with the server's counts."""
@@ -173,13 +172,13 @@ class Answer:
     input_tokens: int | None = None
     """As the server counts them."""
     cached_tokens: int | None = None
-    """Input tokens whose KV cache the server had already."""
+    """Input tokens found in the server's KV cache."""
     finish_reason: str | None = None
-    """Why the server stopped, where it says so: stop, length, ..."""
+    """Why the server stopped, if it says so: stop, length, ..."""
     end_ns: int = 0
     late_ns: int = 0
-    """Longest that bytes of this answer lay in the kernel before they were read: load of the client. An event that came
-    alone has the time of its arrival all the same; of several in one read, all have that of the last."""
+    """Longest delay between arrival and reading of this answer's bytes, caused by load on the client. A single event still has
+    its time of arrival; several events of one read have that of the last."""
     error: str | None = None
 
     @property
@@ -208,7 +207,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a client has to know of a served model, from its configuration as the server reports it."""
+    """What a client needs to know about a served model, from the configuration that the server reports."""
 
     name: str
     batched: bool
@@ -219,7 +218,7 @@ class ServedModel:
     accumulates: bool
     """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
     counts: bool
-    """Responses say how many tokens they brought: TensorRT-LLM's output `num_output_tokens`, from 0.20 on."""
+    """Responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
@@ -252,28 +251,28 @@ class ServedModel:
         return values
 
     def _input(self, name: str) -> str:
-        """What this model calls the input `name`; `name` itself where it has none."""
+        """This model's name for the input `name`; `name` itself if it has no such input."""
         return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
 
 
 class Session(Protocol):
-    """One request at a time over one protocol. Never raises for what the server or the network does: see Answer.error."""
+    """One request at a time over one protocol. Errors of the server and the network are in `Answer.error`, never raised."""
 
     async def open(self) -> None:
-        """Connect, so that no request has to. What goes wrong shows with the first request."""
+        """Connect, so that no request has to. Errors show with the first request."""
 
     async def generate(self, request: GenerationRequest) -> Answer:
-        """Send `request` and wait for its whole answer."""
+        """Send `request` and wait for the complete answer."""
 
     async def close(self) -> None:
         """Release what the session holds."""
 
 
 class Client:
-    """A connection to one model of a server over one of `PROTOCOLS`. An async context manager.
+    """Access to one model of a server over one of `PROTOCOLS`. An async context manager.
 
-    Entering reads the model's configuration, once the model is there if it is just being loaded; raises ServerError
-    when the server or the model is not there.
+    Entering reads the model's configuration and waits while the model is being loaded. Raises ServerError if the server or
+    the model does not exist.
     """
 
     def __init__(self, service: Service, model: str, protocol: str, *, timeout_s: float) -> None:
@@ -367,14 +366,14 @@ class Client:
             raise ServerError(f"{where}: {error}", failure=FailureClass.USER) from error
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
-        """Names, data types and shapes of the tensors of `model`, as clients are told."""
+        """Names, data types and shapes of the tensors of `model`, as the server reports them to clients."""
         from tritonclient.grpc import service_pb2
 
         request = service_pb2.ModelMetadataRequest(name=model)
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
     async def server(self) -> str | None:
-        """Name and version of the server as it says itself, such as "triton 2.51.0"; None where it does not."""
+        """Name and version that the server reports, such as "triton 2.51.0"; None if it reports none."""
         from tritonclient.grpc import service_pb2
 
         try:
@@ -390,7 +389,7 @@ class Client:
             return None
 
     async def ready(self) -> dict[str, bool]:
-        """Readiness as each endpoint tells it, by name; of an endpoint that is not known, nothing."""
+        """Readiness that each known endpoint reports, by name."""
         asking = {"http": self._http_ready, "grpc": self._grpc_ready}
         known = {"http": self.service.http, "grpc": self.service.grpc}
         return {name: await ask() for name, ask in asking.items() if known[name]}
@@ -434,7 +433,7 @@ class Client:
 
 
 def failure_class(cause: str) -> FailureClass:
-    """TRANSIENT for what a server says while it starts, or while `pipeline launch` repairs it; BUG for all else."""
+    """TRANSIENT for errors while a server starts or `pipeline launch` restarts it; BUG for all others."""
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 
@@ -462,7 +461,7 @@ class TimedSession(ABC):
     async def _connect(self) -> bool: ...
 
     async def generate(self, request: GenerationRequest) -> Answer:
-        """Send `request` and wait for its whole answer."""
+        """Send `request` and wait for the complete answer."""
         answer = Answer()
         message = self._encode(request)
         self._messages, self._asked_tokens = 0, request.max_tokens
@@ -488,7 +487,7 @@ class TimedSession(ABC):
         return answer
 
     def _count_message(self) -> None:
-        """Another message of the answer came. Raises ProtocolError when no answer can need that many."""
+        """Count a message of the answer. Raises ProtocolError when there are more than any answer needs."""
         self._messages += 1
         most = most_tokens(self._asked_tokens)
         if self._messages > most:
@@ -504,11 +503,11 @@ class TimedSession(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Give up what is held between requests."""
+        """Release what is held between requests."""
 
 
 def _so_far(answer: Answer) -> str:
-    """What came of an answer that did not end."""
+    """What arrived of an incomplete answer."""
     if not answer.sent_ns:
         return "not connected"
     if answer.events:
@@ -676,7 +675,7 @@ class HttpSession(TimedSession):
 
     @abstractmethod
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
-        """Note one response. Raises ProtocolError for one that is none."""
+        """Record one response. Raises ProtocolError if it is invalid."""
 
     async def close(self) -> None:
         """Close the connection: an answer that was not read to its end cannot be followed by another."""
@@ -763,7 +762,7 @@ def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
 
 
 def config_of(body: bytes) -> model_config_pb2.ModelConfig:
-    """A model's configuration as Triton sends it over HTTP. Raises ProtocolError when it is none."""
+    """A model's configuration as Triton sends it over HTTP. Raises ProtocolError if it is invalid."""
     from google.protobuf import json_format
     from tritonclient.grpc import model_config_pb2
 

@@ -190,5 +190,5 @@ def check_least(result: Mapping[str, Any], first: str, least: float | None) -> N
         raise StageError(
             f"{first} is {score:.3f} on {result['questions'][first]} questions, expected at least {least}",
             failure=FailureClass.CHECK,
-            hint=f"{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+            hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
         )

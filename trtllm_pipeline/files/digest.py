@@ -1,4 +1,4 @@
-"""Content digests of files, and a memory of them so that a file that did not change is not read again."""
+"""Content digests of files, cached so that unchanged files are not read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to say when there is no room to write: which file system, and how much of it is free."""
+"""Error messages for a full disk: which file system, and how much of it is free."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_room(error: OSError, path: Path) -> str | None:
 
 
 def hint(error: OSError) -> str:
-    """What to do about what `no_room` says."""
+    """What to do about the error of `no_room`."""
     return _LIMIT if error.errno == errno.EFBIG else _ROOM
 
 

@@ -1,8 +1,7 @@
-"""The folder of a model, which may come from a stranger: which of its files are opened, and what its JSON must hold.
+"""Reads files of a model's folder, which may be untrusted, and checks the types of their JSON values.
 
-A link is followed where it stays in the folder, and into the Hugging Face cache, whose snapshots consist of links.
-Anywhere else it would bring a file of this machine into what is copied, hashed and handed on. What is no file, such as
-a named pipe, is not opened at all.
+Links are only followed within the folder and into the Hugging Face cache, whose snapshots consist of links. Other links
+could bring files of this machine into what is copied, hashed and passed on. Only regular files are opened.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000
-"""The largest files of known models have a third of it."""
+"""The largest JSON files of known models have a third of this size."""
 _FICLONE: Final = 0x40049409  # linux/fs.h: share the content, copy on write
 _AGAIN: Final = "download the model again, or from another source"
 
 
 class ModelFileError(DownloadError):
-    """A file of a model's folder is not to be opened, or does not hold what it must."""
+    """A file of a model's folder must not be opened, or has invalid content."""
 
     def __init__(self, path: Path, reason: str, *, hint: str, failure: FailureClass) -> None:
         super().__init__(f"cannot use {path}: {reason}", failure=failure, hint=hint)
@@ -40,9 +39,9 @@ class ModelFileError(DownloadError):
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Where the file `name` of a model's folder lies, links followed; None where the folder has no such entry.
+    """Path of the file `name` in a model's folder, with links resolved; None if it does not exist.
 
-    Raises ModelFileError for a link that leads elsewhere or nowhere, and for anything that is no file.
+    Raises ModelFileError for a link that leads elsewhere or nowhere, and for anything but a file.
     """
     path = folder / name
     try:
@@ -71,7 +70,7 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def names(folder: Path) -> set[str]:
-    """The names in a model's folder, but for folders. Raises ModelFileError for a folder that cannot be listed."""
+    """The names in a model's folder, without subfolders. Raises ModelFileError if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)}
@@ -80,14 +79,14 @@ def names(folder: Path) -> set[str]:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file; the copy is at no time open to more people than the original."""
+    """Copy a file; the copy never has wider permissions than the original."""
     _begin(target)
     shutil.copyfile(source, target)
     target.chmod(source.stat().st_mode & 0o777)
 
 
 def clone(source: Path, target: Path) -> bool:
-    """Copy a file so that both share their bytes until one is written to; whether the file system can do that."""
+    """Clone a file copy-on-write; returns whether the file system supports that."""
     _begin(target)
     try:
         with source.open("rb") as original, target.open("r+b") as shared:
@@ -104,7 +103,7 @@ def _begin(target: Path) -> None:
 
 
 def read_text(folder: Path, name: str) -> str | None:
-    """A text file of a model's folder; None where there is none. Raises ModelFileError."""
+    """Content of a text file in a model's folder; None if it does not exist. Raises ModelFileError."""
     path = find(folder, name)
     if path is None:
         return None
@@ -119,7 +118,7 @@ def read_text(folder: Path, name: str) -> str | None:
 
 
 def read_json(folder: Path, name: str) -> object:
-    """What a JSON file of a model's folder holds. Raises ModelFileError, also where there is none."""
+    """Value of a JSON file in a model's folder. Raises ModelFileError, also if it does not exist."""
     text = read_text(folder, name)
     if text is None:
         raise _refused(
@@ -132,10 +131,10 @@ def read_json(folder: Path, name: str) -> object:
 
 
 class Fields:
-    """A JSON object of a model's file, each value read as what it must be.
+    """A JSON object in a model's file with typed access to its values.
 
-    A key that is missing and one that is null are the same. All methods raise ModelFileError, of class INFEASIBLE, that
-    names file, key, value and what was expected.
+    A missing key and a null value are the same. All methods raise ModelFileError of class INFEASIBLE that names the file, the
+    key, the value and what was expected.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
@@ -148,12 +147,12 @@ class Fields:
 
     @classmethod
     def read_optional(cls, folder: Path, name: str) -> Fields:
-        """The object in a file that a model's folder need not have; without it, one without keys."""
+        """The object in an optional file; without keys if the file does not exist."""
         return cls.read(folder, name) if find(folder, name) is not None else cls({}, folder / name)
 
     @classmethod
     def of(cls, value: object, path: Path) -> Fields:
-        """`value`, which is what the file at `path` holds."""
+        """`value`, the content of the file at `path`."""
         if not isinstance(value, dict):
             raise _refused(path, "it is not a JSON object", _AGAIN)
         return cls(value, path)
@@ -185,7 +184,7 @@ class Fields:
         return self._maybe(key, str, "a text")
 
     def required_text(self, key: str) -> str:
-        """A text that has to be there."""
+        """A required text."""
         text = self.text(key)
         if text is None:
             raise self.wrong(key, "a text")
@@ -196,7 +195,7 @@ class Fields:
         return bool(self._maybe(key, bool, "true or false"))
 
     def fields(self, key: str) -> Fields:
-        """An object; one without keys where there is none."""
+        """An object; without keys if there is none."""
         return Fields(self._maybe(key, dict, "an object") or {}, self._path, f"{self._prefix}{key}.")
 
     def objects(self, key: str) -> Iterator[Fields]:
@@ -207,7 +206,7 @@ class Fields:
             yield Fields(value, self._path, f"{self._prefix}{key}[{number}].")
 
     def array(self, key: str) -> list[Any]:
-        """A list; an empty one where there is none."""
+        """A list; empty if there is none."""
         return self._maybe(key, list, "a list") or []
 
     def texts(self, key: str) -> list[str]:
@@ -218,7 +217,7 @@ class Fields:
         return values
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Numbers of tokens: one, several in a list, or none, which is also written as -1."""
+        """Token ids: one, a list, or none, which may be written as -1."""
         value = self.values.get(key)
         ids = [] if value in (None, -1) else value if isinstance(value, list) else [value]
         if not all(type(number) is int and 0 <= number < 2**31 for number in ids):
@@ -226,7 +225,7 @@ class Fields:
         return tuple(ids)
 
     def token(self, key: str) -> str | None:
-        """A special token, which is written as a text or as an object with its `content`."""
+        """A special token, written as a text or as an object with `content`."""
         return self.fields(key).text("content") if isinstance(self.values.get(key), dict) else self.text(key)
 
     def wrong(self, key: str, expected: str) -> ModelFileError:
@@ -299,7 +298,7 @@ def _is_repository(name: str) -> bool:
 
 
 def hub_cache() -> Path:
-    """The folder of the Hugging Face cache, by the rules of `huggingface_hub`, links followed."""
+    """The folder of the Hugging Face cache by the rules of `huggingface_hub`, with links resolved."""
     home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home, "hub"))
     return Path(os.path.realpath(os.path.expandvars(os.path.expanduser(named))))  # noqa: PTH111 - raises for an unknown user

@@ -1,6 +1,6 @@
-"""What users hand in, read at one edge: it ends as data, or as an error of ours that names file and line.
+"""Reads files from users; the result is data or a MatrixError that names file and line.
 
-Nothing here can hang (only regular files are opened), and no text can make a reader fail in a way of its own.
+Reading cannot hang, because only regular files are opened, and no content can raise any other exception.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 MAX_DEPTH: Final = 100
 """Levels of a JSON value. Python's own limit depends on its version and on how deep its caller is."""
 _BRACKET_RUN: Final = re.compile(rf"(?:[\[{{]\s*){{{MAX_DEPTH + 1}}}")
-"""That many levels opened one after the other."""
+"""That many nested levels opened in a row."""
 KINDS: Final = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -38,7 +38,7 @@ _WORDS: Final = {
 
 
 def fail(name: str, line: int | None, message: str, *, hint: str | None = None) -> NoReturn:
-    """Raise MatrixError with this one fault."""
+    """Raise MatrixError with this fault."""
     raise MatrixError((Fault(name, line, "", message),), hint=hint)
 
 
@@ -53,7 +53,7 @@ def check(path: Path, *, hint: str | None = None) -> None:
 
 
 def _why(path: Path, error: OSError | ValueError) -> str:
-    """Why a file cannot be read, in words; a ValueError is a NUL in the name."""
+    """Why a file cannot be read; a ValueError means a NUL in the name."""
     if not isinstance(error, OSError):
         return f"cannot be read: {error}"
     if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
@@ -87,7 +87,7 @@ def read_text(path: Path, *, limit: int | None = None) -> str:
 
 
 class JsonError(ValueError):
-    """What is wrong with JSON text, and on which of its lines where that is known."""
+    """The fault of a JSON text, with its line if it is known."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class JsonError(ValueError):
 
 
 def decode(text: str | bytes, *, unique: bool = False) -> Json:
-    """The value of JSON text. Raises JsonError for whatever may be wrong with it; with `unique`, also a key that comes twice."""
+    """The value of a JSON text. Raises JsonError for any fault; with `unique`, also for a duplicate key."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
@@ -131,7 +131,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def decode_mapping(text: str | bytes) -> dict[str, Any]:
-    """The object that JSON text is. Raises JsonError."""
+    """The object in a JSON text. Raises JsonError."""
     value = decode(text)
     if not isinstance(value, dict):
         raise JsonError("not a JSON object")
@@ -139,7 +139,7 @@ def decode_mapping(text: str | bytes) -> dict[str, Any]:
 
 
 def decode_yaml(text: str | bytes) -> Any:
-    """The value of YAML text as other programs read it. Raises JsonError for whatever may be wrong with it."""
+    """The value of a YAML text as other programs read it. Raises JsonError for any fault."""
     import yaml
 
     try:
@@ -169,7 +169,7 @@ def _deeper(value: Json, limit: int) -> bool:
 
 
 def read_json(path: Path, decode: Callable[[str], Any] = decode) -> Any:
-    """The value in a JSON file, or what else `decode` reads. Raises MatrixError with the line."""
+    """The value of a JSON file, or whatever `decode` reads. Raises MatrixError with the line."""
     text = read_text(path)
     try:
         return decode(text)
@@ -178,7 +178,7 @@ def read_json(path: Path, decode: Callable[[str], Any] = decode) -> Any:
 
 
 def read_mapping(path: Path, decode: Callable[[str], Any] = decode) -> dict[str, Any]:
-    """The object in a JSON file, or what else `decode` reads. Raises MatrixError with the line."""
+    """The object in a JSON file, or whatever `decode` reads. Raises MatrixError with the line."""
     value = read_json(path, decode)
     if not isinstance(value, dict):
         fail(os.fspath(path), None, "expected a mapping of keys to values")
@@ -209,7 +209,7 @@ def read_json_lines(path: Path, parse: Callable[[Json, int], T], *, nothing: str
 
 
 class RowError(ValueError):
-    """What is wrong with one key of a row."""
+    """The fault of one key in a row."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")

@@ -30,7 +30,7 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
 
 
 def csv_value(value: object) -> object:
-    """`value`, where it is text that a spreadsheet would run as a formula with an apostrophe before it."""
+    """`value`, with an apostrophe before text that a spreadsheet would run as a formula."""
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         try:
             float(value)

@@ -1,4 +1,4 @@
-"""Python files that a model's repository brings, and what is left of a configuration without them."""
+"""Python files in a model's repository, and configurations without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.hub.files import RemoteFile
 
 KEY: Final = "code"
-"""In a pinned source: file name -> SHA-256 of the code that the matrix trusts."""
+"""Key of a pinned source: file name -> SHA-256 of trusted code."""
 _NAMES_CODE: Final = "auto_map"
 _CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
@@ -25,9 +25,9 @@ def trusted(pinned: Mapping[str, Json]) -> dict[str, str]:
 
 
 def remote(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], model: str) -> list[RemoteFile]:
-    """The code files of a pinned source as the hub lists them, to be verified by the recipe's digests.
+    """The code files of a pinned source in the hub's listing, to be verified by the recipe's digests.
 
-    Raises DownloadError for one that the hub does not have.
+    Raises DownloadError for a file that the hub does not have.
     """
     wanted = trusted(pinned)
     if missing := sorted(wanted.keys() - named.keys()):
@@ -36,7 +36,7 @@ def remote(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], model: s
 
 
 def take(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
-    """Copy the code files of a pinned source out of `folder`. Raises DownloadError for one that is not as the recipe says."""
+    """Copy the code files of a pinned source from `folder`. Raises DownloadError for one that differs from the recipe."""
     from trtllm_pipeline.hub.transfer import mismatch
 
     for name, digest in sorted(trusted(pinned).items()):
@@ -54,7 +54,7 @@ def take(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> Non
 
 
 def drop_references(out: Path) -> None:
-    """Take `auto_map` out of a folder without code: transformers looks for those files even where it needs none.
+    """Remove `auto_map` from a folder without code: transformers looks for those files even if it does not need them.
 
     With it, TensorRT-LLM's scripts end with "does not appear to have a file named configuration_phi3.py". Without it,
     transformers takes the class of its own that `model_type` names.

@@ -1,7 +1,6 @@
-"""One file of a data set on the Hugging Face Hub, such as rows to calibrate on: `hub:ORGANISATION/NAME/PATH[@REVISION]`.
+"""One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANISATION/NAME/PATH[@REVISION]`.
 
-`huggingface_hub` fetches it into the user's own cache, verified and resumable; what it holds, not where it came from, is
-in fingerprints.
+`huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its origin.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def data_file(name: str, base_dir: Path) -> Path:
 
 
 def fetch(name: str) -> Path:
-    """The file that `name` means, downloaded where it is not yet. Raises UsageError for another form, DownloadError."""
+    """The local path of the file `name`, downloaded if necessary. Raises UsageError for an invalid name, and DownloadError."""
     match = NAME.fullmatch(name)
     if match is None:
         raise UsageError(f"{name!r} does not name a data set file on the Hub", hint=f"write {FORM}")

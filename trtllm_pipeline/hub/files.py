@@ -1,4 +1,4 @@
-"""Which files of a model's repository are needed, and where they may go."""
+"""Which files of a model's repository are needed, and which names are safe."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DESCRIPTION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository as its hub describes it."""
+    """One file of a repository, as its hub lists it."""
 
     path: str
     size: int
     digest: str | None
-    """64 hexadecimal digits: SHA-256; 40: SHA-1 of the git blob; None: the hub states none."""
+    """64 hexadecimal digits are a SHA-256, 40 the SHA-1 of the git blob; None if the hub lists none."""
     url: str
 
 

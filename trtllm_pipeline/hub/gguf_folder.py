@@ -1,4 +1,4 @@
-"""Turns a GGUF file back into a standard Hugging Face folder, without torch.
+"""Converts a GGUF file to a standard Hugging Face folder, without torch.
 
 Tensors get their Hugging Face names and the order of rows that GGUF changes back; the tokenizer is rebuilt from tokens
 and merges. Weights are written as float16: the files are quantized, so every value is a scale of 11 significant bits times
@@ -50,7 +50,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType
 
 
 def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
-    """Write config, generation config, weights, tokenizer and provenance into `out`. Raises DownloadError."""
+    """Write configuration, weights, tokenizer and provenance into `out`. Raises DownloadError."""
     try:
         reader = _ArrayReader(gguf)
     except Exception as error:  # what the library raises for a damaged file is not said anywhere

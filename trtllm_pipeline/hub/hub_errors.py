@@ -1,4 +1,4 @@
-"""What a hub's refusals mean, in words, and what the user can do about them."""
+"""Errors for the refusals of hubs, and what the user can do about them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKOFF_S = 0.5
 """First wait between tries; doubles up to `MAX_BACKOFF_S`."""
 MAX_BACKOFF_S: Final = 20.0
 TRIES: Final = 6
-"""Connections without progress before giving up."""
+"""Attempts without progress before giving up."""
 
 _Result = TypeVar("_Result")
 
@@ -31,7 +31,7 @@ class UnavailableError(DownloadError):
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The words for one hub."""
+    """Names and addresses of one hub for messages."""
 
     name: str
     page: str
@@ -98,7 +98,7 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
 
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
-    """The error for no answer at all."""
+    """The error if the hub does not respond."""
     found = UnavailableError(
         f"{model}: {hub.name} cannot be reached at {endpoint}: {str(error).strip() or type(error).__name__}",
         failure=FailureClass.TRANSIENT,
@@ -109,7 +109,7 @@ def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> Unavai
 
 
 def offline(hub: Hub, model: str) -> UnavailableError:
-    """The error for a model that would have to come over a network that may not be used."""
+    """The error for a model that would have to be downloaded in offline mode."""
     return UnavailableError(
         f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
         failure=FailureClass.USER,
@@ -118,12 +118,12 @@ def offline(hub: Hub, model: str) -> UnavailableError:
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after so many failures in a row."""
+    """Seconds to wait after this many failures in a row."""
     return min(BACKOFF_S * 2.0 ** (failures - 1), MAX_BACKOFF_S)
 
 
 def patiently(ask: Callable[[], _Result]) -> _Result:
-    """What `ask` returns, asked again some times while it fails for a transient reason."""
+    """Call `ask`, and retry it while it fails for a transient reason."""
     for failures in range(1, TRIES):
         try:
             return ask()

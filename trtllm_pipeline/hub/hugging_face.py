@@ -1,4 +1,4 @@
-"""Asks Hugging Face, through `huggingface_hub`, which commit a revision is and which files it has.
+"""Commits, file listings and the local cache of Hugging Face, through `huggingface_hub`.
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and the user's cache of downloaded models are respected as in that library.
 """
@@ -24,9 +24,9 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 def pin(model: str, revision: str, *, offline: bool) -> str:
-    """The commit `revision` means now; without network, in the user's cache. Raises DownloadError.
+    """The current commit of `revision`; in offline mode that of the user's cache. Raises DownloadError.
 
-    A gated model that this user may not read is an error here, not only when its files are asked for.
+    A gated model that this user may not read raises here already, not only when its files are requested.
     """
     if offline or offline_by_environment():
         folder = cached_folder(model, revision)
@@ -60,21 +60,21 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
 
 
 def file_url(model: str, commit: str, name: str) -> str:
-    """Where one file of the model lies."""
+    """Address of one file of the model."""
     from huggingface_hub import hf_hub_url
 
     return hf_hub_url(model, name, revision=commit, endpoint=endpoint())
 
 
 def headers() -> Mapping[str, str]:
-    """What requests for files carry: user agent, and the user's token where there is one."""
+    """Headers of requests for files: the user agent, and the user's token if there is one."""
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     return build_hf_headers(library_name="trtllm-pipeline", library_version=__version__)
 
 
 def cached_folder(model: str, revision: str) -> Path | None:
-    """The folder of this revision in the user's cache, named by its commit, if weights of it are there."""
+    """The folder of this revision in the user's cache, named by its commit, if it has weights."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(model, "config.json", revision=revision)
@@ -120,7 +120,7 @@ def _check_access(model: str) -> None:
 
 
 def refusal(model: str, error: Exception) -> DownloadError:
-    """What an HTTP status of the hub means for whoever asked for `model`."""
+    """The error for an HTTP status of the hub."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     response = error.response  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def refusal(model: str, error: Exception) -> DownloadError:
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
-    """What the client raises when it gets no answer: HTTPError of httpx or of httpx2, whichever this release uses."""
+    """Exceptions of the client if the hub does not respond: HTTPError of httpx or httpx2, depending on the release."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (*(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)), OSError)
@@ -147,5 +147,5 @@ def endpoint() -> str:
 
 
 def offline_by_environment() -> bool:
-    """Whether HF_HUB_OFFLINE forbids to ask."""
+    """Whether HF_HUB_OFFLINE forbids requests."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

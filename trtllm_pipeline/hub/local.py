@@ -1,4 +1,4 @@
-"""A model that is on this machine already."""
+"""A model in a folder on this machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def needed_files(folder: Path, model: str) -> dict[str, Path]:
 
 
 def content_digest(folder: Path, digest: Callable[[Path], str]) -> str:
-    """Digest of the model in `folder`: of the names and contents of the files that belong to it. Checks it, too."""
+    """Check the model in `folder`; the digest of the names and contents of its files."""
     from blake3 import blake3
 
     files = needed_files(folder, folder.name)
@@ -45,10 +45,10 @@ def content_digest(folder: Path, digest: Callable[[Path], str]) -> str:
 
 
 def take(folder: Path, out: Path, *, progress: Progress) -> None:
-    """Put the model's files into `out`, the big ones sharing their bytes with the originals where that is possible.
+    """Put the model's files into `out`; large files share their bytes with the originals if possible.
 
-    Small files are copied, because people edit them in place. Weights are shared copy-on-write or, on file systems
-    that cannot, hard linked: who rewrites them in place changes both.
+    Small files are copied, because people edit them in place. Weights are cloned copy-on-write or, if the file system
+    cannot do that, hard linked: rewriting them in place changes both.
     """
     files = needed_files(folder, folder.name)
     total = sum(path.stat().st_size for path in files.values())
@@ -71,7 +71,7 @@ def _share(source: Path, target: Path) -> None:
 
 
 def check_unchanged(pinned: str, found: str, folder: Path) -> None:
-    """Raise DownloadError when a folder's content is no longer what was planned with."""
+    """Raise DownloadError if a folder's content has changed since it was planned."""
     if pinned != found:
         raise DownloadError(
             f"{folder} has content {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "

@@ -1,4 +1,4 @@
-"""Asks ModelScope, through its client, which commit a revision is and which files it has.
+"""Commits and file listings of ModelScope, through its client.
 
 MODELSCOPE_ENDPOINT and MODELSCOPE_API_TOKEN are respected as in that library. ModelScope names a commit per file, not one
 for the whole repository, and need not keep its branches' history; so a pinned source also holds a digest of the listing.
@@ -27,7 +27,7 @@ _DIGEST: Final = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
 
 
 def pin(model: str, revision: str, *, offline: bool) -> tuple[str, str]:
-    """The commit `revision` means now (or its name, if the hub tells no commit) and the digest of its listing.
+    """The current commit of `revision` (or its name, if the hub reports no commit) and the digest of its listing.
 
     Raises DownloadError.
     """
@@ -56,13 +56,13 @@ def listing(model: str, revision: str) -> list[RemoteFile]:
 
 
 def listing_digest(files: Sequence[RemoteFile]) -> str:
-    """Digest of what a listing says: names, sizes and digests of the files."""
+    """Digest of a listing: names, sizes and digests of the files."""
     text = json.dumps(sorted((file.path, file.size, file.digest) for file in files))
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def headers() -> Mapping[str, str]:
-    """What requests for files carry: the user's token where there is one, in both forms the hub reads."""
+    """Headers of requests for files: the user's token if there is one, in both forms that the hub accepts."""
     token = _api().legacy.token
     return {"authorization": f"Bearer {token}", "cookie": f"m_session_id={token}"} if token else {}
 

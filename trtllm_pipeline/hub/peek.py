@@ -1,4 +1,4 @@
-"""Looks into a pinned model's configuration before anything is fetched: are its weights quantized already?"""
+"""Reads a pinned model's configuration before the download to find out whether its weights are quantized."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FILES: Final = ("config.json", "hf_quant_config.json")
 
 
 def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> str | None:
-    """How the weights of a pinned source are quantized, and which file says so; None for weights that are not.
+    """How the weights of a pinned source are quantized, and by which file; None for unquantized weights.
 
-    Raises DownloadError where that cannot be found out now.
+    Raises DownloadError if the files cannot be read now.
     """
     return in_words({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
 
@@ -36,7 +36,7 @@ def in_words(files: Mapping[str, Mapping[str, Any] | None]) -> str | None:
 
 
 def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:
-    """One JSON file of a model, None where it has none, or where it is no object: the download says what is wrong."""
+    """One JSON file of a model; None if it is missing or not an object, which the download reports."""
     if "local" in pinned:
         path = None if folder is None else folder / name
         text = path.read_bytes()[:_LONGEST] if path is not None and path.is_file() else None

@@ -1,4 +1,4 @@
-"""Fetches a pinned model from Hugging Face or ModelScope: listing, the small files, then the weights they name."""
+"""Downloads a pinned model from Hugging Face or ModelScope: the listing, the small files, then the weights they name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words,
 def fetch(
     pinned: Mapping[str, Json], out: Path, kept: Path, *, progress: Progress, offline: bool, max_workers: int
 ) -> None:
-    """Fill `out`; `kept` holds what has been received, complete or not. Raises DownloadError."""
+    """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError."""
     if "hugging_face" in pinned:
         model, commit = str(pinned["hugging_face"]), str(pinned["revision"])
         if offline or hugging_face.offline_by_environment():

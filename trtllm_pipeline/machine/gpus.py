@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs of this machine, asked through NVML, or through `nvidia-smi` where nvidia-ml-py is not installed.
+"""The NVIDIA GPUs of this machine, through NVML, or through `nvidia-smi` if nvidia-ml-py is not installed.
 
-Nothing here raises: what could not be found out is a problem, in words, beside what could.
+Nothing here raises; problems are returned as messages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from trtllm_pipeline.machine.model import Gpu
 
 MASK_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 _NO_DEVICES: Final = frozenset({"-1", "NoDevFiles"})
-"""What people write for "none"; CUDA reads it so because no device is called that."""
+"""What people write for "none"; it works because no device has such a name."""
 _DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-"""One of these is there where a driver is: on Linux, in containers and sandboxes, on Windows' Linux."""
+"""One of these exists if there is a driver: on Linux, in containers and sandboxes, in WSL."""
 _SMI_FIELDS: Final = (
     "index",
     "uuid",
@@ -42,22 +42,22 @@ class Device:
     """UUID of the physical GPU; that of `gpu` itself unless it is a MIG slice."""
     free_bytes: int | None = None
     processes: int | None = None
-    """Processes that compute on it now, whoever's they are; in a container only those of the container may count."""
+    """Compute processes of all users on it; in a container possibly only those of the container."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graphics:
-    """What there is to compute on."""
+    """The GPUs of this machine and their driver."""
 
     devices: tuple[Device, ...] = ()
-    """Those CUDA_VISIBLE_DEVICES leaves to this process, in its order."""
+    """Those visible to this process by CUDA_VISIBLE_DEVICES, in its order."""
     everything: tuple[Device, ...] = ()
-    """Those that are there without it."""
+    """All devices, regardless of CUDA_VISIBLE_DEVICES."""
     driver: str | None = None
     cuda: str | None = None
     """Newest CUDA the driver supports."""
     source: str | None = None
-    """Who said so: NVML or nvidia-smi."""
+    """NVML or nvidia-smi."""
     problems: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ def _look() -> Graphics:
 
 
 class _Nvml:
-    """NVML with None for what this driver, device or version of nvidia-ml-py cannot answer."""
+    """NVML, with None for what this driver, device or version of nvidia-ml-py does not support."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

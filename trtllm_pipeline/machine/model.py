@@ -1,6 +1,6 @@
-"""What a machine has that plans depend on: CPUs, GPUs, and the software that turns weights into something served.
+"""What plans depend on: CPUs, GPUs, and the software that builds and serves models.
 
-`probe.py` fills a `Machine` by looking; `--assume` fills one for planning on another machine.
+`probe.py` detects the `Machine`; `--assume` describes one for planning on another machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TensorRTLLM:
     python: str = "python3"
     """Interpreter that has the package; example scripts run under it."""
     transformers: str | None = None
-    """Version of transformers that interpreter has; None where nobody can tell."""
+    """Version of transformers of that interpreter; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TritonServer:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything a plan may ask of the machine that it is for."""
+    """Everything that a plan may know about its machine."""
 
     cpus: int
     cpu: str
@@ -78,7 +78,7 @@ class Machine:
     triton: TritonServer | None = None
     mpirun: str | None = None
     assumed: bool = False
-    """Described by `--assume`, not found: for plans, nothing can run on it."""
+    """Described by `--assume`, not detected: for plans only."""
 
     @property
     def sm(self) -> int | None:

@@ -1,6 +1,6 @@
-"""Looks at this machine: fills a `Machine`, and says in words what it found broken on the way.
+"""Detects the hardware and software of this machine, and describes what is broken.
 
-Versions come from package metadata: nothing heavy is imported and, where there is no GPU, no process is started.
+Versions come from package metadata, so nothing heavy is imported. Without a GPU no process is started.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Survey:
 
 
 def machine() -> Machine:
-    """This machine. The first call looks, in a few hundredths of a second without a GPU; later ones remember."""
+    """This machine. The first call takes a few hundredths of a second without a GPU; the result is cached."""
     return survey().machine
 
 
 @lru_cache(maxsize=1)
 def survey() -> Survey:
-    """This machine, with what is broken on it. Raises nothing."""
+    """This machine and what is broken on it. Never raises."""
     graphics = gpus.look()
     problems: dict[str, str] = {}
     tensorrt_llm = _tensorrt_llm(problems)
@@ -90,10 +90,10 @@ def survey() -> Survey:
 
 
 def identity(found: Machine) -> Mapping[str, Json]:
-    """What results may depend on, by the names `Stage.identity` uses; a stage picks those that its own result does.
+    """What results may depend on, by the names in `Stage.identity`; each stage picks what its own result depends on.
 
-    `sm` decides whether an engine loads at all; `gpu` how fast it is, so it belongs to building and measuring. Which
-    and how many GPUs, the host, its driver and every path are left out: they do not change what a stage makes.
+    `sm` decides whether an engine loads at all, `gpu` how fast it is, so building and measuring depend on it. Number and
+    identity of GPUs, the host, its driver and all paths are left out: they do not change what a stage makes.
     """
     return {
         "tensorrt_llm": found.tensorrt_llm.release if found.tensorrt_llm else None,
@@ -123,7 +123,7 @@ def distribution_of(package: str, folders: Iterable[str] = ()) -> Distribution |
 
 
 def _others(python: str | None) -> list[str]:
-    """Where another interpreter's packages are; nothing for this one, and for none."""
+    """Package folders of another interpreter; empty for this one and for None."""
     if python is None or python == sys.executable:
         return []
     return _packages_of(python) or [str(Path(python).parent)]  # what is no interpreter has none

@@ -1,4 +1,4 @@
-"""This machine and its software in a few words, for the record of what was made and measured on it."""
+"""A short record of this machine and its software, for results."""
 
 from __future__ import annotations
 

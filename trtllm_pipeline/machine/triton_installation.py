@@ -1,7 +1,7 @@
-"""Finds an installed Triton Inference Server. Imports next to nothing: every plan asks.
+"""Finds an installed Triton Inference Server. Imports almost nothing, because every plan needs it.
 
-The server is the one of an NGC container (on PATH or in its usual folder), or the binary inside the `nvidia-pytriton`
-wheel. That package's own Python API is never imported.
+The server is that of an NGC container (on PATH or in its usual folder), or the binary in the `nvidia-pytriton` wheel. The
+Python API of that package is never imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Triton:
 
     binary: Path
     source: str
-    """Where it comes from, with that package's or container's version."""
+    """Its package or container, with the version."""
     backends: Path
     stubs: Path | None = None
     """The wheel's folder of Python stubs by Python version; None where the backend has its own."""

@@ -1,4 +1,4 @@
-"""A server's process with everything that descends from it, daemons too: one thing that is started and ended.
+"""A server's process with all its descendants, including daemons, started and ended as one.
 
 mpirun puts its ranks into process groups of their own, and workers that MPI spawns into sessions of their own, so no
 signal to one group reaches them all. A guardian of its own is the parent of the whole (see `guardian.py`): it finds
@@ -20,7 +20,7 @@ from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
 _ID: Final = "server"
 _START_S: Final = 30.0
 _KILL_S: Final = 10.0
-"""Processes that are killed are gone at once, but for those that wait in the kernel, for a GPU or a disk."""
+"""Killed processes end at once, except those that wait in the kernel for a GPU or a disk."""
 
 
 class Group:
@@ -55,11 +55,11 @@ class Group:
         return self.returncode
 
     def interrupt(self) -> None:
-        """Ask the program to end."""
+        """Interrupt the program."""
         self._guardian.signal(_ID, signal.SIGINT)
 
     def stop(self, timeout_s: float) -> int | None:
-        """Ask it to end, terminate all of it after half of `timeout_s`, kill it after the other half."""
+        """Interrupt it, terminate all of it after half of `timeout_s`, kill it after the other half."""
         try:
             if self.wait(0.0) is None:
                 self.interrupt()
@@ -73,7 +73,7 @@ class Group:
         return self.returncode
 
     def _read(self, timeout_s: float) -> None:
-        """Take note of what has happened, waiting at most `timeout_s` for something to happen."""
+        """Record events, waiting at most `timeout_s` for the first one."""
         if not select.select([self._guardian], [], [], timeout_s)[0]:
             return
         try:
@@ -88,7 +88,7 @@ class Group:
 
 
 def _inherited() -> list[int]:
-    """Descriptors this process was given to hold: claims on GPUs that must last as long as what uses these."""
+    """Inherited descriptors that the server must hold: locks on GPUs, which must last as long as their user."""
     given = []
     for name in os.listdir("/proc/self/fd"):
         try:

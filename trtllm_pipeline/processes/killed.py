@@ -1,8 +1,8 @@
-"""Processes of a server that a signal ended while it loads, and that it goes on waiting for.
+"""Finds processes of a loading server that were killed by a signal, and that the server keeps waiting for.
 
-Triton does not notice that a Python model's process is gone, and never collects it. So such a process stays a zombie
-below the server, with the signal that ended it in the process table. One that is collected was somebody's business, and
-of other processes a server may have ended one itself: they count where the kernel has ended something for lack of memory.
+Triton does not notice that a Python model's process has died and never reaps it. Such a process stays a zombie below the
+server, with its signal in the process table. Reaped processes were expected to end. A server may end other processes
+itself, so these only count if the kernel has killed something for lack of memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trtllm_pipeline.processes.guardian import process_table, with_descendants
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05
-"""Who dies before it was seen has no name. Where a look takes long, it takes a tenth of the time at most."""
+"""A process that dies before it was seen has no name. Looking takes at most a tenth of the time."""
 _LEFT_S: Final = 0.4
-"""A process that is waited for is collected sooner."""
+"""A process that its parent waits for is reaped sooner."""
 
 
 def model_run_by(pid: int) -> str | None:
@@ -37,7 +37,7 @@ def model_of(command: list[bytes]) -> str | None:
 
 
 class Watch:
-    """Looks for such processes below `root`; `before` is what the kernel had counted when that was started."""
+    """Looks for such processes below `root`; `before` are the kernel's counts at its start."""
 
     def __init__(self, root: int, before: out_of_memory.Counts) -> None:
         self._root = root
@@ -47,7 +47,7 @@ class Watch:
         self._next = 0.0
 
     def look(self) -> tuple[str, int] | None:
-        """Who was ended and by which signal, if anyone was. Often called, it looks only now and then."""
+        """The process that was killed and its signal, if there is one. Looks only now and then if called often."""
         now = time.monotonic()
         if now < self._next:
             return None
@@ -65,7 +65,7 @@ class Watch:
         return None
 
     def _who(self, pid: int, signo: int) -> str | None:
-        """What to call a process that a signal has ended; None for one that need not matter."""
+        """Description of a killed process; None if it does not matter."""
         if pid in self._models:
             return f"the process of model {self._models[pid]}"
         name = _read(pid, "comm").decode(errors="replace").strip()

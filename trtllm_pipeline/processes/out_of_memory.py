@@ -1,4 +1,4 @@
-"""What the kernel counts of the processes that it ended for lack of memory: the one witness of who sent a SIGKILL."""
+"""The kernel's counters of processes killed for lack of memory, the only evidence of who sent a SIGKILL."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many processes the kernel had ended for lack of memory, by the file that says so: at most one of the two."""
+    """Number of processes that the kernel has killed for lack of memory, by file; at most one of the two is set."""
 
     group: Mapping[str, int] = field(default_factory=dict)
     """Of this process's control group."""
     machine: Mapping[str, int] = field(default_factory=dict)
-    """Of the whole machine, so of others' processes too: only where the group has no count."""
+    """Of the whole machine, including processes of others; used only if the group has no counter."""
     at_s: float = 0.0
     """When they were read, in seconds since boot."""
 
@@ -53,7 +53,7 @@ def counts() -> Counts:
 
 
 def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
-    """The class of a failure by SIGKILL since `before`, whether it was for lack of memory as the kernel tells, a hint."""
+    """For a failure by SIGKILL since `before`: its class, whether the kernel reports lack of memory, and a hint."""
     now = counts()
     found = {**now.group, **now.machine}
     if before is None or not found:
@@ -94,7 +94,7 @@ def _count(path: str) -> int | None:
 
 
 def _said(since_s: float) -> str | None:
-    """The kernel's last line about a process that it ended for lack of memory, where its messages may be read."""
+    """The kernel's last message about a process killed for lack of memory, if its messages may be read."""
     found = None
     try:
         messages = os.open(_MESSAGES, os.O_RDONLY | os.O_NONBLOCK)

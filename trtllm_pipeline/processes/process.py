@@ -31,13 +31,13 @@ _START: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guar
 
 
 OPEN_FILES: Final = 256
-"""Files that a process of ours or a server may have open, without the connections of a load."""
+"""Files that a process or server may need besides the connections of a load."""
 
 
 def allow_open_files(connections: int = 0) -> None:
-    """Let processes have this many connections, raising the soft limit where the hard one allows it.
+    """Raise the soft limit of open files for this many connections, if the hard limit allows it.
 
-    Raises StateError where it does not: programs that run out of files wait, or fail without a word of it.
+    Raises StateError if it does not: programs that run out of files hang or fail without saying so.
     """
     needed = OPEN_FILES + connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -62,7 +62,7 @@ def running_since(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """A process runs. `start_time` (clock ticks since boot) tells it from a later one with the same pid."""
+    """A process was started. `start_time` (clock ticks since boot) tells it from a later one with the same pid."""
 
     id: str
     pid: int
@@ -71,7 +71,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A process could not be started; `message` says what could not be done and why."""
+    """A process could not be started; `message` says why."""
 
     id: str
     message: str
@@ -79,7 +79,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process and all it left behind are gone.
+    """A process and all its descendants have ended.
 
     `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
     `max_rss_bytes` is the largest of them, not their sum. `swept` counts what it had left behind.
@@ -98,7 +98,7 @@ ProcessEvent: TypeAlias = Spawned | Refused | Exited
 
 
 class Guardian:
-    """A running guardian; a context manager that ends it, and with it everything it started.
+    """A running guardian; a context manager that ends it and everything it started.
 
     Give `fileno()` to a selector and call `read_events` when it is readable. Orders are sent without waiting for
     their effect: that comes as an event.
@@ -159,7 +159,7 @@ class Guardian:
         )
 
     def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
-        """Send a signal to the stage run's first process, or to all of its processes. Nothing if it has ended."""
+        """Send a signal to the stage run's first process, or with `whole` to all of them. Does nothing if it has ended."""
         self._send({"do": "signal", "id": run_id, "signal": int(signo), "whole": whole})
 
     def end(self, run_id: str, grace_s: float) -> None:
@@ -192,7 +192,7 @@ class Guardian:
                 self._lost(f"failed:\n{message['traceback']}")
 
     def close(self) -> None:
-        """End everything that runs, services first asked politely; return when nothing is left (seconds at most)."""
+        """End everything that runs, interrupting services first; returns when nothing is left (within seconds)."""
         if self._socket.fileno() < 0:
             return
         self._socket.close()
@@ -211,7 +211,7 @@ class Guardian:
                 socket.send_fds(self._socket, [b"@"], [*fds, file.fileno()])
 
     def _lost(self, how: str) -> None:
-        """Kill what the guardian has left behind, as far as it can be recognised; raise PipelineError."""
+        """Kill the processes that the guardian has left behind, as far as they can be recognised; raise PipelineError."""
         from trtllm_pipeline.processes.guardian import is_marked, kill, process_table, with_descendants
 
         self.close()

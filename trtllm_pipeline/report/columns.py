@@ -1,6 +1,6 @@
-"""What a report shows of a cell: one object a column, with its unit, its formula and its value.
+"""Columns of the result table: for each its head, its value of a cell, and the formula behind it.
 
-To add a column: one line in `columns`. The formulas are those of the code that computes the numbers.
+To add a column: one line in `columns`. Formulas stand beside the code that computes the figures.
 """
 
 from __future__ import annotations

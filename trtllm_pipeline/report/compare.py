@@ -1,4 +1,4 @@
-"""Two sides held against each other: cells matched by their axes, differences with their intervals, and payback.
+"""Two sides compared: cells matched by their axes, differences with their intervals, and payback.
 
 Pure functions of what `report/measured.py` loads.
 """
@@ -49,7 +49,7 @@ METHODS: Final = {
 
 
 class ChangeVerdict(str, Enum):
-    """What a difference comes to."""
+    """Whether a difference is an improvement, as far as its interval tells."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -90,7 +90,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Payback:
-    """When the work of making `cell` is earned back against `base`, which is there already."""
+    """After how many tokens the work of preparing `cell` pays back, compared with `base`, which exists already."""
 
     cell: str
     base: str
@@ -105,7 +105,7 @@ class Payback:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that was found."""
+    """The result of a comparison."""
 
     new: str
     base: str
@@ -124,7 +124,7 @@ class Comparison:
     refused: tuple[tuple[str, str, tuple[Difference, ...]], ...] = ()
     """(cell, its base, why) of those that were not measured under the same conditions: not compared either."""
     told: tuple[tuple[str, Difference], ...] = ()
-    """(cell, in what) those that are compared differ all the same: it is allowed, or seldom matters."""
+    """(cell, difference) of conditions that differ in spite of which cells are compared: allowed, or of little influence."""
 
     @property
     def methods(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ def check_metric(name: str) -> str:
 def compare(
     new: Side, base: Side, metrics: Sequence[str] = DEFAULT, *, allow: Collection[str] = frozenset()
 ) -> Comparison:
-    """Hold each cell of `new` against the cell of `base` that is equal on all axes both sides have.
+    """Compare each cell of `new` with the cell of `base` that is equal on all axes both sides have.
 
     Those that were measured under other conditions are refused, but for what `allow` names: groups or fields of
     `bench/conditions.py`.
@@ -169,9 +169,9 @@ def compare_by(
     *,
     allow: Collection[str] = frozenset(),
 ) -> Comparison:
-    """Hold the cells of one run against each other: those with value `base` of `axis` against those with others.
+    """Compare the cells of one run: those with other values of `axis` with those that have the value `base`.
 
-    Without `base` it is the first cell's. What the axis itself varies is no other condition.
+    Without `base` it is the first cell's value. What the axis itself varies is no difference of conditions.
     Raises UsageError for an axis or a value that is not there.
     """
     values = list(dict.fromkeys(str(cell.axes[axis]) for cell in side.cells if axis in cell.axes))
@@ -224,10 +224,12 @@ def _match(new: Sequence[Measured], base: Sequence[Measured]) -> tuple[_Matched,
             matched.append((cell, exact[0]))
             seen.add(exact[0].id)
         elif found:
-            only_new.append((cell.id, f"{len(found)} cells of the baseline have its axes: {found[0].id}, ..."))
+            only_new.append((cell.id, f"{len(found)} cells of the baseline have the same axes: {found[0].id}, ..."))
         else:
-            only_new.append((cell.id, "the baseline has no cell with its axes"))
-    only_base: _Alone = [(cell.id, "not there") for cell in base if cell.id not in seen and cell.feasible]
+            only_new.append((cell.id, "the baseline has no cell with the same axes"))
+    only_base: _Alone = [
+        (cell.id, "the new side has no such cell") for cell in base if cell.id not in seen and cell.feasible
+    ]
     return matched, only_new, only_base
 
 

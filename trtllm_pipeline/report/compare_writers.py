@@ -1,4 +1,4 @@
-"""A comparison as a terminal table, Markdown and CSV. JSON is `compare.to_json`."""
+"""A comparison as a terminal table, Markdown and CSV; `compare.to_json` gives the JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def head(metric: str) -> str:
     stem, _, rest = metric.partition("_")
     if stem in {"ttft", "tpot", "itl", "icl", "e2e"}:
         return f"{stem.upper() if stem != 'e2e' else 'e2e'} {rest}"
-    known = {"output_tps": "out tok/s", "input_tps": "in tok/s", "rps": "req/s", "engine_bytes": "engine size"}
+    known = {"output_tps": "tok/s", "input_tps": "input tok/s", "rps": "req/s", "engine_bytes": "engine size"}
     return known.get(metric, metric.removeprefix("accuracy.").replace("_s", " s"))
 
 
@@ -120,14 +120,14 @@ def _notes(comparison: Comparison) -> list[str]:
     for cell, difference in comparison.told:
         differing.setdefault(str(difference), []).append(cell)
     notes += [
-        f"{'not known to be alike' if UNKNOWN in words else 'measured otherwise'} ({_some(cells)}): {words}"
+        f"{'conditions not recorded' if UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
         for words, cells in differing.items()
     ]
     tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]
     if len(tried) >= 10:
         expected = max(1, round(0.05 * len(tried)))
         notes.append(
-            f"of {len(tried)} differences with a 95 % interval about {expected} would be marked by chance alone"
+            f"about {expected} of {len(tried)} differences with a 95 % interval are expected to be marked by chance"
         )
     return notes
 
@@ -155,10 +155,10 @@ def _paid_back(each: Payback, parts: Sequence[str]) -> str:
     }
     doubt = doubts.get(each.verdict, "")
     if each.tokens is None:
-        return f"{place}: {made} are never paid back (a token takes no less time than with the base{doubt})"
+        return f"{place}: {made} never pay back: a token takes as long as with the baseline, or longer{doubt}"
     return (
-        f"{place}: {made} are paid back after {each.tokens:,.0f} output tokens "
-        f"({each.saved_s_per_token * 1e3:.3g} ms saved a token{doubt})"
+        f"{place}: {made} pay back after {each.tokens:,.0f} output tokens "
+        f"({each.saved_s_per_token * 1e3:.3g} ms saved per token{doubt})"
     )
 
 
@@ -217,7 +217,7 @@ def _grid(pairs: Sequence[Pair], parts: Sequence[str]) -> Any:
     return table
 
 
-_NOT_JUDGED: Final = "not judged: there are cells that are not comparable"
+_NOT_JUDGED: Final = "not evaluated: some cells are not comparable"
 
 
 def gate_lines(broken: Sequence[Break], *, judged: bool = True) -> list[Any]:
@@ -226,7 +226,7 @@ def gate_lines(broken: Sequence[Break], *, judged: bool = True) -> list[Any]:
     from rich.text import Text
 
     if not broken:
-        return [Text("gate: holds", "green") if judged else Text(f"gate: {_NOT_JUDGED}", "bold red")]
+        return [Text("gate: passed", "green") if judged else Text(f"gate: {_NOT_JUDGED}", "bold red")]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("cell", "level", "condition", "base", "new", "change", "why"):
         table.add_column(name, overflow="fold")
@@ -256,7 +256,7 @@ def to_markdown(comparison: Comparison, broken: Sequence[Break] | None = None) -
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     lines = [f"### Comparison: `{comparison.new}` against `{comparison.base}`", ""]
     if broken is not None:
-        held = f"**Gate: {_NOT_JUDGED}**" if comparison.refused else "**Gate: holds**"
+        held = f"**Gate: {_NOT_JUDGED}**" if comparison.refused else "**Gate: passed**"
         lines += [f"**Gate: {count(len(broken), 'condition')} broken**" if broken else held, ""]
         if broken:
             lines += _markdown(

@@ -1,4 +1,4 @@
-"""Which cells' answers are compared with which: each quantized cell's with those of its unquantized counterpart."""
+"""Accuracy drift of a run: each quantized cell's answers compared with those of its unquantized counterpart."""
 
 from __future__ import annotations
 

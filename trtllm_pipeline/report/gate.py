@@ -152,18 +152,16 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
     """Every condition that does not hold, cell by cell.
 
     A value that is missing breaks it: a cell, level or figure that the base has and the new side lacks, a figure
-    that neither has or the base lacks, and a cell that failed on either side. What can never work on either side is not missing, nor is a cell that is new. One that was refused is not judged. With `beyond_noise` a change breaks it only where its interval does not hold zero; one without an
-    interval still does.
+    that neither has or the base lacks, and a cell that failed on either side. A cell that is infeasible on either side is
+    not missing, nor is a new one; a cell that was refused is not judged. With `beyond_noise` a change breaks a condition
+    only if its interval excludes zero, or if it has no interval.
     """
     found: list[Break] = []
     refused = {cell for cell, _, _ in comparison.refused}
     for condition in conditions:
         name = condition.metric
         of_level = name in LEVEL_METRICS
-        found += [
-            Break(cell, None, condition, None, f"missing: the cell is in the baseline alone ({why})")
-            for cell, why in comparison.only_base
-        ]
+        found += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
         if of_level:
             found += [
                 Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})")
@@ -198,13 +196,19 @@ def _reasons(
         yield None, "missing: neither side has this figure"
     for delta in deltas[:1]:
         if delta.change is None:
-            lacks = "base" if delta.base is None else "new side" if delta.new is None else "base is 0, no share of it"
+            lacks = (
+                "base"
+                if delta.base is None
+                else "new side"
+                if delta.new is None
+                else "base is 0, so there is no relative change"
+            )
             yield delta, f"missing: {lacks}" if "0" in lacks else f"missing: the {lacks} has no value"
         elif condition.broken_by(delta.change):
             if beyond_noise and delta.verdict is ChangeVerdict.NOISE:
                 continue
             words = {
                 ChangeVerdict.NOISE: "beyond the limit, though within noise",
-                ChangeVerdict.UNKNOWN: "beyond the limit; whether beyond noise is not known",
+                ChangeVerdict.UNKNOWN: "beyond the limit; not known whether beyond noise",
             }
             yield delta, words.get(delta.verdict, "beyond the limit and beyond noise")

@@ -1,8 +1,8 @@
-"""What is compared: cells with their figures, from a run of a workspace, a report file, or a load run against any server.
+"""Loading what is compared: cells with their figures, from a run, a report file, or a load run on any server.
 
     latest, latest~1, 20261121-03     runs of the workspace
     report.json                       any report, also of another workspace
-    perf.json, events.jsonl, a folder with them    what `pipeline perf` left; one cell without axes
+    perf.json, events.jsonl, a folder with them    a load run; one cell without axes
 
 Several separated by commas are repeats of the same thing.
 """
@@ -84,7 +84,7 @@ class MeasuredLevel:
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell with everything that can be compared. What is not known is None or empty."""
+    """One cell with everything that can be compared. Unknown values are None or empty."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -92,7 +92,7 @@ class Measured:
     """Why it has no figures of latency and throughput."""
     feasible: bool = True
     unfit: str | None = None
-    """Why it must neither be chosen nor be called better, whatever its figures: a stage of it failed or is not done."""
+    """Why it must not be recommended or called better, whatever its figures: a stage failed or is not finished."""
     levels: tuple[MeasuredLevel, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
         return _file(path, tokenizer)
     if store is None:
         raise UsageError(
-            f"{text!r} is no file, and there is no workspace whose run it could be",
+            f"{text!r} is neither a file nor, without a workspace, a run",
             hint="give a report.json, a perf.json, or --workspace DIR",
         )
     folder = find_run(store, text)
@@ -217,7 +217,8 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
     if isinstance(data, dict) and "levels" in data:
         return _perf_side(path, _checked(path, data), tokenizer)
     raise UsageError(
-        f"{path} is neither a report nor the result of a load run", hint="`pipeline perf` leaves perf.json"
+        f"{path} is neither a report nor the result of a load run",
+        hint="`pipeline bench load` and the perf stage write perf.json",
     )
 
 
@@ -297,7 +298,7 @@ def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
             apart = deciding(differences(other.conditions, first.conditions, shared), allow)
             if apart and (other.perf is None or other.perf != first.perf):
                 raise ComparisonError(
-                    f"{side.name} is no repeat of {sides[0].name}: {apart[0]}",
+                    f"{side.name} is not a repeat of {sides[0].name}: {apart[0]}",
                     hint=f"give repeats of one thing, or --allow {apart[0].field.about}",
                 )
         levels = tuple(_pooled([level for cell in same if (level := cell.level(key))]) for key in keys)

@@ -1,7 +1,6 @@
-"""Which configuration to take: the cheapest that meets every objective, and why each of the others does not.
+"""The configuration to recommend: the cheapest that meets every objective, and why each of the others does not.
 
-Cells are held against those that were asked the same (`report/workloads.py`): shorter answers are no cheaper ones. Pure
-functions of what `report/measured.py` loads.
+Only cells of the same workload are compared (`report/workloads.py`). Pure functions of what `report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from trtllm_pipeline.report.workloads import Workload, workloads
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
-    "throughput": "most output tokens a second for each GPU (or host), at the level that meets the objectives: the "
-    "cheapest per token",
-    "latency": "shortest end-to-end latency, median, at the level that meets the objectives",
+    "throughput": "highest output throughput per GPU (or host) at a load that meets the objectives: the lowest "
+    "cost per token",
+    "latency": "lowest median end-to-end latency at a load that meets the objectives",
     "size": "smallest engine",
 }
 _LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*%|(\d+(?:\.\d+)?))\s*")
@@ -46,7 +45,7 @@ class LeastAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One cell, at the level that suits it best. `reason` is why it fell out, None when it holds."""
+    """One cell at its best level. `reason` says why it is excluded; None when it meets all objectives."""
 
     cell: str
     workload: Workload
@@ -57,7 +56,7 @@ class Candidate:
     engine_bytes: int | None
     accuracy: float | None
     requests: int | None
-    """Measured at that level: a p99 of fewer than 100 is their slowest."""
+    """Measured at that level: with fewer than 100, p99 is the maximum."""
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline recommend --format json` prints it, see docs/formats.md."""
@@ -143,8 +142,8 @@ def recommend(
     *,
     allow: Collection[str] = frozenset(),
 ) -> tuple[Candidate, ...]:
-    """Every cell, workload by workload: those that hold from the best down, then those that fell out in the order of the
-    run. Without `least`, cells fall out whose accuracy is clearly below that of the unquantized one. `allow`: groups or
+    """Every cell, workload by workload: those that meet all objectives from the best down, then the others in the order of
+    the run. Without `least`, cells are excluded whose accuracy is significantly below that of the unquantized one. `allow`: groups or
     fields of `bench/conditions.py` that do not tell workloads apart.
     """
     axes = {cell.id: cell.axes for cell in side.cells}
@@ -256,10 +255,10 @@ def _inaccurate(
     if base is None and cell.axes.get("precision") in UNQUANTIZED:
         return None  # it is what the others are held against
     if base is None:
-        return f"{metric} cannot be held against an unquantized cell: there is none that is equal otherwise"
+        return f"{metric} cannot be compared with an unquantized cell: none is otherwise equal"
     reference = base.accuracy.get(metric)
     if reference is None:
-        return f"{metric} cannot be held against {base.id}, where it was not measured"
+        return f"{metric} cannot be compared with {base.id}, where it was not measured"
     if (apart := _apart(metric, cell, base, allow)) is not None:
         return apart
     if score >= reference * (1 - least.share):
@@ -267,7 +266,7 @@ def _inaccurate(
     noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is ChangeVerdict.NOISE
     return (
         f"{metric} {score:.3f} is {1 - score / reference:.1%} below the {reference:.3f} of {base.axes.get('precision')}, "
-        f"{least.share:.1%} allowed" + (" (within noise: more questions would tell)" if noise else "")
+        f"{least.share:.1%} allowed" + (" (within noise: ask more questions)" if noise else "")
     )
 
 
@@ -278,7 +277,7 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
     why = deciding((*of_questions(cell.conditions, base.conditions), *systems), allow)
     if not why:
         return None
-    return f"{metric} cannot be held against {base.id}: {why[0]} (--allow {why[0].field.about} does it all the same)"
+    return f"{metric} cannot be compared with {base.id}: {why[0]} (--allow {why[0].field.about} compares them anyway)"
 
 
 def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None, allow: Collection[str]) -> str | None:
@@ -290,6 +289,6 @@ def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None, al
         return None
     score, reference = cell.accuracy[metric], base.accuracy[metric]
     return (
-        f"{metric} {score:.3f} is clearly (95 %) below the {reference:.3f} of {base.axes.get('precision')}; "
-        "--min-accuracy -100% lets it pass"
+        f"{metric} {score:.3f} is significantly (95 %) below the {reference:.3f} of {base.axes.get('precision')}; "
+        "--min-accuracy -100% accepts it"
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def to_table(found: Recommendation) -> Group:
-    """For each workload what to take, and a table of all candidates with the reason why not."""
+    """For each workload the recommended cell, and a table of all candidates with the reason why not."""
     from rich.console import Group
     from rich.text import Text
 
@@ -38,12 +38,12 @@ def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recomm
         yield Text(f"for {workload}", "bold")
     if good:
         assert good[0].level is not None
-        yield Text(f"take {good[0].cell}, measured at {load_words(good[0].level)}", "bold green")
+        yield Text(f"recommended: {good[0].cell}, at {load_words(good[0].level)}", "bold green")
         yield Text(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
     else:
         yield Text("no configuration meets the objectives", "bold red")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    rate = "out tok/s/GPU" if found.per_gpu else "out tok/s"
+    rate = "tok/s/GPU" if found.per_gpu else "tok/s"
     for name in ("cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy"):
         table.add_column(name, justify="left" if name == "cell" else "right", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -51,12 +51,10 @@ def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recomm
         megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
         figures = [number(value) for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)]
         level = "n/a" if each.level is None else f"@{each.level}"
-        why = Text("meets them", "green") if each.reason is None else Text(each.reason, "red")
+        why = Text("meets all objectives", "green") if each.reason is None else Text(each.reason, "red")
         table.add_row(without(each.cell, parts), level, *figures, why)
     yield Text()
     yield table
     few = [each for each in good if each.requests is not None and each.requests < 100]
     if few and any(slo.metric.endswith(("p95", "p99")) for slo in found.slos):
-        yield Text(
-            f"\nmeasured with {few[0].requests} requests: a p99 of fewer than 100 is the slowest of them", "yellow"
-        )
+        yield Text(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")

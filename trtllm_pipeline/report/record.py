@@ -1,4 +1,4 @@
-"""What a run did, stage run by stage run: how each ended and when, its commands, its log, where its result came from.
+"""The record of a run, stage run by stage run: outcome, times, commands, log, provenance.
 
 Read from what the run left: plan.json, request.json, the attempts in the index, and job.json, manifest.json and log of
 each artifact or failed attempt. What is gone or cannot be read is left out; it must not take the report with it.
@@ -33,7 +33,7 @@ _FAILED_TAIL_BYTES: Final = 8_000
 
 
 class Ending(str, Enum):
-    """What became of a stage run in one run of the pipeline."""
+    """Outcome of a stage run in one run of the pipeline."""
 
     MADE = "made"
     """Its artifact was made in this run."""
@@ -69,7 +69,7 @@ class StageAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StageRecord:
-    """One stage run of a run. What is not known is None or empty."""
+    """One stage run of a run. Unknown values are None or empty."""
 
     id: StageRunId
     stage: str

@@ -1,4 +1,4 @@
-"""What came out of a plan, one row a cell: the arrow from artifacts to a report.
+"""The results of a plan, one record per cell: the step from artifacts to a report.
 
     rows(plan, store, outcome)     at the end of a run
     rows_of(outline, store)        at any time later, or while it goes on, from plan.json
@@ -35,7 +35,7 @@ _ENGINE_STAGE: Final = "build"
 
 
 class CellStatus(str, Enum):
-    """How far a cell came."""
+    """How far a cell got."""
 
     DONE = "done"
     """Everything it needs is there, and some of it was made in this run."""
@@ -55,7 +55,7 @@ class CellStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What is known of one cell."""
+    """The results of one cell: status, failure, measurements, scores, and the conditions they were measured under."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -81,17 +81,17 @@ class CellResult:
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Metric -> lower and upper end of the mean's 95 % interval."""
     accuracy_drift: Mapping[str, Any] | None = None
-    """How far its answers are from those of the unquantized cell, see `report/drift.py`."""
+    """Difference of its answers from those of the unquantized cell, see `report/drift.py`."""
     smoke: Mapping[str, Json] | None = None
     """What the smoke test noted."""
     findings: tuple[str, ...] = ()
-    """What the perf stage found about its own numbers, each "SEVERITY: MESSAGE"."""
+    """Validity findings of the measurement, each "SEVERITY: MESSAGE"."""
     conditions: Conditions = field(default_factory=Conditions)
-    """On what system and under which load its figures were measured, whenever that was."""
+    """System and load of its measurements, in whichever run they were made."""
 
     @property
     def unfit(self) -> str | None:
-        """Why nobody should choose it whatever its figures are; None when every one of its stages ended well."""
+        """Why it must not be recommended, whatever its figures; None when all its stages succeeded."""
         if self.status in {CellStatus.DONE, CellStatus.UP_TO_DATE}:
             return None
         if self.failed_stage is not None:

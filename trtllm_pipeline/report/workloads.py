@@ -1,4 +1,4 @@
-"""What may be set against each other: cells that were asked the same and measured on the same system.
+"""Workloads: which cells may be compared, because they were measured under the same load on the same system.
 
 Shared by `recommend` and the HTML page.
 """

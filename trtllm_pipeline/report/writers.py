@@ -256,7 +256,7 @@ def to_table(
     shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
     said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
     said.append(_table(rows, shown, parts, name_width, by_model=by_model))
-    problems = [(*each[:2], [] if each[2][0] in told else each[2]) for each in problems_of(rows, workspace)]
+    problems = _problems(rows, workspace, told)
     for what, ids, details in problems[:_MAX_PROBLEMS]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
@@ -266,6 +266,20 @@ def to_table(
         said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
     below = _in_full(rows, shown) if verbose else _in_short(rows, shown, width)
     return Group(*said, *(Text(text, style) for text, style in below))
+
+
+def _problems(
+    rows: Sequence[CellResult], workspace: Path | None, told: Collection[str]
+) -> list[tuple[str, list[str], list[str]]]:
+    """What went wrong, the cells, and details; of reasons that were told, the cells alone."""
+    brief: dict[str, list[str]] = {}
+    full = []
+    for what, ids, details in problems_of(rows, workspace):
+        if details[0] in told:
+            brief.setdefault(what, []).extend(ids)
+        else:
+            full.append((what, ids, details))
+    return [*((what, ids, []) for what, ids in brief.items()), *full]
 
 
 def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> Iterator[tuple[str, str]]:

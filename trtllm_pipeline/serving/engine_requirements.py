@@ -1,11 +1,10 @@
-"""What an engine was built for, compared with the machine that is to serve it.
+"""Compares what an engine was built for with the machine that will serve it.
 
-An engine runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
-itself says so only after loading for minutes, or dies of it; here every difference is found first, and named.
+An engine only runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
+reports a difference after minutes of loading, or crashes; this module reports it before.
 
-`config.json` is TensorRT-LLM's own: the release and tp * pp. `engine.json` is ours, written by the stage that built the
-engine: the GPU it was built on, and the digest of every rank's files. An engine that came from elsewhere has none;
-then nothing but what config.json says can be compared.
+TensorRT-LLM writes `config.json` with the release and tp * pp. The build stage writes `engine.json` with the GPU of the
+build and the digests of every rank's files. Engines from elsewhere have no engine.json; then only config.json is compared.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _REBUILD: Final = "build the engine on this machine, or serve it on a machine li
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """One file of an engine as it was when it had been built."""
+    """Size, time and digest of an engine's file after the build."""
 
     size: int
     mtime_ns: int
@@ -46,24 +45,24 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an engine needs. None where it is not known."""
+    """What an engine needs; None stands for unknown."""
 
     release: str | None
-    """Of TensorRT-LLM, such as 0.12.0, as config.json says; engines of the first builders have none."""
+    """TensorRT-LLM release in config.json, such as 0.12.0; engines of the first releases have none."""
     world_size: int
     """Ranks: tp * pp (* cp)."""
     sm: int | None = None
     """Compute capability as one number: 90 is 9.0."""
     gpu: str | None = None
-    """Name of the GPU it was built on."""
+    """Name of the GPU that it was built on."""
     digests: Mapping[str, FileDigest] | None = None
     """By the name of the file in the engine's folder."""
 
 
 def write(engine: Path, gpu: Gpu) -> Requirements:
-    """Write engine.json into a folder that `trtllm-build` has just filled on `gpu`; returns what is in it.
+    """Write engine.json into a folder that `trtllm-build` has filled on `gpu`; returns its content.
 
-    Reads every rank's files once. Raises ServerError when the folder is not a whole engine.
+    Reads every rank's files once. Raises ServerError if the engine is incomplete.
     """
     built = _from_config(engine)
     _check_ranks(engine, built.world_size)
@@ -74,7 +73,7 @@ def write(engine: Path, gpu: Gpu) -> Requirements:
 
 
 def read(engine: Path) -> Requirements:
-    """What the engine in this folder needs. Raises ServerError when the folder is no engine."""
+    """The requirements of the engine in this folder. Raises ServerError if it is not an engine folder."""
     contract = _from_config(engine)
     path = engine / FILE
     try:
@@ -96,11 +95,10 @@ def read(engine: Path) -> Requirements:
 
 
 def check(engine: Path, machine: Machine) -> Requirements:
-    """What the engine needs, all of which `machine` has. Raises ServerError naming the first thing that differs.
+    """The requirements of the engine, all met by `machine`. Raises ServerError that names the first difference.
 
-    Of these the release and the compute capability alone are INFEASIBLE: they tell one engine from another, while files
-    can be made again and GPUs added. A rank's file whose size and time are as they were is not read again; one with
-    another time, as a copy has, is.
+    Only a different release or compute capability is INFEASIBLE; files can be restored and GPUs added. A file is read again
+    only if its modification time has changed, as in a copy.
     """
     contract = read(engine)
     installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
@@ -138,7 +136,7 @@ def check(engine: Path, machine: Machine) -> Requirements:
 
 
 def _public(release: str) -> str:
-    """A release without what a builder has added to it, such as +cu124."""
+    """A release without its local version, such as +cu124."""
     return release.partition("+")[0]
 
 

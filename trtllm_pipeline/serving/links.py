@@ -1,4 +1,4 @@
-"""What a Triton is started on: links to a repository and to the backends, and no path that would be misread.
+"""Links to a repository and to the backends for a Triton, without paths that would be misread.
 
 Triton starts each Python model with `bash -c`, and writes the paths of the model and of the backend into that line as
 they are: a space would end them, and `;` or `$()` would be obeyed. The Python in that process takes no path beyond ASCII,
@@ -19,7 +19,7 @@ from trtllm_pipeline.triton_repository import model_config
 
 COMPILED: Final = "__pycache__"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+@%=-]*")
-"""No character that a shell, mpirun or a list of folders treats in its own way."""
+"""No character that is special to a shell, mpirun or a list of folders."""
 
 
 def plain(path: Path) -> Path:
@@ -62,7 +62,7 @@ def link_repository(repository: Path, folder: Path) -> None:
 
 
 def _with_plain_paths(path: Path) -> str | None:
-    """What to write instead of a file of a repository; None for one that can stay as it is."""
+    """New content for a file of a repository; None if it can be linked as it is."""
     import yaml
 
     try:

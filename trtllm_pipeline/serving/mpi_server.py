@@ -1,7 +1,7 @@
-"""A world of Triton servers under mpirun: one engine, spread over as many ranks as it was built for.
+"""Triton under mpirun: one engine on as many ranks as it was built for.
 
-Rank 0 is the server that clients reach. The others run TensorRT-LLM's worker alone: they load the engine model and
-listen nowhere.
+Rank 0 is the server that clients reach. The other ranks only run TensorRT-LLM's worker: they load the engine model and
+do not listen.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MPIRUN: Final = "mpirun"
 """The one on PATH."""
 _ASKED: Final = ("ensemble", "tensorrt_llm_bls")
 _WITHOUT_MPIRUN: Final = (0, 19)
-"""First release whose engine model runs in a server that mpirun did not start."""
+"""First release whose engine model runs without mpirun."""
 _NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
-"""mpirun names the rank that ended first about 1.1 s after it did, once it has ended the others."""
+"""mpirun reports the first rank that exited about 1.1 s later, once it has ended the others."""
 _ALL_WORDS_S: Final = 5.0
-"""It takes longer where others do not end when they are told."""
-# How mpirun says which rank ended first: of a signal, with an exit status, or by MPI_Abort.
+"""It takes longer if other ranks do not exit when told."""
+# How mpirun reports the first rank that exited: by a signal, with an exit status, or by MPI_Abort.
 _ENDED: Final = (
     (re.compile(r"process rank (\d+) with PID \d+ [^\n]*exited on signal (\d+)"), -1),
     (re.compile(r"Process name: \[\S*,(\d+)\]\s+Exit code:\s+(\d+)"), 1),
@@ -46,9 +46,9 @@ _ENDED: Final = (
 
 
 def needs_mpirun(world_size: int, release: str) -> bool:
-    """Whether an engine of `world_size` ranks runs under mpirun in this release of TensorRT-LLM.
+    """Whether an engine of `world_size` ranks needs mpirun in this release of TensorRT-LLM.
 
-    One rank does not from 0.19 on, whose own launcher has an option for that; before, one rank is a world of one.
+    From 0.19 on, a single rank does not, as TensorRT-LLM's own launcher has an option for that.
     """
     found = re.match(r"(\d+)\.(\d+)", release)
     return world_size > 1 or found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
@@ -69,15 +69,15 @@ def argv(
     options: Sequence[str] = (),
     mpirun: str = MPIRUN,
 ) -> list[str]:
-    """The command line that starts `world_size` ranks of the Triton at `server`, or one alone where that needs no mpirun.
+    """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
 
-    `run_prefix` begins the names of all shared memory of this run, each rank goes on from there. mpirun writes what
-    rank N says to `log`/*/rank.N/stdout. `options` go to every rank. `root`: mpirun refuses to be root unless told.
-    `mpirun` is its path, or a name on PATH.
+    `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
+    of rank N to `log`/*/rank.N/stdout. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
+    path, or a name on PATH.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
-    # Only rank 0 is given ports. Handed the same ones, the others would keep off them merely because the engine model
-    # never finishes loading there; one that did would take requests it cannot answer.
+    # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
+    # finishes loading there; a rank that did would accept requests it cannot answer.
     first = triton.address_options(host, ports)
     other = (
         "--model-control-mode=explicit",
@@ -95,7 +95,7 @@ def argv(
         command.append("--allow-run-as-root")
     if oversubscribe:
         command.append("--oversubscribe")
-    # An mpirun called by its path would put its own folders before those on PATH and LD_LIBRARY_PATH.
+    # Called by its path, mpirun would put its own folders first on PATH and LD_LIBRARY_PATH.
     command.append("--noprefix")
     # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
     command += ["--bind-to", "none", "--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
@@ -105,9 +105,9 @@ def argv(
 
 
 class Ranks(Group):
-    """mpirun with its ranks. Over as soon as one of them has ended: the others would wait for it for ever.
+    """mpirun with its ranks. It counts as ended once one rank has ended, because the others would wait for it forever.
 
-    `mpirun` is false for a command that is the only rank itself.
+    `mpirun` is false if the command itself is the only rank.
     """
 
     def __init__(
@@ -117,21 +117,21 @@ class Ranks(Group):
         self.world_size = world_size
         self.mpirun = mpirun
         self.ranks: dict[int, tuple[int, Process]] = {}
-        """Rank -> process id, and what it looked like when it was found; all of them some moments after the start."""
+        """Rank -> process id and its entry in the process table; complete some moments after the start."""
 
     def poll(self) -> int | None:
-        """Exit status of mpirun; 1 when a rank has ended before it."""
+        """Exit status of mpirun; 1 if a rank has ended before it."""
         status = self.wait(0.0)
         return 1 if status is None and self.dead() else status
 
     def dead(self) -> list[int]:
-        """Ranks that were there once and are not any more."""
+        """Ranks that were running and have ended."""
         if len(self.ranks) < self.world_size:
             self._find()
         return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if not _is(pid, seen)]
 
     def interrupt(self) -> None:
-        """Ask the ranks to end. mpirun is not asked: it would kill them a second later."""
+        """Interrupt the ranks, but not mpirun, which would kill them a second later."""
         self.dead()  # finds those that have come since the last look
         for pid, seen in self.ranks.values():
             if _is(pid, seen):
@@ -148,13 +148,13 @@ class Ranks(Group):
 
 
 def _is(pid: int, seen: Process) -> bool:
-    """Whether the process is still there, and the same."""
+    """Whether the same process is still running."""
     now = look_up(pid)
     return now is not None and not now.zombie and now.start_time == seen.start_time
 
 
 def _rank(pid: int) -> int | None:
-    """The rank that mpirun gave this process; None for one that is only just being started."""
+    """The rank that mpirun gave this process; None if it is still being started."""
     try:
         found = _RANK.search(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
@@ -164,18 +164,18 @@ def _rank(pid: int) -> int | None:
 
 @dataclass(slots=True)
 class World:
-    """A running world; a `server.Server`."""
+    """Running ranks; a `server.Server`."""
 
     process: Ranks
     ports: Ports
     output: Path
-    """What mpirun itself says; what the only rank says where there is no mpirun."""
+    """Output of mpirun, or of the only rank without mpirun."""
     folder: Path
-    """Below it the ranks' own logs."""
+    """The folder of the ranks' logs."""
     prefix: str
-    """How all its files in shared memory start."""
+    """Name prefix of all its files in shared memory."""
     models: tuple[str, ...]
-    """Whom clients ask: the first is the one to ask by default."""
+    """Models that clients may ask; the first is the default."""
     loaded: tuple[str, ...]
     """All models of the repository."""
     host: str
@@ -185,11 +185,11 @@ class World:
 
     @property
     def log(self) -> Path:
-        """What rank 0 says, which is the server for its clients."""
+        """The log of rank 0, which is the server for its clients."""
         return self.rank_log(0)
 
     def ready(self) -> bool:
-        """Whether rank 0 and all its models say that they are ready, which they are once every rank is."""
+        """Whether rank 0 and all its models report that they are ready, which they do once every rank is."""
         self._mark_folders()
         return all_ok(self.host, self.ports.http, triton.ready_paths(self.loaded))
 
@@ -201,14 +201,14 @@ class World:
         self._mark_folders()
 
     def rank_log(self, rank: int) -> Path:
-        """What a rank has said."""
+        """The log of a rank."""
         for path in self.folder.glob("*/rank.*/stdout"):  # mpirun pads the number with zeros
             if int(path.parent.name.removeprefix("rank.")) == rank:
                 return path
         return self.output
 
     def died(self) -> ServerError:
-        """Why it has ended: the rank that ended first, with the end of that rank's log."""
+        """The error for its end: names the rank that ended first, with the end of that rank's log."""
         rank, status = self._first_dead()
         if rank is None:
             return triton.diagnose(
@@ -218,7 +218,7 @@ class World:
         return triton.diagnose(status, self.rank_log(rank), who, before=self.before)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
-        """The rank that ended first, None if it was none of them, and an exit status where one is known."""
+        """The rank that ended first, None if it was none of them, and its exit status if it is known."""
         if not self.process.mpirun:
             return None, self.process.wait(_LAST_WORDS_S)
         begin = time.monotonic()
@@ -235,7 +235,7 @@ class World:
                 return (dead[0], None) if alone else (None, self.process.returncode)
 
     def dead_models(self) -> set[str]:
-        """Models of rank 0 whose Python process has died since the last look; Triton goes on calling them ready."""
+        """Models of rank 0 whose Python process has died since the last call; Triton still reports them as ready."""
         dead = triton.dead_stubs(self.stubs, self._server_pid)
         for pid in dead:
             del self.stubs[pid]
@@ -251,7 +251,7 @@ class World:
         }
 
     def stop(self, timeout_s: float) -> int | None:
-        """Interrupt the ranks, terminate and then kill all there is, remove what they had in shared memory."""
+        """Interrupt the ranks, terminate and then kill all processes, and remove their shared memory."""
         self._mark_folders()
         status = self.process.stop(timeout_s)
         triton.remove_leftovers(self.prefix)
@@ -280,9 +280,9 @@ def start(
     host: str = triton.LOOPBACK,
     mpirun: str = MPIRUN,
 ) -> World:
-    """Start `world_size` ranks on `repository`; see `argv`. What mpirun says goes into `log`, the ranks' own beside it.
+    """Start `world_size` ranks on `repository`; see `argv`. mpirun writes to `log`, the ranks to files beside it.
 
-    Raises ServerError where mpirun is missing or cannot be used.
+    Raises ServerError if mpirun is missing or cannot be used.
     """
     under_mpirun = needs_mpirun(world_size, release)
     if under_mpirun:
@@ -330,7 +330,7 @@ def start(
 
 
 def check_mpirun(mpirun: str) -> None:
-    """Raise ServerError where `mpirun` is not there, or this process is itself a part of a parallel job."""
+    """Raise ServerError if `mpirun` does not exist or this process is part of a parallel job."""
     if shutil.which(mpirun) is None:
         raise ServerError(
             f"{mpirun} was not found; it starts the ranks of an engine, and up to TensorRT-LLM 0.18 also a single rank",
@@ -346,7 +346,7 @@ def check_mpirun(mpirun: str) -> None:
 
 
 def nested() -> str | None:
-    """Why mpirun cannot be started from this process, which is itself a part of a parallel job; None where it is not."""
+    """Why mpirun cannot be started from this process, which is part of a parallel job; None if it is not."""
     found = next((name for name in _NESTED if name in os.environ), None)
     if found is None:
         return None

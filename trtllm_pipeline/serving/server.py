@@ -1,4 +1,4 @@
-"""What the launch stage asks of a server, whichever kind it is, and how any of them is asked over HTTP."""
+"""The interface of all kinds of servers, and HTTP requests to them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.signatures import KILLED, classify, words
 
 TAIL_BYTES: Final = 1 << 18
-"""As much of a log's end is looked at for a cause."""
+"""Size of a log's end that is searched for a cause."""
 _LOOK_S: Final = 2.0
-"""Longest wait for one answer about readiness: another program may hold the port and never answer."""
+"""Time limit for one readiness request: another program may hold the port and never respond."""
 _NOISE: Final = re.compile(
     r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool|^[+|]|^$", re.IGNORECASE
 )
@@ -33,7 +33,7 @@ _LONGEST: Final = 300
 
 
 class Ports(NamedTuple):
-    """The three ports of a Triton server; one that speaks HTTP alone has the first."""
+    """The three ports of a Triton server. A server that only speaks HTTP uses the first."""
 
     http: int
     grpc: int
@@ -41,22 +41,22 @@ class Ports(NamedTuple):
 
 
 class ServerProcess(Protocol):
-    """The process that a server is, or the group of them."""
+    """The process or process group of a server."""
 
     @property
     def pid(self) -> int:
         """Of the first process."""
 
     def poll(self) -> int | None:
-        """Its exit status once the server cannot go on, None before."""
+        """Its exit status once the server has failed or ended, None before."""
 
 
 class Server(Protocol):
-    """A server that was started. Whoever started it stops it, in whatever state it is."""
+    """A server that was started. Whoever started it must stop it, whatever its state."""
 
     @property
     def process(self) -> ServerProcess:
-        """What ends when the server does."""
+        """Ends when the server does."""
 
     @property
     def ports(self) -> Ports:
@@ -64,28 +64,28 @@ class Server(Protocol):
 
     @property
     def log(self) -> Path:
-        """Where it says what goes wrong."""
+        """The file with its error messages."""
 
     before: out_of_memory.Counts
-    """What the kernel had counted when it was started, or last looked at."""
+    """The kernel's out-of-memory counts when the server was started."""
 
     def ready(self) -> bool:
-        """Whether it and all its models say that they are ready."""
+        """Whether the server and all its models report that they are ready."""
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
         """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
 
     def died(self) -> ServerError:
-        """Why it has ended, with the end of the log that says so."""
+        """Why it has ended, with the end of its log."""
 
     def dead_models(self) -> set[str]:
-        """Models whose own process has died since the last look, though the server goes on."""
+        """Models whose process has died since the last call while the server keeps running."""
 
     def service(self) -> dict[str, object]:
         """What clients need to know: the part of service.json that depends on the kind of server."""
 
     def stop(self, timeout_s: float) -> int | None:
-        """End it and everything of it within about `timeout_s`. Returns its exit status."""
+        """End all its processes within about `timeout_s`. Returns the exit status."""
 
 
 def ask(
@@ -101,7 +101,7 @@ def ask(
 
 
 def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
-    """Whether every path answers 200."""
+    """Whether every path returns status 200."""
     try:
         return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == http.HTTPStatus.OK for path in paths)
     except (OSError, HttpError):

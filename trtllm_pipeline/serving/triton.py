@@ -1,4 +1,4 @@
-"""Starts a Triton Inference Server on loopback, sees what goes wrong with it, and stops it."""
+"""Starts a Triton Inference Server, diagnoses its failures, and stops it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a tempo
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
 _TICK_S: Final = 0.05
-"""A file system's clock may be this late."""
+"""How far a file system's clock may lag."""
 SHARED_MEMORY_BYTES: Final = 2 << 20
-"""Needed for each Python model; about half of it was measured."""
+"""Required for each Python model; measurements show about half of it."""
 EXIT_TIMEOUT_S: Final = 1
-"""How long Triton waits for requests in flight when it is asked to end."""
+"""How long Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 3.0
-"""An open gRPC stream can keep Triton 2.51 from ending at all, so it is killed after this."""
+"""An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
 CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
-"""Triton's interfaces that no client of a served model needs: through them a client names files and memory of this user."""
+"""Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
 
 
 def check(triton: Triton, python_models: int) -> None:
-    """Raise ServerError for an environment in which the Python models would fail, silently in part."""
+    """Raise ServerError for an environment in which Python models would fail, partly silently."""
     # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         numpy = importlib.metadata.version("numpy")
@@ -96,7 +96,7 @@ def check(triton: Triton, python_models: int) -> None:
 
 
 def _searched(triton: Triton) -> Iterator[tuple[str, Path, str]]:
-    """The variables that a server finds its Python by, a folder in each, and what would end that folder's name."""
+    """The search path variables of a server's Python, a folder in each, and the separators that the folder must not contain."""
     yield "PATH", Path(sys.executable).parent, ":"
     if triton.libraries is not None:
         yield "LD_LIBRARY_PATH", triton.libraries, ":;"
@@ -108,12 +108,12 @@ def _python() -> str:
 
 
 def stub_binary(stubs: Path) -> Path:
-    """The stub for the Python that runs this."""
+    """The stub for the running Python."""
     return stubs / _python() / STUB
 
 
 def python_library() -> Path | None:
-    """The libpython that the stub would load: beside this Python, or the system's. None if there is neither."""
+    """The libpython that the stub would load: the one of this Python, or the system's. None if there is neither."""
     name = f"libpython{_python()}.so.1.0"
     own = Path(str(sysconfig.get_config_var("LIBDIR"))) / name
     if own.is_file():
@@ -123,7 +123,7 @@ def python_library() -> Path | None:
 
 
 def environment(triton: Triton) -> dict[str, str]:
-    """The server's environment: its Python stubs find this interpreter, its packages, and this project there."""
+    """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
     variables = dict(os.environ)
     variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
     if triton.stubs is not None:
@@ -137,7 +137,7 @@ def environment(triton: Triton) -> dict[str, str]:
 
 
 def link(triton: Triton, repository: Path, folder: Path) -> tuple[Path, Path]:
-    """The model repository and the backend directory to start a server with, made of links in `folder`; see `links`."""
+    """The model repository and the backend directory for a server, made of links in `folder`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
     links.link_repository(repository, folder / "models")
@@ -145,7 +145,7 @@ def link(triton: Triton, repository: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def _link_backends(triton: Triton, folder: Path) -> Path:
-    """A backend directory; for the wheel made of links in `folder`, with the right stub."""
+    """The backend directory; for the wheel, links in `folder` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -159,7 +159,7 @@ def _link_backends(triton: Triton, folder: Path) -> Path:
 
 
 def free_ports(host: str = LOOPBACK) -> Ports:
-    """Three ports that nobody listens on now. Raises OSError when `host` is not an address of this machine."""
+    """Three free ports. Raises OSError if `host` is not an address of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in Ports._fields]
         for each in sockets:
@@ -168,7 +168,7 @@ def free_ports(host: str = LOOPBACK) -> Ports:
 
 
 def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
-    """Those of `ports` that cannot be listened on."""
+    """Those of `ports` that are in use."""
     busy = []
     for port in ports:
         with socket.socket() as probe:
@@ -182,27 +182,27 @@ def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
 
 @dataclass(slots=True)
 class TritonProcess:
-    """A server process of ours."""
+    """A running Triton server."""
 
     process: subprocess.Popen[bytes]
     ports: Ports
     log: Path
     prefix: str
-    """How its files in shared memory start."""
+    """Name prefix of its files in shared memory."""
     models: tuple[str, ...]
     host: str = LOOPBACK
-    """Where to reach it."""
+    """Address to reach it at."""
     started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
-    """Processes that run Python models, and the model of each, as last seen by `watch_stubs`."""
+    """Process id -> model of the processes that run Python models."""
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
-        """Status and body of one HTTP request. Raises OSError or HttpError when there is no answer."""
+        """Status and body of one HTTP request. Raises OSError or HttpError if there is no answer."""
         return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
 
     def ready(self) -> bool:
-        """Whether the server and every model say that they are ready."""
+        """Whether the server and every model report that they are ready."""
         mark_folders(self.prefix, self.started, [self.process.pid])
         return all_ok(self.host, self.ports.http, ready_paths(self.models))
 
@@ -220,17 +220,17 @@ class TritonProcess:
         return diagnose(self.process.returncode, self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
-        """Models whose Python process has died since the last look; Triton goes on calling them ready."""
+        """Models whose Python process has died since the last call; Triton still reports them as ready."""
         dead = dead_stubs(self.stubs, self.process.pid)
         for pid in dead:
             del self.stubs[pid]
         return set(dead.values())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
-        """End the server and everything of it: ask, wait, kill, clean up. Returns its exit status.
+        """Terminate the server, wait, kill it, and clean up. Returns its exit status.
 
-        Asked to end, it finishes what it has begun and ends its Python models; without these it has nothing to lose,
-        and would take another second to see that they are gone.
+        A terminated server finishes its requests and ends its Python models. Once these have ended it is killed, because it
+        would take another second to notice.
         """
         deadline = time.monotonic() + timeout_s
         mark_folders(self.prefix, self.started, [self.process.pid])
@@ -253,7 +253,7 @@ class TritonProcess:
 
 
 def described(pid: int, host: str, ports: Ports, models: Sequence[str]) -> dict[str, object]:
-    """Endpoints, models to ask and version of a server that is ready, for service.json."""
+    """Endpoints, models and version of a ready server, for service.json."""
     answer = json.loads(ask(host, ports.http, "GET", "/v2")[1])
     return {
         "kind": "triton",
@@ -266,12 +266,12 @@ def described(pid: int, host: str, ports: Ports, models: Sequence[str]) -> dict[
 
 
 def ready_paths(models: Sequence[str]) -> tuple[str, ...]:
-    """The paths that answer 200 when the server and `models` are ready."""
+    """The paths that return status 200 when the server and `models` are ready."""
     return ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in models))
 
 
 def address_options(host: str, ports: Ports) -> tuple[str, ...]:
-    """Options that let a server listen on `ports` of `host`, and nowhere else."""
+    """Options that make a server listen on `ports` of `host` only."""
     return (
         *(f"--{name}-address={host}" for name in Ports._fields),
         *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
@@ -279,11 +279,11 @@ def address_options(host: str, ports: Ports) -> tuple[str, ...]:
 
 
 def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
-    """Options that close what no client needs, and the names of those that this release of Triton does not have.
+    """Options that close interfaces that no client needs, and the names of those that this Triton release lacks.
 
-    Models are neither loaded nor unloaded through a server that is not told --model-control-mode. What else is closed
-    would open for a header; any user can read a command line, so this is a header that cannot be sent: its name holds
-    a colon, which ends the name in HTTP/1.1 and which gRPC refuses.
+    Without --model-control-mode, models can be neither loaded nor unloaded by requests. A restricted interface opens for
+    requests with a configured header. Any user can read a command line, so this header cannot be sent: its name contains
+    a colon, which ends a name in HTTP/1.1 and which gRPC rejects.
     """
     header = f"no:{uuid.uuid4().hex}={uuid.uuid4().hex}"
     closing = {
@@ -298,7 +298,7 @@ def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
 
 @functools.cache
 def _help(triton: Triton) -> str:
-    """What the server says of its options; "" where it says nothing, as if it had them all."""
+    """The server's --help output; "" if it has none, which counts as having all options."""
     try:
         asked = subprocess.run(
             [triton.binary, "--help"],
@@ -314,12 +314,12 @@ def _help(triton: Triton) -> str:
 
 
 def shared_memory_option(prefix: str) -> str:
-    """The option that makes all shared memory of Python models start with `prefix`."""
+    """The option that sets the name prefix of all shared memory of Python models."""
     return f"--backend-config=python,shm-region-prefix-name={prefix}"
 
 
 def new_prefix() -> str:
-    """How shared memory of a new server is to be named: different from all others, and its starter can be told."""
+    """A unique name prefix for the shared memory of a new server, which also identifies the process that starts it."""
     return f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
 
 
@@ -334,10 +334,9 @@ def start(
     host: str = LOOPBACK,
     variables: Mapping[str, str] | None = None,
 ) -> TritonProcess:
-    """Start `triton` on `repository` with `models` and what they need, in this process's session and group.
+    """Start `triton` on `repository` in this process's session and group; `models` are those in the repository.
 
-    `folder` takes the links that it works on, `variables` are added to the environment. The server's output is
-    appended to `log`.
+    The server works on links in `folder`. `variables` are added to its environment. Its output is appended to `log`.
     """
     remove_stale_leftovers()
     prefix = new_prefix()
@@ -368,9 +367,9 @@ def start(
 
 
 def private(command: Sequence[str]) -> list[str]:
-    """The command line that starts `command` with files that are its user's alone; see private.py.
+    """The command line that runs `command` with files that only its user can read; see private.py.
 
-    Raises ServerError where there is no such program.
+    Raises ServerError if the program does not exist.
     """
     if shutil.which(command[0]) is None:
         raise ServerError(f"cannot start the server: {command[0]} is not a program", failure=FailureClass.USER)
@@ -380,7 +379,7 @@ def private(command: Sequence[str]) -> list[str]:
 def diagnose(
     status: int | None, log: Path, who: str = "Triton", *, before: out_of_memory.Counts | None = None
 ) -> ServerError:
-    """What ended a server, as an error with the log's own words."""
+    """The error for the end of a server, with the end of its log."""
     found = re.search(
         r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*\"?$", "\n".join(telling(log)), re.MULTILINE
     )
@@ -389,7 +388,7 @@ def diagnose(
 
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
-    """Process id and model name of the Python model processes below a server, dead ones left out."""
+    """Process id and model name of the living Python model processes of a server."""
     for pid, process in process_table().items():
         if process.parent == parent and (model := model_run_by(pid)):
             yield pid, model
@@ -401,7 +400,7 @@ def live_stubs(parent: int, prefix: str) -> dict[int, str]:
 
 
 def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:
-    """Those of `stubs` that have ended: each is looked at by itself, as a busy system may leave one out of a listing."""
+    """Those of `stubs` that have ended. Each is checked on its own, because a listing of a busy system may miss one."""
     return {pid: model for pid, model in stubs.items() if not _lives(pid, parent)}
 
 
@@ -411,7 +410,7 @@ def _lives(pid: int, parent: int) -> bool:
 
 
 def _is_stub(pid: int, prefix: str) -> bool:
-    """Whether `pid` is still a stub of the server with this prefix: process ids are used again."""
+    """Whether `pid` is still a stub of the server with this prefix: process ids are reused."""
     try:
         return prefix.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -419,15 +418,15 @@ def _is_stub(pid: int, prefix: str) -> bool:
 
 
 def _prefix(pid: int) -> str:
-    """How shared memory of a server started by `pid` is named: unique even where containers share /dev/shm."""
+    """Name prefix for shared memory of servers started by `pid`, unique even if containers share /dev/shm."""
     return f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
 
 
 def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
-    """Mark as made for `prefix` the folders of those of its processes `servers`, started at `since`, that run Python models.
+    """Mark the folders that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
 
-    The Python backend of each makes /tmp/python_env_XXXXXX, which stays when Triton is killed or does not wait for its
-    models. Nothing tells whose it is: it is taken for the first one of this user since then that has no mark.
+    Each creates /tmp/python_env_XXXXXX, which remains when Triton is killed or does not wait for its models. Nothing tells
+    whose it is, so the first unmarked folder of this user since then is taken.
     """
     marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
     unknown = [folder for folder, mark in marks.items() if mark is None]
@@ -440,7 +439,7 @@ def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
 
 
 def _own_folders() -> Iterator[tuple[Path, float]]:
-    """Folders of this user's Python backends, and when something was last made or removed there."""
+    """Folders of this user's Python backends, with their modification times."""
     for folder in TEMPORARY.glob("python_env_*"):
         with contextlib.suppress(FileNotFoundError):
             about = folder.lstat()
@@ -449,7 +448,7 @@ def _own_folders() -> Iterator[tuple[Path, float]]:
 
 
 def _mark(folder: Path) -> str | None:
-    """For which server a folder was made; None where nobody has said so."""
+    """The prefix of the server that a folder is marked for; None for an unmarked folder."""
     try:
         return (folder / _MARK).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -457,7 +456,7 @@ def _mark(folder: Path) -> str | None:
 
 
 def _remove(over: Callable[[str], bool]) -> None:
-    """Delete what servers have left whose prefix, or a file's name that begins with it, is `over`."""
+    """Delete the leftovers of servers for whose prefix, or file name that begins with it, `over` is true."""
     for path in SHARED_MEMORY.iterdir():
         if over(path.name):
             with contextlib.suppress(OSError):  # gone, or another user's: anybody may give a file such a name
@@ -472,12 +471,12 @@ def _remove(over: Callable[[str], bool]) -> None:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Delete the shared memory files that start with `prefix`, and the folders made for it."""
+    """Delete the shared memory files and folders of the server with this prefix."""
     _remove(lambda name: name.startswith(prefix))
 
 
 def remove_stale_leftovers() -> None:
-    """Delete what servers of ours left when they and their starter were killed."""
+    """Delete what servers left behind whose starting process was killed."""
     own = _prefix(0).removesuffix("0-")
 
     def over(name: str) -> bool:

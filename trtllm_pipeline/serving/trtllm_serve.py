@@ -20,19 +20,19 @@ from trtllm_pipeline.serving.triton import LOOPBACK, WILDCARDS
 
 @dataclass(slots=True)
 class OpenAiServer:
-    """A running server; a `server.Server`. Its workers are sessions of their own, and end with it all the same."""
+    """A running server; a `server.Server`. Its workers have sessions of their own, but end with it all the same."""
 
     process: Group
     ports: Ports
-    """The first is where it listens; it has no other."""
+    """The first is its only port."""
     log: Path
     name: str
-    """Of its program."""
+    """Name of its program."""
     host: str
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
 
     def ready(self) -> bool:
-        """Whether it says that it is healthy."""
+        """Whether it reports that it is healthy."""
         return all_ok(self.host, self.ports.http, ("/health",))
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
@@ -44,7 +44,7 @@ class OpenAiServer:
         return diagnose(self.name, self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
-        """None: it ends with its workers."""
+        """Always empty: it ends with its workers."""
         return set()
 
     def service(self) -> dict[str, object]:
@@ -75,7 +75,7 @@ class OpenAiServer:
             return None
 
     def stop(self, timeout_s: float) -> int | None:
-        """Interrupt it, terminate and then kill all there is."""
+        """Interrupt it, then terminate and kill all its processes."""
         return self.process.stop(timeout_s)
 
 

@@ -1,8 +1,8 @@
-"""Claims: who works on what, across every invocation on one workspace and one machine.
+"""Claims tell who works on what, across all invocations on one workspace and one machine.
 
 A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim is held as
-long as any of them lives, also when the pipeline itself was killed, and is gone by itself when the last one ends.
-There is nothing to unlock by hand.
+long as any of them lives, even if the pipeline itself was killed. It disappears with the last process, and never has to
+be removed by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Claim:
         self._remove = remove
 
     def release(self) -> None:
-        """Give the claim up. Calling it twice does no harm."""
+        """Release the claim; may be called twice."""
         if self.fd < 0:
             return
         if self._remove:
@@ -40,7 +40,7 @@ class Claim:
 
 
 def take(path: Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
-    """The claim on `path`, or None when another process holds it. Never waits."""
+    """The claim on `path`, or None if another process holds it. Never waits."""
     mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -75,9 +75,9 @@ def is_held(path: Path) -> bool:
 
 
 def machine_leases() -> Path:
-    """Folder of the claims on this machine's GPUs and on the machine as a whole, shared by all of a user's workspaces.
+    """Folder of the claims on this machine and its GPUs, shared by all of a user's workspaces.
 
-    Raises StateError when something else, or somebody else's, is in its place.
+    Raises StateError if something else, or another user's folder, is in its place.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     # After `su`, and in containers, the variable names a folder that is not there, or another user's.
@@ -101,10 +101,10 @@ def machine_leases() -> Path:
 def lease_machine(
     gpus: tuple[str, ...], *, exclusive: bool, others: Sequence[str] = ()
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
-    """Claims on the machine (shared, or alone when `exclusive`) and on as many GPUs as `gpus` are, with their names.
+    """Claims on the machine (shared, or exclusive) and on as many GPUs as in `gpus`, with the GPUs' names.
 
-    Those of `gpus` that another invocation has are replaced by `others`; None when too few are left. Two invocations,
-    also on different workspaces, so never share a GPU, and nothing runs beside a measurement.
+    GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, also on
+    different workspaces, never share a GPU, and nothing runs beside a measurement.
     """
     folder = machine_leases()
     machine = take(folder / "machine", shared=not exclusive, remove=False)

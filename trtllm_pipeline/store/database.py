@@ -1,12 +1,11 @@
-"""The SQLite file under an index: opened, made, read and replaced under one lock, and never trusted.
+"""The SQLite file of an index, which is opened, created, read and replaced under one lock, and never trusted.
 
-Every use of it goes through `Database.run`, the one place where damage shows. Whoever finds some makes the file anew
-from what it was made of, and goes on. Opening, making, closing and replacing are done alone (an flock on `state.lock`,
-exclusive), all else beside each other (shared): SQLite's own locks cover neither a first start nor a file that is
-exchanged under its users.
+Every use goes through `Database.run`, where damage is detected. Whoever detects damage rebuilds the file and continues.
+Opening, creating, closing and replacing take an exclusive flock on `state.lock`, all other uses a shared one: SQLite's own
+locks cover neither the first start nor a file that is replaced while it is in use.
 
-A workspace that cannot be written is read into memory, with what its write-ahead log holds: SQLite itself would have to
-write beside the file.
+The index of a read-only workspace is read into memory with its write-ahead log, because SQLite would have to write beside
+the file.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ Rows = dict[str, list[tuple[Any, ...]]]
 """The rows of some tables, by the table's name."""
 
 _PATIENCE_S: Final = 30.0
-"""How long to wait for what other processes do with the file, each of which takes milliseconds."""
+"""How long to wait for other processes, whose uses of the file take milliseconds."""
 _SMALL_BYTES: Final = 4 << 20
-"""Up to this size, looking through the whole file for damage takes a few milliseconds."""
+"""Up to this size, checking the whole file for damage takes a few milliseconds."""
 _APPLICATION: Final = 0x54504C00
-"""With the schema's number added, what SQLite's header has as the application's id: one flipped bit changes neither alone."""
+"""Plus the schema's number, the application id in SQLite's header: a flipped bit makes the two disagree."""
 _PARTS: Final = ("", "-wal", "-shm")
 EMPTY: Final = "which are empty"
-"""Said where the manifests and the history have nothing to put into a new file."""
+"""For messages if the manifests and the history are empty."""
 _FULL: Final = "database or disk is full"
 _IO_ERROR: Final = "disk I/O error"
 _LOG_INDEX_BYTES: Final = 32 << 10
 _LONG_PATH: Final = 500
-"""Bytes from which on SQLite, as it is usually built, may refuse a path."""
+"""Usual builds of SQLite may reject longer paths, in bytes."""
 _NOT_WRITABLE: Final = "attempt to write a readonly database"
 _BUSY: Final = ("database is locked", "database table is locked", "locking protocol")
 _NOT_DAMAGE: Final = (_FULL, _NOT_WRITABLE, *_BUSY, _IO_ERROR, "unable to open database file", "out of memory")
-"""What SQLite says when the surroundings are to blame. All else it says is damage."""
+"""SQLite's messages for problems of the environment. All others mean damage."""
 
 
 class DamagedError(Exception):
-    """The file holds something that was never written to it. `suffix` names it when it is put aside."""
+    """The file has content that was never written to it. `suffix` names the file that is set aside."""
 
     def __init__(self, message: str, *, suffix: str = "damaged") -> None:
         line = " ".join(message.split())[:100]
@@ -63,7 +62,7 @@ class DamagedError(Exception):
 
 
 _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
-"""What using a damaged file raises. SQLite quotes it in its messages, which then cannot be read either."""
+"""Exceptions from using a damaged file. SQLite quotes it in messages, which then may not decode either."""
 
 
 class Database:
@@ -130,7 +129,7 @@ class Database:
         )
 
     def remake(self) -> str | None:
-        """Make the file anew, whatever is in it, with what a sound one knew. Returns the words of `fill`."""
+        """Rebuild the file, keeping what a sound one had. Returns the description of `fill`."""
         with self._locked(fcntl.LOCK_EX):
             self._shut()
             damage, known = None, Rows()
@@ -147,7 +146,7 @@ class Database:
             return lost
 
     def close(self) -> None:
-        """Close the file. Calling it twice does no harm."""
+        """Close the file; may be called twice."""
         if self._db is not None:
             with self._locked(fcntl.LOCK_EX):
                 self._shut()
@@ -196,7 +195,7 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _open(self, damage: DamagedError | None = None) -> None:
-        """Open the file, made anew where it is missing, damaged, or was found damaged by us before anybody else."""
+        """Open the file; rebuild it first if it is missing, or damaged and not yet replaced by another process."""
         if self._read_only:
             self._into_memory(damage)
             return
@@ -226,7 +225,7 @@ class Database:
         self._db, self._opened = None, None
 
     def _connect(self, path: Path | None = None) -> sqlite3.Connection:
-        """A connection to a file that is there. Raises DamagedError for what is no file."""
+        """A connection to an existing file. Raises DamagedError if it is not a regular file."""
         path = path or self.path
         if not stat.S_ISREG(path.stat().st_mode):
             raise DamagedError("is not a file")
@@ -239,7 +238,7 @@ class Database:
         return db
 
     def _check(self, db: sqlite3.Connection, *, thoroughly: bool) -> None:
-        """Raise DamagedError or sqlite3.Error for what is not as it was made, StateError for a newer release's."""
+        """Raise DamagedError or sqlite3.Error for an invalid file, StateError for one of a newer release."""
         found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
         schema, application = found
         if application in {0, _APPLICATION + schema} and 0 < schema < self._schema:
@@ -260,7 +259,7 @@ class Database:
                 raise DamagedError(str(said))
 
     def _damage(self, error: Exception) -> DamagedError:
-        """The damage behind an error. Raises what it is instead when the file is not to blame."""
+        """The damage behind an error. Raises another error if the file is not the cause."""
         if isinstance(error, DamagedError):
             return error
         said = str(error)
@@ -318,7 +317,7 @@ class Database:
         return lost
 
     def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
-        """Say in one line what was done by itself, where there was anything to do it for."""
+        """Log in one line that the file was rebuilt, and why."""
         if damage is not None or lost is not None:
             why = damage or "the index is missing"
             kept = (
@@ -340,7 +339,7 @@ class Database:
         return lost
 
     def _into_memory(self, damage: DamagedError | None) -> None:
-        """Read the file as it stands into memory, or without a sound one what it would be made of."""
+        """Read the file into memory, or if it is not sound, what it can be rebuilt from."""
         self._shut()
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         if damage is None and self.path.exists():
@@ -373,7 +372,7 @@ def _free_bytes(folder: Path) -> float:
 
 @contextmanager
 def _rolled_back(db: sqlite3.Connection) -> Iterator[None]:
-    """Undo what was begun when something goes wrong."""
+    """Roll back the transaction if the block raises."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,6 @@
-"""The history of a workspace, one event a line: what the index knows and no manifest says.
+"""The history of a workspace, one event per line: everything in the index that no manifest has.
 
-Lines are only ever appended, each in one write, so what was written stays as it was; each begins with its checksum,
-so a line that was damaged is told from one that was not.
+Lines are only appended, each in one write. Each line begins with its checksum, so that damaged lines are detected.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class History:
         self.path = path
 
     def append(self, events: Iterable[Event]) -> None:
-        """Add `events` at the end, in one write. Raises OSError, having added nothing or a line that is passed over."""
+        """Append `events` in one write. After an OSError nothing was added, or an incomplete line that readers skip."""
         # The line's end comes first: after a write that was cut short, the next one still begins a line.
         data = b"".join(b"\n" + _line([name, *values]) for name, values in events)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -39,7 +38,7 @@ class History:
             os.close(fd)
 
     def events(self) -> Iterator[Event | None]:
-        """Every event, the oldest first; None for a line that is damaged. Raises OSError."""
+        """All events, the oldest first; None for a damaged line. Raises OSError."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

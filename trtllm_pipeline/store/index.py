@@ -1,9 +1,9 @@
-"""The SQLite index of a workspace: what is published, what was tried, which runs there were, how long things took.
+"""The SQLite index of a workspace: artifacts, attempts, runs and durations.
 
-All of it stands elsewhere too: artifacts in their manifests, everything else in the history (`history.jsonl`), where it is
-written as the index learns it. So a lost or damaged index is made anew with nothing lost, by whoever finds it so. The
-other way round, `store repair` gives a history that lost lines what a sound index knows.
-WAL with synchronous=NORMAL survives a kill at any instant; a power loss may cost the last rows.
+It is redundant: artifacts have their manifests, and everything else is also written to the history (`history.jsonl`). So
+whoever finds the index lost or damaged rebuilds it without loss. Conversely, `store repair` restores lines that the history
+has lost from a sound index.
+WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _EVENTS: Final = {
     "pin": "INSERT OR REPLACE INTO pins VALUES (?, ?)",
     "pins_forgotten": "DELETE FROM pins",
 }
-"""What the history tells, and what it does to the index, now and when the index is made anew."""
+"""Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
 
 _KEYS: Final = {"runs": 1, "attempts": 1, "latest": 2, "infeasible": 1, "pins": 1}
-"""The tables of what no manifest says: how many of a row's first values it is known by."""
+"""Tables of what no manifest has -> number of leading values that identify a row."""
 _FORGOTTEN: Final = {"infeasible": "infeasible_forgotten", "pins": "pins_forgotten"}
 
 _TEXT: Final = (str,)
@@ -72,7 +72,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRow:
-    """A published artifact as the index knows it.
+    """A published artifact in the index.
 
     `files` are paths below `out/` with their sizes, `size_bytes` their sum; `manifest_bytes` is the manifest's own size.
     """
@@ -88,7 +88,7 @@ class ArtifactRow:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One attempt at a stage run. `outcome` is None while it runs, or when its pipeline was killed."""
+    """One attempt at a stage run. `outcome` is None while it runs, or if its pipeline was killed."""
 
     id: int
     run: str
@@ -117,10 +117,10 @@ class RunRow:
 
 
 class Index:
-    """A workspace's `state.db`, and the history it can be made from. Other processes may write at the same time.
+    """A workspace's `state.db` and the history it can be rebuilt from. Other processes may write at the same time.
 
-    `manifests` are all there are, each with its file's size. With `read_only` nothing is written; what is remembered is
-    forgotten at the end. Raises StateError for what cannot be helped from here.
+    `manifests` returns all manifests with their file sizes. With `read_only` nothing is written, and changes are lost at the
+    end. Raises StateError if the index cannot be used.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Index:
         self._database.close()
 
     def remake(self) -> str:
-        """Make the file anew, whatever is in it, with what a sound one knew. Returns what is lost, in words."""
+        """Rebuild the file, keeping what a sound one had. Returns a description of what is lost."""
         return self._database.remake() or EMPTY
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
@@ -173,13 +173,13 @@ class Index:
         return f"without the history of runs, since {HISTORY} is missing" if artifacts else None
 
     def _rows(self, query: str, values: Sequence[Value], *types: tuple[type, ...]) -> list[Row]:
-        """The rows of a query, each value of one of the types that were written."""
+        """The rows of a query, with the types of all values checked."""
         return self._read(query, values, types, lambda row: row)
 
     def _read(
         self, query: str, values: Sequence[Value], types: Sequence[tuple[type, ...]], make: Callable[[Row], T]
     ) -> list[T]:
-        """As `_rows`, each row made into something."""
+        """As `_rows`, with `make` applied to each row."""
 
         def read(db: sqlite3.Connection) -> list[T]:
             rows = db.execute(query, values).fetchall()
@@ -191,7 +191,7 @@ class Index:
         return self._database.run(read)
 
     def _change(self, *events: Event) -> int:
-        """Do what the events tell, and write them into the history. Returns how many rows the last one changed."""
+        """Apply events and append them to the history. Returns the number of rows that the last one changed."""
 
         def change(db: sqlite3.Connection) -> int:
             changed = 0
@@ -256,7 +256,7 @@ class Index:
     # attempts
 
     def last_attempt(self, fingerprint: Fingerprint) -> int:
-        """Number of the latest attempt at this stage run, 0 when it was never tried."""
+        """Number of the latest attempt at this stage run, 0 if there was none."""
         query = "SELECT coalesce(max(number), 0) FROM attempts WHERE fingerprint = ?"
         return int(self._rows(query, (fingerprint,), _WHOLE)[0][0])
 
@@ -279,7 +279,7 @@ class Index:
         self._change(("attempt_ended", (time.time(), outcome, self._name(folder), failure, message, hint, attempt)))
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
-        """The latest attempt at each of `fingerprints` that was ever tried."""
+        """The latest attempt at each of `fingerprints` that has one."""
         wanted = set(fingerprints)
         if not wanted:
             return {}
@@ -287,7 +287,7 @@ class Index:
         return {attempt.fingerprint: attempt for attempt in latest if attempt.fingerprint in wanted}
 
     def attempts_of(self, run: str) -> tuple[AttemptRow, ...]:
-        """Every attempt that a run made, in the order they began."""
+        """All attempts of a run, in the order of their start."""
         return self._attempts("run = ? ORDER BY id", (run,))
 
     def _attempts(self, where: str, values: tuple[str, ...]) -> tuple[AttemptRow, ...]:
@@ -302,7 +302,7 @@ class Index:
         return AttemptRow(number, run, stage, Fingerprint(fingerprint), attempt, self._workspace / folder, *rest)
 
     def _name(self, folder: Path) -> str:
-        """A folder by its path in the workspace, which may be moved."""
+        """A folder's path relative to the workspace, which may be moved."""
         return str(folder.relative_to(self._workspace) if folder.is_relative_to(self._workspace) else folder)
 
     # runs
@@ -316,13 +316,13 @@ class Index:
         self._change(("run_ended", (time.time(), exit_code, run)))
 
     def runs(self) -> tuple[RunRow, ...]:
-        """All runs, the last that began first, whatever the clock said."""
+        """All runs, the newest first, independent of the clock."""
         query = "SELECT id, matrix, command, started_s, ended_s, exit_code FROM runs ORDER BY number DESC"
         types = (_TEXT, _TEXT, _TEXT, _NUMBER, (*_NUMBER, _MAYBE), (int, _MAYBE))
         return tuple(self._read(query, (), types, _run_row))
 
     def _begin(self, event: str, values: Sequence[Value]) -> int:
-        """Do what the event tells with the next number there is, which is returned."""
+        """Apply an event with the next free number, which is returned."""
 
         def begin(db: sqlite3.Connection) -> int:
             number = int(db.execute(_EVENTS[event], (None, *values)).lastrowid or 0)
@@ -341,7 +341,7 @@ class Index:
         return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[0] in wanted}
 
     def set_latest(self, rows: Iterable[tuple[str, str, Fingerprint]]) -> None:
-        """Remember (cell, stage, fingerprint) as each cell's newest results, all of them or none."""
+        """Record (cell, stage, fingerprint) as the newest results of the cells, in one transaction."""
         self._change(*(("latest", row) for row in rows))
 
     # remembered answers
@@ -359,7 +359,7 @@ class Index:
         return {row[0]: row[1] for row in self._rows("SELECT fingerprint, message FROM infeasible", (), _TEXT, _TEXT)}
 
     def pin(self, request: str) -> Mapping[str, Json] | None:
-        """What a request for a model was pinned to before, e.g. a branch to a commit."""
+        """What a request for a model was pinned to, such as a branch to a commit."""
         rows = self._rows("SELECT pinned FROM pins WHERE request = ?", (request,), _TEXT)
         try:
             value = json.loads(rows[0][0]) if rows else None
@@ -372,12 +372,12 @@ class Index:
         self._change(("pin", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:
-        """Ask the hubs anew next time; returns how many pins were forgotten."""
+        """Forget all pins, so that the hubs are asked again; returns how many."""
         return self._change(("pins_forgotten", ()))
 
 
 def _known(db: sqlite3.Connection) -> Rows:
-    """What no manifest says. Raises DamagedError for a row of other types than were written."""
+    """The rows that no manifest has. Raises DamagedError for a row of other types than were written."""
     types: Mapping[str, tuple[type, ...]] = {"TEXT": _TEXT, "INTEGER": _WHOLE, "REAL": _NUMBER}
     known: Rows = {}
     for table in _KEYS:
@@ -416,7 +416,7 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
 
 
 def _events(table: str, row: Row) -> list[Event]:
-    """What the history says of a row."""
+    """The events of a row."""
     if table == "runs":
         number, run, matrix, command, started, ended, exit_code = row
         begun: Event = ("run", (number, run, matrix, command, started))

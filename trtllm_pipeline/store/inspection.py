@@ -1,4 +1,4 @@
-"""What is wrong with an artifact: every file compared with its manifest, and whatever is there beside."""
+"""Compares the files of an artifact with its manifest."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import FileEntry, Manifest
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
-"""What the system says of a file that is not there, or of a link that leads nowhere."""
+"""Errors for a missing file or a broken link."""
 
 
 class Kind(str, Enum):
-    """What a finding means for the artifact."""
+    """What a discrepancy means for the artifact."""
 
     DAMAGED = "damaged"
-    """Its result is not what was made: it is not used any more."""
+    """The result has changed, so it is no longer used."""
     RECORD = "record"
-    """Its job, log or another file beside the result is not what was written."""
+    """The job, log or another file beside the result has changed."""
     DERIVED = "derived"
-    """Python's compiled modules, which a server wrote: they can be removed."""
+    """Compiled Python modules that a server wrote; they can be removed."""
     UNLISTED = "unlisted"
-    """A file that its manifest does not list."""
+    """A file that is not in the manifest."""
     MODE = "mode"
-    """A file of the result can be written, or cannot be read."""
+    """A file of the result is writable or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """One thing that is wrong. `path` is below the artifact's folder, which it is itself for a whole artifact."""
+    """One discrepancy. `path` is relative to the artifact's folder, and empty for the whole artifact."""
 
     stage: str
     fingerprint: str
@@ -62,9 +62,9 @@ class Discrepancy:
 
 
 def inspect(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...]:
-    """What is wrong with the artifact in `folder`; with `contents` every byte of its result is read.
+    """Discrepancies of the artifact in `folder`; with `contents`, every byte of its result is read.
 
-    Raises StateError for one that cannot be read or that another release wrote.
+    Raises StateError if it cannot be read or another release wrote it.
     """
 
     def finding(kind: Kind, path: str, message: str) -> Discrepancy:
@@ -107,7 +107,7 @@ def _inspect(folder: Path, sealed: Manifest, *, contents: bool) -> Iterator[_Fou
 
 
 def _wrong(path: Path, entry: FileEntry, *, contents: bool) -> str | None:
-    """What is wrong with a file or link, or None."""
+    """The discrepancy of a file or link, or None."""
     found = path.lstat()
     if entry.link is not None:
         if not stat.S_ISLNK(found.st_mode):
@@ -137,9 +137,9 @@ def _mode(path: Path) -> Iterator[str]:
 
 
 def whole(folder: str, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
-    """Whether manifest and files are there with their sizes. Links count as size 0 and must lead somewhere.
+    """Whether the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
 
-    The quick look of every start. Raises StateError when it cannot be told.
+    This is the quick check at every start. Raises StateError if the files cannot be read.
     """
     try:
         if os.stat(f"{folder}/{manifest.NAME}").st_size != manifest_bytes:

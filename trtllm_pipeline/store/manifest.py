@@ -1,6 +1,6 @@
-"""The manifest of an artifact: which files it has, of which size and content, and how it came to be.
+"""The manifest of an artifact: its files with sizes and digests, and how it was made.
 
-It is the last file written before an artifact is published. A folder without a valid one is not an artifact.
+It is the last file written before an artifact is published. A folder without a valid manifest is not an artifact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME: Final = "manifest.json"
 
 
 class NoManifestError(StateError):
-    """The folder has no manifest, or what is in its place is none: so it is not an artifact."""
+    """The folder has no valid manifest, so it is not an artifact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: Mapping[str, Json]
     records: tuple[FileEntry, ...] = ()
-    """What lies beside the result: its job, its log. Of manifests of older releases nothing."""
+    """Files beside the result, such as the job and the log; empty in manifests of older releases."""
 
     @property
     def size_bytes(self) -> int:

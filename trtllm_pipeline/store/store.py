@@ -1,4 +1,4 @@
-"""The store of a workspace: looks artifacts up, gives out attempts, publishes them whole or not at all.
+"""The store of a workspace: looks up artifacts, creates attempts, and publishes them atomically.
 
     WORKSPACE/
       state.db                   index, rebuilt from manifests and history when lost or damaged
@@ -6,11 +6,11 @@
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
       work/FINGERPRINT.lock      the claim of whoever works on it
-      work/partial/              broken downloads, to be gone on with
+      work/partial/              partial downloads, to be continued
       runs/RUN_ID/               plan, report and lock file of each run
-      damaged/STAGE/FINGERPRINT/ what verify and repair set aside, for people to look at and remove
+      damaged/STAGE/FINGERPRINT/ damaged artifacts that verify and repair set aside
 
-`docs/formats.md` says what is in these files.
+`docs/formats.md` describes these files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
 _DURABLE_AFTER_S: Final = 1.0
-"""StageContext that took longer than this is worth an fsync of its files before it is published."""
+"""The files of work that took longer are synced before they are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A published artifact whose files are all there."""
+    """A published artifact with all its files."""
 
     stage: str
     fingerprint: Fingerprint
@@ -83,10 +83,10 @@ class Attempt:
 
 
 class Store:
-    """One workspace, opened. Creating one creates its folders. Raises StateError when it cannot be used.
+    """An open workspace; its folders are created if necessary. Raises StateError if it cannot be used.
 
-    One that cannot be written, such as a colleague's or an archive, can be looked at: what would be written down is
-    kept in memory, and nothing is made, mended or removed.
+    A read-only workspace, such as a colleague's or an archive, can be inspected: records stay in memory, and nothing is
+    created, repaired or removed.
     """
 
     def __init__(self, workspace: Path) -> None:
@@ -97,7 +97,7 @@ class Store:
         self.runs_dir = self.workspace / "runs"
         database = self.workspace / "state.db"
         self.unwritable = self._unwritable(database)
-        """What of the workspace may not be written, or None where all may."""
+        """The first part of the workspace that is read-only; None if all of it can be written."""
         if self.unwritable is None:
             try:
                 for folder in (self.artifacts_dir, self.work_dir, self.runs_dir):
@@ -116,7 +116,7 @@ class Store:
         return next((part for part in parts if part.exists() and not os.access(part, os.W_OK)), None)
 
     def check_writable(self) -> None:
-        """Raise StateError when nothing can be written here."""
+        """Raise StateError if the workspace is read-only."""
         if self.unwritable is not None:
             raise StateError(
                 f"{self.workspace} is read-only: no permission to write {self.unwritable}",
@@ -125,7 +125,7 @@ class Store:
             )
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:
-        """All there are, each with its file's size. What is none is left to whoever wants that artifact."""
+        """All valid manifests with their file sizes. Invalid ones are reported when the artifact is wanted."""
         for stage in _names(self.artifacts_dir):
             for name in _names(self.artifacts_dir / stage):
                 folder = self.artifacts_dir / stage / name
@@ -139,18 +139,18 @@ class Store:
     # looking up
 
     def folder(self, stage: str, fingerprint: Fingerprint) -> Path:
-        """Where this artifact is, or will be."""
+        """Folder of this artifact, published or not."""
         return Path(self._path(stage, fingerprint))
 
     def _path(self, stage: str, fingerprint: Fingerprint) -> str:
         return f"{self._artifacts}/{stage}/{fingerprint}"
 
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
-        """Those of `wanted` (fingerprint -> stage) that are published with every file in place, of the right size.
+        """Those of `wanted` (fingerprint -> stage) that are published with all files of the right size.
 
-        An artifact with a missing or changed file is set aside, so that it is made again. One that was
-        published but is not in the index, because the pipeline was killed in between, is taken in. Raises StateError for
-        one that cannot be judged, since its files cannot be read or another release wrote it.
+        An artifact with a missing or changed file is set aside, so that it is made again. An artifact that was published
+        but not indexed, because the pipeline was killed in between, is added to the index. Raises StateError if its files
+        cannot be read or another release wrote it.
         """
         rows = self.index.artifacts(wanted)
         names = {stage: set(_names(self.artifacts_dir / stage)) for stage in set(wanted.values())}
@@ -161,7 +161,7 @@ class Store:
         return {artifact.fingerprint: artifact for artifact in looked_at if artifact is not None}
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
-        """One artifact, if it is there and whole; as `present`, without listing what else there is."""
+        """One artifact if it is complete, as in `present`, without listing others."""
         row = self.index.artifacts((fingerprint,)).get(fingerprint)
         return self._look(stage, fingerprint, row, there=self.folder(stage, fingerprint).is_dir())
 
@@ -187,7 +187,7 @@ class Store:
         return found
 
     def _set_aside(self, found: Discrepancy) -> str:
-        """Take a damaged artifact out of use; returns what was done. It is kept, for people to look at."""
+        """Take a damaged artifact out of use but keep its files; returns what was done."""
         self.index.remove_artifact(Fingerprint(found.fingerprint))
         if self.unwritable is not None:
             return "left where it is"
@@ -211,20 +211,20 @@ class Store:
     # working
 
     def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
-        """The right to work on this stage run, or None when another process has it."""
+        """A claim on this stage run, or None if another process holds it."""
         return claims.take(self.work_dir / f"{fingerprint}.lock")
 
     def claimed(self) -> frozenset[Fingerprint]:
-        """What is worked on now, or was when a pipeline was killed; `is_claimed` tells."""
+        """Stage runs with a lock file, in progress or left by a killed pipeline; see `is_claimed`."""
         names = (name for name in _names(self.work_dir) if name.endswith(".lock"))
         return frozenset(Fingerprint(name.removesuffix(".lock")) for name in names)
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
-        """Whether some process works on this stage run now."""
+        """Whether a process works on this stage run now."""
         return claims.is_held(self.work_dir / f"{fingerprint}.lock")
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
-        """A fresh attempt folder. The caller holds the claim, so what older attempts left is nobody's and goes."""
+        """A new attempt folder. The caller holds the claim, so leftovers of older attempts are removed."""
         number = 1 + self.index.last_attempt(fingerprint)
         shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
@@ -243,7 +243,7 @@ class Store:
     def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
         """Digest the attempt's files and write the manifest. Reads every byte once; may run in a thread.
 
-        Raises StageError when the attempt left nothing, or something an artifact cannot hold.
+        Raises StageError if the attempt left no files, or something that an artifact may not contain.
         """
         try:
             files = manifest.scan(attempt.out)
@@ -265,7 +265,7 @@ class Store:
         return sealed
 
     def publish(self, attempt: Attempt, sealed: Manifest) -> Artifact:
-        """Make the attempt the artifact, by one rename, and record it."""
+        """Turn the attempt into the artifact by one rename, and record it."""
         final = self.folder(attempt.stage, attempt.fingerprint)
         final.parent.mkdir(exist_ok=True)
         if final.exists():
@@ -280,7 +280,7 @@ class Store:
         return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, _duration(sealed))
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
-        """Record how an attempt ended that did not succeed. Its folder stays, for the log, until the next attempt."""
+        """Record a failed attempt. Its folder stays for the log until the next attempt."""
         self.index.end_attempt(
             attempt.id,
             outcome,
@@ -298,10 +298,10 @@ class Store:
                 yield self.artifacts_dir / stage / name
 
     def repair(self) -> tuple[int, str, list[tuple[Discrepancy, str]]]:
-        """Make the index anew, and put right what is wrong with artifacts, as far as it shows without reading them whole.
+        """Rebuild the index and repair artifacts, as far as possible without reading their contents.
 
-        Returns how many artifacts there are, what the index has lost, and what was found with what was done about it.
-        Raises StateError for an artifact that cannot be read or that another release wrote.
+        Returns the number of artifacts, what the index has lost, and every discrepancy with what was done about it. Raises
+        StateError for an artifact that cannot be read or that another release wrote.
         """
         self.check_writable()
         lost = self.index.remake()
@@ -340,10 +340,10 @@ class Store:
             self._adopt(folder)
 
     def verify(self) -> Iterator[list[tuple[Discrepancy, str]]]:
-        """Read one artifact after another and compare it with its manifest; what was found, and what was done about it.
+        """Compare the contents of every artifact with its manifest; yields discrepancies with what was done about them.
 
-        Damaged ones are set aside, and so made again by a run; of a workspace that cannot be written nothing is moved.
-        What else there is, is left to `repair`. Raises StateError for one that cannot be read or that another release
+        Damaged artifacts are set aside, so that a run makes them again; in a read-only workspace nothing is moved. Other
+        discrepancies are left to `repair`. Raises StateError for an artifact that cannot be read or that another release
         wrote.
         """
         for folder in self._artifact_folders():
@@ -353,7 +353,7 @@ class Store:
             yield [(found, done) for found in findings]
 
     def sweep(self) -> int:
-        """Remove what killed pipelines left in `work/`, except failed attempts, whose logs are kept. Returns how many."""
+        """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
         self.check_writable()
         removed = 0
         folders = [name for name in _names(self.work_dir) if not name.endswith(".lock") and name != "partial"]
@@ -396,7 +396,7 @@ def _duration(sealed: Manifest) -> float:
 
 
 def _sync(folder: Path) -> None:
-    """Put a folder tree on the disk before its rename does, so that a power loss cannot publish empty files."""
+    """Sync a folder tree to the disk before its rename, so that a power loss cannot publish empty files."""
     for base, _, files in os.walk(folder, topdown=False):
         for name in (*files, ""):
             path = os.path.join(base, name)

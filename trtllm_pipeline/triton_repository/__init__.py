@@ -1,1 +1,1 @@
-"""Triton model repositories: config.pbtxt, what an engine says of itself, and rules for both."""
+"""Triton model repositories: config.pbtxt, an engine's config.json, and lint rules for both."""

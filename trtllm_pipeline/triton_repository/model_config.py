@@ -30,7 +30,7 @@ _KINDS: Final[tuple[tuple[str, FaultKind], ...]] = (
 
 
 class ModelConfigError(ServerError):
-    """A text is not a ModelConfig. `line` counts from 1; `kind` says whether names, values or the syntax are wrong."""
+    """A text is not a valid ModelConfig. `line` counts from 1; `kind` tells whether names, values or the syntax are wrong."""
 
     def __init__(self, message: str, *, source: str, line: int | None, kind: FaultKind) -> None:
         super().__init__(f"{source}{'' if line is None else f':{line}'}: {message}")
@@ -46,7 +46,7 @@ class Placeholder:
     name: str
     line: int
     quoted: bool
-    """Inside a string: the text parses without a value. A bare one stands for a number or an enum word."""
+    """Inside a string, where the text parses without a value. A bare one stands for a number or an enum value."""
 
 
 def parse(text: str, *, source: str = FILE_NAME, allow_unknown: bool = False) -> ModelConfig:
@@ -115,12 +115,12 @@ def substitute(text: str, value: Callable[[Placeholder], str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """`value` as it stands between the quotes of a string in protobuf text."""
+    """`value` escaped for a string in protobuf text."""
     from google.protobuf import text_encoding
 
     return str(text_encoding.CEscape(value.encode(), as_utf8=False))
 
 
 def without_comments(text: str) -> str:
-    """`text` with blanks for comments: the same lines and columns."""
+    """`text` with comments replaced by blanks, so that lines and columns stay the same."""
     return _PARTS.sub(lambda part: " " * len(part[0]) if part["comment"] is not None else part[0], text)

@@ -1,7 +1,7 @@
-"""Whether what a repository names by its path is still there: a workspace may be moved, and its repositories know where it was.
+"""Checks that the paths in a repository still exist after a workspace was moved.
 
-Engines and weights stay in the workspace's `store/`, so repositories name their folders absolutely. Nothing else there
-does, and a repository is written in a second.
+Engines and weights stay in the workspace's `store/`, so repositories contain their absolute paths. No other artifact does,
+and a repository is written again in a second.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _STAGE: Final = "repository"
 
 
 def check(repository: Path, command: Sequence[str] = ()) -> None:
-    """Raise ServerError for a folder of a workspace that `repository`, or the `command` in it, names and that is gone.
+    """Raise ServerError if `repository`, or the `command` in it, refers to a folder of a workspace that does not exist.
 
-    Other paths are nobody's but the server's, which says itself what it lacks.
+    Other paths are left to the server, which reports missing files itself.
     """
     for text in (*command, *_settings(repository)):
         if Path(text).is_absolute() and _STORE in Path(text).parts and not os.path.exists(text):  # noqa: PTH110  Path raises for long texts
@@ -35,7 +35,7 @@ def check(repository: Path, command: Sequence[str] = ()) -> None:
 
 
 def _way_on(repository: Path) -> str:
-    """What makes the repository anew: one of a workspace lies in store/repository/FINGERPRINT/out."""
+    """How to write the repository again; those of a workspace are in store/repository/FINGERPRINT/out."""
     of_stage = next((each for each in repository.parents if (each.parent.name, each.name) == (_STORE, _STAGE)), None)
     if of_stage is None:
         return "write it again with `pipeline stage repository`, from the current folder of the engine or model"

@@ -240,7 +240,7 @@ def test_a_level_of_warm_up_alone_is_not_valid(tmp_path: Path) -> None:
     result = analyze(write(tmp_path / "e", rows), Words())
     assert not result["valid"]
     assert [f["message"] for f in result["findings"] if f["check"] == "failures"] == [
-        "nothing was measured: all its requests are warm-up"
+        "no measured requests: all requests of this level are warm-up"
     ]
 
 

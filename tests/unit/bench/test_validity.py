@@ -206,7 +206,7 @@ def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
     (finding,) = analyze(path, Words())["findings"]
     assert (finding["check"], finding["severity"]) == ("settings", "invalid")
-    assert finding["message"].endswith("asked for: max_batch_size is 4 by the server, 8 by the matrix")
+    assert finding["message"].endswith("settings: max_batch_size is 4 by the server, 8 by the matrix")
 
 
 def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:

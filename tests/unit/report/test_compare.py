@@ -130,7 +130,7 @@ def test_cells_are_matched_by_the_axes_both_have() -> None:
         ("m/fp16/bs4/delay=5", "m/fp16/bs4"),
         ("m/int8_wo/bs4", "m/int8_wo/bs4"),
     }
-    assert result.only_new == (("m/int4_wo/bs4", "the baseline has no cell with its axes"),)
+    assert result.only_new == (("m/int4_wo/bs4", "the baseline has no cell with the same axes"),)
     assert [name for name, _ in result.only_base] == ["m/fp32/bs4"]
 
 
@@ -146,8 +146,8 @@ def test_precisions_of_one_run_and_payback() -> None:
     assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
     assert slower.tokens is None
     doubtful = dataclasses.replace(result, paybacks=(dataclasses.replace(slower, verdict=ChangeVerdict.NOISE),))
-    assert "(a token takes no less time than with the base)" in writers.to_markdown(result)
-    assert "than with the base; the difference is within noise)" in writers.to_markdown(doubtful)
+    assert "never pay back: a token takes as long as with the baseline, or longer" in writers.to_markdown(result)
+    assert "as with the baseline, or longer; the difference is within noise" in writers.to_markdown(doubtful)
     assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == (), "the same configuration"
     with pytest.raises(UsageError, match="no cell has precision fp8"):
         compare_by(run, "precision", "fp8")
@@ -338,7 +338,7 @@ def test_noise_passes_only_when_asked_for() -> None:
     [
         (cell("fp16", why="perf failed"), cell("fp16", level()), "only the baseline has this level (perf failed)"),
         (cell("fp16", level(4)), cell("fp16", level(1), level(4)), "only the baseline has this level"),
-        (cell("int8_wo", level()), cell("fp16", level()), "the cell is in the baseline alone"),
+        (cell("int8_wo", level()), cell("fp16", level()), "the new side has no such cell"),
         (cell("fp16"), cell("fp16"), "neither side has this figure"),
         (cell("fp16", level()), cell("fp16", why="failed"), "missing: the baseline m/fp16/bs4 has no figures: failed"),
     ],
@@ -367,7 +367,7 @@ def test_missing_accuracy_breaks_the_gate() -> None:
     assert judge(base, without, "accuracy:-1%") == [("accuracy", "missing: the base has no value")]
     assert judge(without, without, "accuracy:-1%") == [("accuracy", "missing: neither side has this figure")]
     zero = cell("fp16", level(), accuracy={"exact": 0.0})
-    assert judge(base, zero, "accuracy:-1%") == [("accuracy", "missing: base is 0, no share of it")]
+    assert judge(base, zero, "accuracy:-1%") == [("accuracy", "missing: base is 0, so there is no relative change")]
 
 
 @pytest.mark.parametrize("text", ["", "ttft_p99", "ttft_p99:10%", "ttft_p99:+10", "speed:+1%", "ttft_p98:+1%", "a,,b"])
@@ -401,7 +401,7 @@ def test_every_format_says_what_broke() -> None:
     lines = list(csv.DictReader(io.StringIO(writers.to_csv(result))))
     (line,) = [each for each in lines if (each["cell"], each["metric"]) == ("m/fp16/bs4", "ttft_p50")]
     assert (line["base"], line["new"], line["unit"], line["verdict"]) == ("100.0", "130.0", "ms", "worse")
-    assert "**Gate: holds**" in writers.to_markdown(result, ())
+    assert "**Gate: passed**" in writers.to_markdown(result, ())
 
 
 # Recommending
@@ -436,7 +436,7 @@ def test_the_cheapest_that_holds() -> None:
     }
     alone = recommend(Side("r", (run.cells[1],)), (), least, "size")
     assert [each.reason for each in alone] == [
-        "exact cannot be held against an unquantized cell: there is none that is equal otherwise"
+        "exact cannot be compared with an unquantized cell: none is otherwise equal"
     ]
     gpus = dataclasses.replace(cell("fp32", level(8, tps=500)), axes={**cell("fp32").axes, "tp": 4})
     shared = recommend(Side("r", (gpus, cell("fp16", level(8, tps=200)))), (), None, "throughput")
@@ -454,7 +454,7 @@ def test_what_is_clearly_less_accurate_is_not_taken_unasked() -> None:
     )
     best, second, last = recommend(run, (), None, "throughput")
     assert [best.cell, second.cell] == ["m/int8_wo/bs4", "m/fp16/bs4"]
-    assert last.reason == "exact 0.200 is clearly (95 %) below the 0.500 of fp16; --min-accuracy -100% lets it pass"
+    assert last.reason == "exact 0.200 is significantly (95 %) below the 0.500 of fp16; --min-accuracy -100% accepts it"
     unmeasured = Side("r", (*run.cells, cell("fp8", level(8, tps=1), accuracy={})))
     anything = recommend(unmeasured, (), parse_least("-100%"), "throughput")
     assert anything[0].cell == "m/int4_wo/bs4"
@@ -568,7 +568,7 @@ def test_scores_of_other_questions_or_systems_are_not_held_against_each_other(
         (found,) = [each for each in recommend(run, (), least, "size", **how) if "fp8" in each.cell]
         return str(found.reason)
 
-    assert reason().startswith(f"exact cannot be held against m/fp16/bs4: {words}")
+    assert reason().startswith(f"exact cannot be compared with m/fp16/bs4: {words}")
     assert f"--allow {allow if allow != 'questions' else 'workload'} " in reason()
     assert "below the 0.500 of fp16" in reason(allow={allow})
 
@@ -719,7 +719,7 @@ def test_not_comparable_has_an_exit_code_of_its_own(pipeline: Pipeline, tmp_path
     code, out, err = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%")
     assert code == 4
     assert "CPU: AMD EPYC 9654 in the baseline, Intel Xeon here" in out
-    assert "gate: not judged" in out
+    assert "gate: not evaluated" in out
     assert "--allow system" in err
     data = json.loads(pipeline("compare", after, before, "--format", "json", "--fail-on", "ttft_p99:+10%")[1])
     assert data["gate"] == {"holds": False, "judged": False, "broken": []}
@@ -729,11 +729,13 @@ def test_not_comparable_has_an_exit_code_of_its_own(pipeline: Pipeline, tmp_path
     for allow in ("system", "workload,system", "cpu"):
         code, out, _ = pipeline("compare", after, before, "--fail-on", "ttft_p99:+10%", "--allow", allow)
         assert code == 0
-        assert "measured otherwise (m/fp16): CPU: AMD EPYC 9654 in the baseline, Intel Xeon here" in out
+        assert (
+            "measured under different conditions (m/fp16): CPU: AMD EPYC 9654 in the baseline, Intel Xeon here" in out
+        )
     code, _, err = pipeline("compare", after, before, "--allow", "cup")
     assert (code, "--allow: there is no 'cup'" in err) == (2, True)
     code, _, err = pipeline("compare", f"{after},{before}", before)
-    assert (code, "is no repeat of" in err, "CPU: Intel Xeon" in err) == (4, True, True)
+    assert (code, "is not a repeat of" in err, "CPU: Intel Xeon" in err) == (4, True, True)
     assert pipeline("compare", f"{after},{before}", before, "--allow", "system")[0] == 0
 
 
@@ -754,11 +756,11 @@ def test_reports_of_an_earlier_release_are_compared_only_when_allowed(pipeline: 
         (("compare",), "give a BASELINE, or --by AXIS"),
         (("compare", "a", "b", "--by", "precision"), "not both"),
         (("compare", "a", "b", "--base", "fp16"), "--base is the value that --by starts from"),
-        (("compare", "a", "b"), "'a' is no file, and there is no workspace"),
+        (("compare", "a", "b"), "'a' is neither a file nor, without a workspace, a run"),
         (("compare", "a", "b", "--metrics", "ttft_p98"), "no metric 'ttft_p98'"),
         (("compare", "a", "b", "--fail-on", "x"), "--fail-on: 'x' is not"),
         (("recommend", "--slo", "x"), "--slo: 'x' is not"),
-        (("recommend", "--min-accuracy", "-1%", "x"), "'x' is no file"),
+        (("recommend", "--min-accuracy", "-1%", "x"), "'x' is neither a file"),
     ],
 )
 def test_commands_say_what_is_wrong(pipeline: Pipeline, argv: tuple[str, ...], words: str) -> None:
@@ -771,20 +773,20 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     path = report(tmp_path / "r.json", level(1, ttft=20), level(4, ttft=500, tps=150))
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=300ms")
     assert code == 0
-    assert "take m/fp16, measured at concurrency 1" in out
-    assert "a p99 of fewer than 100 is the slowest of them" in out
-    assert "out tok/s " in out, "of one device, or of none"
+    assert "recommended: m/fp16, at concurrency 1" in out
+    assert "with fewer than 100, p99 is the maximum" in out
+    assert " tok/s " in out, "of one device, or of none"
     wide = [CellResult(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
     (tmp_path / "wide.json").write_text("\n".join(report_json(wide, "run", "m.yaml")))
-    assert "out tok/s/GPU" in pipeline("recommend", str(tmp_path / "wide.json"))[1]
+    assert "tok/s/GPU" in pipeline("recommend", str(tmp_path / "wide.json"))[1]
     two = report(tmp_path / "two.json", level(1), level(4), lengths=((128, 16), (256, 32)))
     code, out, _ = pipeline("recommend", two)
     assert code == 0
-    assert re.findall(r"^(?:for|take) .*", out, re.MULTILINE) == [
+    assert re.findall(r"^(?:for |recommended:).*", out, re.MULTILINE) == [
         "for isl128 osl16",
-        "take m/fp16/isl128-osl16, measured at concurrency 1",
+        "recommended: m/fp16/isl128-osl16, at concurrency 1",
         "for isl256 osl32",
-        "take m/fp16/isl256-osl32, measured at concurrency 1",
+        "recommended: m/fp16/isl256-osl32, at concurrency 1",
     ]
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=1ms", "--format", "json")
     assert code == 3

@@ -249,5 +249,5 @@ def test_a_client_does_not_wait_for_ever_or_for_a_model_that_is_not_there(refusa
     with pytest.raises(ServerError, match="NOT_FOUND") as caught:
         asyncio.run(_enter(client))
     assert caught.value.failure is (FailureClass.TRANSIENT if words == LOADING else FailureClass.USER)
-    assert (caught.value.hint == "-m names the model") is (words != LOADING)
+    assert (caught.value.hint == "--model names the model") is (words != LOADING)
     assert client.left >= 0

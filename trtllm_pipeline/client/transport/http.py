@@ -1,8 +1,8 @@
-"""HTTP/1.1 for measuring: one keep-alive connection, every part of a body handed on with the time it arrived.
+"""HTTP/1.1 for measurements: one keep-alive connection that passes on every part of a body with its time of arrival.
 
-httpx took 250 µs of processor time for each streamed event, so that from about 60 streams of 20 events a second on
-the client was slower than the server it measured. This does what generate and chat endpoints need and no more.
-Whatever a peer sends ends in an answer or an HttpError, within the limits below.
+httpx took 250 µs of processor time per streamed event: above about 60 streams of 20 events a second, the client was
+slower than the server. This module implements only what generate and chat endpoints need. Whatever a peer sends results
+in a response or an HttpError, within the limits below.
 Source of the framing: RFC 9112, sections 4 to 7.
 """
 
@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, ProtocolError, Wire
 
 MAX_HEAD_BYTES: Final = 1 << 16
-"""Of an answer's head, with the interim ones before it; of its trailers, too."""
+"""Limit for the header of a response with the interim responses before it, and for its trailer."""
 MAX_FIELDS: Final = 256
 MAX_LINE_BYTES: Final = 1 << 12
-"""Of a line that says how large a chunk is."""
+"""Limit for a chunk size line."""
 
 _STATUS_LINE: Final = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?", re.ASCII)
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -29,27 +29,27 @@ _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 
 
 class HttpError(ProtocolError):
-    """The peer broke off, or what it says is not HTTP/1.1, or more than this client takes."""
+    """The peer closed the connection, did not speak HTTP/1.1, or exceeded a limit."""
 
 
 class Parser:
-    """Takes the bytes of one answer apart as they come. Its body goes through `sink`.
+    """Parses one response incrementally and passes its body to `sink`.
 
-    Raises HttpError for all that is not an answer of at most `max_bytes`.
+    Raises HttpError for anything but a valid response with a body of at most `max_bytes`.
     """
 
     def __init__(self, sink: Arrived, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self.status = 0
-        """As soon as the head is complete."""
+        """Set once the header is complete."""
         self.headers_ns: int | None = None
-        """When the head was complete."""
+        """When the header was complete."""
         self.latest_ns = 0
         """When the latest bytes arrived."""
         self.began = False
-        """A byte has come."""
+        """Whether a byte has arrived."""
         self.complete = False
         self.keep_alive = True
-        """Another request may follow on this connection."""
+        """Whether another request may follow on this connection."""
         self._sink = sink
         self._max_bytes = max_bytes
         self._rest = b""
@@ -78,7 +78,7 @@ class Parser:
             where = f"after {self._body_bytes - self._left} bytes of the body" if self.status else "in the header"
             raise HttpError(f"the connection closed in the middle of the response: {where}" if self.began else reason)
 
-    # Each takes one piece of `buffer` from `at` on and returns its length; 0 when it needs more bytes first.
+    # Each of these parses one piece of `buffer` at `at` and returns its length; 0 means that more bytes are needed.
 
     def _head(self, now_ns: int, buffer: bytes, at: int) -> int:
         if not b"HTTP/1.".startswith(buffer[at : at + 7]):
@@ -126,7 +126,7 @@ class Parser:
             self._to_the_end, self.keep_alive, self._take = True, False, self._everything
 
     def _expect(self, count: int) -> None:
-        """So many more bytes of the body."""
+        """Expect `count` more bytes of the body."""
         self._left = count
         self._body_bytes += count
         if self._body_bytes > self._max_bytes:
@@ -171,7 +171,7 @@ class Parser:
         return self._part(now_ns, buffer, at)
 
     def _part(self, now_ns: int, buffer: bytes, at: int) -> int:
-        """Hand on what there is of the bytes that are expected."""
+        """Pass on the available part of the expected bytes."""
         part = buffer[at : at + self._left]
         self._left -= len(part)
         self._sink(now_ns, part)
@@ -179,7 +179,7 @@ class Parser:
 
 
 def _fields(lines: list[str]) -> dict[str, list[str]]:
-    """Values of each header field by its name in small letters."""
+    """Values of each header field by its lower-case name."""
     if len(lines) > MAX_FIELDS:
         raise HttpError(f"the answer has {len(lines)} header fields; the limit is {MAX_FIELDS}")
     fields: dict[str, list[str]] = {}
@@ -192,12 +192,12 @@ def _fields(lines: list[str]) -> dict[str, list[str]]:
 
 
 def _listed(fields: Mapping[str, list[str]], name: str) -> set[str]:
-    """The members of a field that is a list, in small letters."""
+    """The members of a list-valued field, in lower case."""
     return {part for value in fields.get(name, ()) for each in value.split(",") if (part := each.strip(" \t").lower())}
 
 
 def _line_end(buffer: bytes, at: int, limit: int, what: str) -> int:
-    """Where the line at `at` ends, -1 where its end has not come yet."""
+    """End of the line at `at`; -1 if it is not complete yet."""
     end = buffer.find(b"\r\n", at)
     if (len(buffer) if end < 0 else end) - at > limit:
         raise HttpError(f"{what} exceeds {limit} bytes")
@@ -214,7 +214,7 @@ def request_head(method: str, path: str, authority: str, size: int, headers: Map
 
 
 class Connection:
-    """A connection to `address` (host:port or a URL), opened when it is first needed and again after it was closed."""
+    """A connection to `address` (host:port or a URL). `open` connects, also again after a close."""
 
     def __init__(self, address: str) -> None:
         url = urlsplit(address if "://" in address else f"http://{address}")
@@ -224,14 +224,14 @@ class Connection:
         self._host, self._port = url.hostname, url.port or (443 if self._tls else 80)
         self._authority = url.netloc.rpartition("@")[2]
         self.base = url.path.rstrip("/")
-        """Path of the URL, put before that of every request."""
+        """Path of the URL, the prefix of every request's path."""
         self._wire: Wire | None = None
         self.answer = Parser(lambda _now_ns, _part: None)
-        """The latest answer, as far as it came."""
+        """The latest response, as far as it has arrived."""
 
     @property
     def late_ns(self) -> int:
-        """How long after their arrival the latest bytes were read."""
+        """Delay between arrival and reading of the latest bytes."""
         return 0 if self._wire is None else self._wire.late_ns
 
     async def open(self) -> bool:
@@ -242,7 +242,7 @@ class Connection:
         return True
 
     def close(self) -> None:
-        """Close; anything under way is lost."""
+        """Close the connection; a pending response is lost."""
         if self._wire is not None:
             self._wire.close()
         self._wire = None

@@ -1,8 +1,8 @@
-"""gRPC for measuring: messages over HTTP/2, each with the time it arrived.
+"""gRPC for measurements: messages over HTTP/2, each with its time of arrival.
 
-grpc.aio hands a message on long after it came: with 256 streams of 20 events a second the median was 2.5 ms late.
-`Http2` frames one connection, for either side; `GrpcCall` is a client's call on a connection of its own.
-Whatever a peer sends ends in what it says or an Http2Error, within the limits below.
+grpc.aio delivers messages late: with 256 streams of 20 events a second the median delay was 2.5 ms.
+`Http2` does the framing of one connection, for client and server. `GrpcCall` is a client's call on its own connection.
+Whatever a peer sends results in a message or an Http2Error, within the limits below.
 Sources: RFC 9113 (HTTP/2), RFC 7541 (header compression, done by `hpack`), and gRPC's doc/PROTOCOL-HTTP2.md.
 """
 
@@ -27,11 +27,11 @@ _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 4, 5
 _DEFAULT_WINDOW: Final = 65_535
 _WINDOW: Final = 2**31 - 1
-"""Largest there is: what a measured server sends is never held back."""
+"""The maximum, so that flow control never holds a measured server back."""
 MAX_FRAME_BYTES: Final = 16_384
-"""Of a frame that is received: this side never says that it takes more."""
+"""Limit for a received frame; this side never announces a larger one."""
 MAX_HEADER_BYTES: Final = 1 << 15
-"""Of one block of headers, as it travels. `hpack` takes 64 KiB of them decoded, its table 4 KiB."""
+"""Limit for one encoded header block. `hpack` limits the decoded headers to 64 KiB and its table to 4 KiB."""
 _OF_A_STREAM: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
 _OF_THE_CONNECTION: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
 _SIZES: Final = {_RST_STREAM: 4, _PING: 8, _WINDOW_UPDATE: 4}
@@ -48,22 +48,22 @@ Kind = Literal["headers", "data", "reset"]
 
 
 class Http2Error(ProtocolError):
-    """The peer broke off, or what it says is not HTTP/2 or gRPC, or more than this client takes."""
+    """The peer closed the connection, did not speak HTTP/2 or gRPC, or exceeded a limit."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame as it travels."""
+    """An encoded frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def message(data: bytes) -> bytes:
-    """A gRPC message as it travels: not compressed."""
+    """An encoded gRPC message, uncompressed."""
     return struct.pack(">BI", 0, len(data)) + data
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What a stream still has to send, how much of it the peer takes, and what came that it was not told to send more for."""
+    """Data that waits to be sent on a stream, the peer's window, and received bytes not yet granted back."""
 
     window: int
     unsent: bytearray = field(default_factory=bytearray)
@@ -86,7 +86,7 @@ class Http2:
         serving: bool = False,
     ) -> None:
         self.going = False
-        """The peer takes no more streams."""
+        """The peer accepts no more streams (GOAWAY)."""
         self._write = write
         self._on = on
         self._serving = serving
@@ -98,7 +98,7 @@ class Http2:
         self._streams: dict[int, _Stream] = {}
 
     def start(self) -> None:
-        """Say what this side takes: as much as there is."""
+        """Announce the maximum windows."""
         settings = struct.pack(">HI", _INITIAL_WINDOW_SIZE, _WINDOW)
         grant = struct.pack(">I", _WINDOW - _DEFAULT_WINDOW)
         self._write(frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW_UPDATE, 0, 0, grant))
@@ -120,7 +120,7 @@ class Http2:
             self._flush(stream, outgoing)
 
     def reset(self, stream: int) -> None:
-        """Give a stream up."""
+        """Cancel a stream."""
         if self._streams.pop(stream, None) is not None:
             self._write(frame(_RST_STREAM, 0, stream, struct.pack(">I", 8)))
 
@@ -230,7 +230,7 @@ class Http2:
         self._grown(0, 0)
 
     def _take(self, stream: int, count: int) -> None:
-        """Tell the peer that it may send as much again, when half of a window is used up."""
+        """Grant the received bytes back once half of a window is used up."""
         self._received += count
         if self._received >= _WINDOW // 2:
             self._write(frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", self._received)))
@@ -274,13 +274,13 @@ def _unpadded(payload: bytes) -> bytes:
 
 
 class Messages:
-    """Takes gRPC messages out of a stream's data."""
+    """Extracts gRPC messages from a stream's data."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Messages that `data` completes. Raises Http2Error for compressed ones, which were not asked for."""
+        """Messages that `data` completes. Raises Http2Error for compressed messages, which were not requested."""
         rest = self._rest
         rest += data
         found = []
@@ -311,7 +311,7 @@ class GrpcCall:
         self.arrived: Callable[[int, bytes], None] = lambda _now_ns, _message: None
         self.ended: Callable[[str | None], None] = lambda _reason: None
         self.open = False
-        """A call is under way."""
+        """Whether a call is in progress."""
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._wire: Wire | None = None
@@ -358,7 +358,7 @@ class GrpcCall:
         )
 
     def send(self, data: bytes, *, last: bool = False) -> None:
-        """Send one message of the call. What comes back for it has a limit of its own: a stream may stay open for days."""
+        """Send one message of the call. The size limit applies to the answer of each message: a stream may stay open for days."""
         assert self._wire is not None
         self._received = 0
         self._wire.asked()
@@ -407,7 +407,7 @@ class GrpcCall:
 
 
 def _status(trailers: dict[str, str]) -> str | None:
-    """Words for a call's end, None when it went well."""
+    """The error of a finished call; None for status OK."""
     code = trailers.get("grpc-status", "2")
     if code == "0":
         return None
@@ -417,9 +417,9 @@ def _status(trailers: dict[str, str]) -> str | None:
 
 
 async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
-    """One message to `path` on an open connection, and the one that comes back with its time.
+    """Send one message to `path` on an open connection; its answer with the time of arrival.
 
-    Raises Http2Error with the status otherwise.
+    Raises Http2Error with the status if there is no answer.
     """
     call.start(path)
     done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

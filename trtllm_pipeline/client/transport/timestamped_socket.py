@@ -1,8 +1,8 @@
-"""One TCP connection whose every read knows when its bytes arrived.
+"""A TCP connection that knows the time of arrival of every read.
 
-The kernel notes when a packet came in (SO_TIMESTAMPNS) and says so with the bytes. A busy event loop reads late, but
-the time it writes down is the time of arrival, so the client's own load does not become the server's latency; of
-several packets that wait, it is that of the last. Where the kernel does not say (TLS, other systems) it is the time the read returned.
+The kernel timestamps incoming packets (SO_TIMESTAMPNS) and returns the timestamp with the data. A busy event loop reads
+late but records the time of arrival, so the client's own load does not count as the server's latency. If several packets
+wait, the timestamp is that of the last one. Without kernel timestamps (TLS, other systems) it is the time of the read.
 Source: Linux, Documentation/networking/timestamping.rst; for TCP the stamp is that of the last byte read.
 """
 
@@ -22,21 +22,21 @@ _SO_TIMESTAMPNS: Final = 35
 _TIMESPEC: Final = struct.Struct("@ll")
 _READ_BYTES: Final = 1 << 16
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size)
-# A stamp older than this tells of a wall clock that was set, not of a read that was late.
+# An older timestamp means that the wall clock was set, not that the read was late.
 _MAX_AGE_NS: Final = 10_000_000_000
 _SAME_MOMENT_NS: Final = 5_000
 
 MAX_MESSAGE_BYTES: Final = 1 << 24
-"""Longest thing that is taken in one piece, whatever the protocol: an event, a message, a body. It is text, so much of it
-is taken apart within a part of a second."""
+"""Limit for anything that is parsed as a whole in any protocol: an event, a message, a body. That much text is parsed in
+less than a second."""
 MAX_STREAM_BYTES: Final = 1 << 30
-"""Of an answer that is handed on as it comes."""
+"""Limit for a response that is passed on in parts."""
 MAX_UNSENT_BYTES: Final = 1 << 26
-"""What waits for a peer that reads nothing."""
+"""Limit for data that waits for a peer that does not read."""
 
 
 class ProtocolError(Exception):
-    """The peer broke off, or what it says is not what its protocol is, or more than this client takes."""
+    """The peer closed the connection, violated the protocol, or exceeded a limit."""
 
 
 Arrived = Callable[[int, bytes], None]
@@ -46,7 +46,7 @@ Ended = Callable[[str], None]
 
 
 def _both_clocks() -> tuple[int, int]:
-    """CLOCK_MONOTONIC and CLOCK_REALTIME of one moment: read again when the process was interrupted in between."""
+    """CLOCK_MONOTONIC and CLOCK_REALTIME at the same moment; read again if the process was interrupted in between."""
     for _ in range(5):
         before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         if after_ns - before_ns < _SAME_MOMENT_NS:
@@ -55,7 +55,7 @@ def _both_clocks() -> tuple[int, int]:
 
 
 async def _handshake(loop: asyncio.AbstractEventLoop, sock: ssl.SSLSocket) -> None:
-    """Not in a thread: one that waits for a silent peer outlives every limit in time."""
+    """Not in a thread, because one that waits for a silent peer would outlive every time limit."""
     while True:
         ready: asyncio.Future[None] = loop.create_future()
         try:
@@ -84,7 +84,7 @@ class Wire:
         self.ended: Ended = lambda _reason: None
         self.open = True
         self.late_ns = 0
-        """How long after their arrival the latest bytes were read; 0 where the kernel does not tell."""
+        """Delay between arrival and reading of the latest bytes; 0 without kernel timestamps."""
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._unsent = bytearray()
@@ -117,11 +117,11 @@ class Wire:
         raise OSError(f"cannot resolve {host}")
 
     def asked(self) -> None:
-        """A question is about to be sent: no answer is older, though the clock that the kernel stamps by be set."""
+        """Call before sending a request: no answer is older, even if the clock of the kernel's timestamps is set."""
         self._latest_ns = max(self._latest_ns, time.monotonic_ns())
 
     def write(self, data: bytes) -> None:
-        """Send now what the kernel takes, the rest as soon as it can. A broken connection shows as `ended`."""
+        """Send what the kernel accepts now, and the rest as soon as possible. A broken connection is reported by `ended`."""
         if len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
             self._end(f"the server does not read from the connection; {len(self._unsent)} bytes are waiting")
             return

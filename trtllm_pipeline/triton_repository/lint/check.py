@@ -22,9 +22,9 @@ RULES: Final[tuple[LintRule, ...]] = tuple(
 
 
 def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple[LintRule, ...]:
-    """The rules that `chosen` names (all, if it is empty) less those of `ignored`: ids, beginnings of ids, or names.
+    """The rules in `chosen` (all if it is empty) without those in `ignored`, given by id, prefix of ids, or name.
 
-    Raises UsageError for what names no rule.
+    Raises UsageError for an unknown rule.
     """
 
     def named(words: Collection[str]) -> set[str]:
@@ -47,10 +47,10 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
 def lint(
     folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[LintRule] = RULES
 ) -> list[Finding]:
-    """What `rules` find in the repository `folder`, by file and line.
+    """Findings of `rules` in the repository `folder`, by file and line.
 
-    `engine` is what its tensorrt_llm model will run; without it, what the model's own path leads to, if anything.
-    `release` is the TensorRT-LLM that will serve it. Raises UsageError for a folder that is not there or cannot be read.
+    `engine` is the engine that its tensorrt_llm model will run; by default the one that the model's own path refers to.
+    `release` is the TensorRT-LLM that will serve it. Raises UsageError if the folder does not exist or cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder", hint="name a Triton model repository")

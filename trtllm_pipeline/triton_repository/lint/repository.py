@@ -1,4 +1,4 @@
-"""A model repository as the rules see it: read once, without judging."""
+"""A model repository, read once for all rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, str]:
-        """Parameters that have a value: those that hold a placeholder have none yet."""
+        """Parameters with a value; those with a placeholder have none yet."""
         found = {} if self.config is None else model_config.string_parameters(self.config)
         return {key: value for key, value in found.items() if "${" not in value}
 
@@ -54,7 +54,7 @@ class Model:
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it is wired of other models' tensors."""
+        """Whether it is an ensemble of other models."""
         config = self.config
         return config is not None and (config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
 
@@ -101,7 +101,7 @@ class Model:
 
 @dataclass(frozen=True)
 class ModelRepository:
-    """All that the rules may look at."""
+    """Everything that rules may check."""
 
     folder: Path
     models: Mapping[str, Model]

@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""Rules and their findings."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
 
 Severity = Literal["error", "warning", "note"]
-"""error: it will not load, or not answer as the file says. warning: it loads, and something in it has no effect or
-fails later. note: worth knowing."""
+"""error: the model does not load, or does not behave as the file says. warning: it loads, but a setting has no effect or
+fails later. note: information."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One place that a rule objects to."""
+    """One violation of a rule."""
 
     path: Path
     message: str
     line: int | None = None
     hint: str | None = None
-    """What to do about this one, where the rule's own hint is too general."""
+    """Hint for this violation, if the rule's own hint is too general."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LintRule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing wrong with a repository."""
+    """One fault of a repository."""
 
     rule: str
     name: str
@@ -79,5 +79,5 @@ def _property(text: str) -> str:
 def rule(
     number: str, name: str, severity: Severity, what: str, hint: str
 ) -> Callable[[Callable[[ModelRepository], Iterator[Violation]]], LintRule]:
-    """Make a rule of a function that yields what it finds."""
+    """Turn a function that yields violations into a rule."""
     return lambda check: LintRule(number, name, severity, what, hint, check)

@@ -477,7 +477,7 @@
     pair(about, "hint", cell.hint);
     pair(about, "log", cell.log);
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
-    for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} of ${cell.questions} questions`);
+    for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.questions} questions)`);
     body.push(about);
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
