@@ -1,8 +1,9 @@
-"""Makes the picture in the README: runs the quickstart in a terminal and draws what stands there at the end.
+"""Makes the pictures in the README: runs the quickstart in a terminal, and opens its HTML report in a browser.
 
-    python docs/record.py [--matrix FILE] [--output FILE.svg] [--columns N]
+    python docs/record.py [--matrix FILE] [--output FILE.svg] [--page FILE.png] [--columns N]
 
-Needs tmux, which is the terminal. The run is real and takes as long as one, in a workspace of its own that is removed.
+Needs tmux, which is the terminal, Chromium, and the extra `report`. The run is real and takes as long as one, in a
+workspace of its own that is removed. Its wall-clock time is printed: the README says how long the quickstart takes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,9 @@ from rich.text import Text
 ROOT: Final = Path(__file__).resolve().parent.parent
 _ROWS: Final = 60
 """Enough for the live view and the report of the quickstart; what scrolls out is taken as well."""
+_PAGE: Final = "1280,1250"
+"""Width and height of the window, in pixels."""
+_BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _WEB_FONT: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
@@ -46,6 +52,19 @@ def screen(command: str, folder: Path, columns: int) -> str:
     return shown.stdout
 
 
+def page(folder: Path, output: Path) -> None:
+    """A picture of the top of the HTML report of the latest run in `folder`."""
+    report = folder / "report.html"
+    write = [sys.executable, "-m", "trtllm_pipeline", "report", "--format", "html", "--output", str(report)]
+    subprocess.run(write, check=True, cwd=folder)
+    browser = next(path for name in _BROWSERS if (path := shutil.which(name)) is not None)
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={_PAGE}")
+    profile = f"--user-data-dir={folder / 'browser'}"
+    subprocess.run(
+        [browser, *flags, profile, f"--screenshot={output}", report.as_uri()], check=True, stderr=subprocess.DEVNULL
+    )
+
+
 def picture(shown: str, columns: int) -> str:
     """A terminal's text as SVG that fetches nothing."""
     lines = [line.rstrip() for line in shown.rstrip().splitlines()]
@@ -56,17 +75,21 @@ def picture(shown: str, columns: int) -> str:
 
 
 def main() -> int:
-    """Record, draw, write."""
+    """Run, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", default="matrices/quickstart.yaml", help="of this repository")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "quickstart.svg")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "report.png")
     parser.add_argument("--columns", type=int, default=114)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="record-") as name:
         (Path(name) / "matrices").symlink_to(ROOT / "matrices")
+        began = time.monotonic()
         shown = screen(f"pipeline run --matrix {shlex.quote(args.matrix)}", Path(name), args.columns)
+        sys.stdout.write(f"{time.monotonic() - began:.0f} s\n")
+        page(Path(name), args.page.absolute())
     args.output.write_text(picture(shown, args.columns), encoding="utf-8")
-    sys.stdout.write(f"{args.output}\n")
+    sys.stdout.write(f"{args.output}\n{args.page}\n")
     return 0
 
 

@@ -126,7 +126,7 @@ def check_feasible(plan: Plan) -> None:
     if not plan.feasible:
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         raise PlanError(
-            f"none of the {len(plan.cells)} cells can work:\n  " + "\n  ".join(reasons[:10]),
+            "no cell can work:\n  " + "\n  ".join(reasons[:10]),
             hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
         )
 

@@ -211,13 +211,13 @@ def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planne
 )
 def test_qwen2_is_refused_where_no_release_makes_it(planner: Planner, release: str, reason: str) -> None:
     told = planner.refusal("qwen2", release)
-    assert "none of the 24 cells can work" in told
+    assert "no cell can work" in told
     assert reason in told
 
 
 def test_without_engines_the_matrix_of_the_script_says_so(planner: Planner) -> None:
     told = planner.refusal("qwen2", NO_ENGINES)
-    assert "none of the 24 cells can work" in told
+    assert "no cell can work" in told
     assert "no trtllm-build" in told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -14,6 +15,8 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import Fault
 
 M = TypeVar("M", bound=BaseModel)
+_SCALARS = {"bool_type", "int_type", "float_type", "string_type"}
+"""Errors of a value that may be any scalar and is none: one for each member of the union."""
 
 
 def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | None, list[Fault]]:
@@ -27,7 +30,12 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
     except ValidationError as error:
         # A list whose items are all wrong is reported as empty, too.
         details = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
-    return None, [_fault(model, document, at, data, detail) for detail in details]
+    tried = Counter(_path(data, each["loc"]) for each in details if each["type"] in _SCALARS)
+    no_scalar = [path for path, members in tried.items() if members == len(_SCALARS)]
+    return None, [
+        *(document.fault(at + path, f"must be one value, not {_show(document.get(at + path))}") for path in no_scalar),
+        *(_fault(model, document, at, data, each) for each in details if _path(data, each["loc"]) not in no_scalar),
+    ]
 
 
 def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, error: ErrorDetails) -> Fault:

@@ -34,6 +34,13 @@ KILLED: Final = Signature(
 )
 """Says that a process was killed, not by whom or why: `oom.verdict` knows more."""
 
+PYTHON_STUB: Final = Signature(
+    r"Failed to initialize Python stub",
+    FailureClass.USER,
+    "a Python model could not start; the server's log says why. tokenizer_dir must be the model's own folder",
+)
+"""Says that a Python model failed, not why: a message of its own knows more."""
+
 SIGNATURES: Final = (
     # Particular causes before the general ones that the same log has as well.
     Signature(
@@ -153,11 +160,7 @@ SIGNATURES: Final = (
         FailureClass.USER,
         "install the library that is named, or put its folder on LD_LIBRARY_PATH",
     ),
-    Signature(
-        r"Failed to initialize Python stub",
-        FailureClass.USER,
-        "a Python model could not start; the lines above say why. tokenizer_dir must be the model's own folder",
-    ),
+    PYTHON_STUB,
 )
 
 _COMPILED: Final = tuple((re.compile(each.pattern, re.MULTILINE), each) for each in SIGNATURES)

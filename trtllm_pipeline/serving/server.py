@@ -15,14 +15,15 @@ from typing import Final, NamedTuple, Protocol
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
-from trtllm_pipeline.processes.signatures import KILLED, classify, words
+from trtllm_pipeline.processes.signatures import KILLED, PYTHON_STUB, classify, words
 
 TAIL_BYTES: Final = 1 << 18
 """Size of a log's end that is searched for a cause."""
 _LOOK_S: Final = 2.0
 """Time limit for one readiness request: another program may hold the port and never respond."""
 _NOISE: Final = re.compile(
-    r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool|^[+|]|^$", re.IGNORECASE
+    r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool|^[+|]|^$|^I\d+ [\d:. ]+\w+\.cc:\d+\]$",
+    re.IGNORECASE,
 )
 """What every server without a GPU writes, and Triton's tables of models and options, which name no cause."""
 _ERROR: Final = re.compile(r"^E\d+ |\[E\]|\[ERROR\]|\berror\b|\w+(?:Error|Exception)\b", re.IGNORECASE)
@@ -140,7 +141,9 @@ def diagnose(
     whether it was this that ended it.
     """
     text = "\n".join(telling(log))
-    known = classify(text)
+    known = (classify(cause) if cause else None) or classify(text)
+    if cause and known is PYTHON_STUB:
+        known = None
     how = cause
     if how is None and status is None:
         how = "ended"

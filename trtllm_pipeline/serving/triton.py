@@ -381,7 +381,7 @@ def diagnose(
 ) -> ServerError:
     """The error for the end of a server, with the end of its log."""
     found = re.search(
-        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*\"?$", "\n".join(telling(log)), re.MULTILINE
+        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)", "\n".join(telling(log)), re.MULTILINE
     )
     cause = f"could not load the model {found[1]}: {found[2]}" if found else None
     return explained(who, status, log, cause, before=before)

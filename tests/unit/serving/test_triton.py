@@ -194,6 +194,20 @@ def test_a_dead_server_is_explained(tmp_path: Path, log: str, status: int, failu
     assert quoted(path).splitlines() == [f"the end of {path}:", f"    {log}", "    the last line"]
 
 
+def test_a_model_s_own_words_are_the_message_without_its_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    words = "failed to load 'x' version 1: Internal: ServerError: no such file\\n\\nAt:\\n  /a/b.py(1): initialize\\n"
+    path.write_text(
+        f'E1122 11:24:17.392562 24665 model_lifecycle.cc:642] "{words}"\n'
+        "I1122 11:24:17.392958 24665 server.cc:604] \n"
+        'I1122 11:24:17.392958 24665 x.cc:1] "Failed to initialize Python stub"\n'
+    )
+    error = triton.diagnose(1, path)
+    assert error.message == "Triton could not load the model x: ServerError: no such file"
+    assert (error.failure, error.hint) == (FailureClass.BUG, None)
+    assert "server.cc" not in quoted(path)
+
+
 def test_the_line_that_calls_itself_an_error_is_the_message(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text('I1 starting\nE1 server.cc:10] "no such option"\nI1 waiting for requests to complete\nbye\n')

@@ -250,7 +250,7 @@ class Runtime:
             except (RuntimeError, ValueError, OverflowError) as error:
                 raise ServerError(
                     f"llama.cpp cannot load {model} with {self.limits.max_batch_size} slots of "
-                    f"{self.limits.max_seq_len} tokens; its own message is in the log above",
+                    f"{self.limits.max_seq_len} tokens; the log has its message",
                     hint="a smaller max_batch_size or max_seq_len needs less memory",
                 ) from error
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
