@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.bench import counters, self_test, synthetic
-from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels
-from trtllm_pipeline.bench.measure import measure
+from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, synthetic, workers
+from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels, run_level
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
@@ -91,7 +90,9 @@ def record(
 ) -> None:
     """Measure every level of `plan` and write all that is observed into the new file `path`.
 
-    `progress` is called with the requests done and all that are planned. Raises as `measure` does.
+    `progress` is called with the requests done and all that are planned. `processes` None: as many as a level takes.
+    `synthetic` has the lengths that synthetic prompts were requested with. Raises ServerError when the server or the
+    model is not there, StageError when `claim` cannot be read.
     """
     total, done = sum(len(level.planned) for level in plan), 0
 
@@ -100,22 +101,36 @@ def record(
         done += 1
         progress(done, total)
 
+    async def measure(events: EventFile) -> None:
+        warmup = (prompt for level in plan for prompt in level.warmup)
+        for prompt in {prompt.id: prompt for prompt in (*prompts, *warmup)}.values():
+            events.write("prompt", id=prompt.id, text=prompt.text)
+        async with target.client() as client:
+            system = {**conditions.system(target, claim.engine), "server": await client.server()}
+            workload = conditions.workload(target, prompts, plan, synthetic=synthetic)
+            events.write("conditions", system=system, workload=workload)
+            await server_checks.look(client, target, claim, events, "start")
+            for level in plan:
+                workers_count = workers.wanted(level) if processes is None else processes
+                before = await counters.triton(target.service.metrics)
+                with counters.gpus() as gpus:
+                    if workers_count == 1:
+                        await run_level(client, level, target.generation, events, count)
+                    else:
+                        await workers.run(target, level, events.path, count, workers=workers_count)
+                after = await counters.triton(target.service.metrics)
+                if before is not None and after is not None:
+                    events.write("triton", **level.key, models=counters.growth(before, after))
+                if gpus:
+                    events.write("gpu", **level.key, devices=gpus)
+            if claim.without_reuse:
+                await server_checks.probe(client, target, claim, prompts, tokenizer, events)
+            await server_checks.look(client, target, claim, events, "end")
+
     tested = self_test.recent(target.protocol)  # before the load, not beside it
     with EventFile(path) as events:
         events.header(target, settings=settings, self_test=tested)
-        asyncio.run(
-            measure(
-                target,
-                plan,
-                prompts,
-                events,
-                count,
-                claim=claim,
-                tokenizer=tokenizer,
-                processes=processes,
-                synthetic=synthetic,
-            )
-        )
+        asyncio.run(measure(events))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

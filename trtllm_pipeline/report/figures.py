@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.conditions import Conditions, system_words, workload_words
+from trtllm_pipeline.bench.result import load_key, load_words
 from trtllm_pipeline.report.tables import cell, csv_table, plain_table
 
 _STATISTICS: Final = ("n", "min", "mean", "p50", "p75", "p90", "p95", "p99", "max")
@@ -101,8 +102,7 @@ def _level(level: Result) -> Iterator[str]:
 
 
 def _load(level: Result) -> str:
-    rate = level.get("request_rate")
-    return f"concurrency {level['concurrency']}" if rate is None else f"{rate:g} requests/s"
+    return load_words(load_key(level["concurrency"], level.get("request_rate")))
 
 
 def _figures(level: Result) -> list[tuple[str, Any]]:
