@@ -1,4 +1,4 @@
-"""Under which conditions numbers were measured: what has to be known of them, and whether two may be set side by side.
+"""Measurement conditions: the system and workload of a measurement, and whether two measurements are comparable.
 
 `FIELDS` is the one list of what makes up a system and a workload. The load client records it while it measures
 (`system`, `workload`); comparisons, reports and the HTML page name and judge it by this list.
@@ -35,7 +35,7 @@ _DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One thing to know of a measurement."""
+    """One property of a system or workload."""
 
     name: str
     """As in perf.json."""
@@ -63,7 +63,7 @@ class Field:
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 
     def explained_by(self, axes: Collection[str]) -> bool:
-        """Whether one of these axes is what varies it."""
+        """Whether one of these axes varies this field."""
         return any(axis.rpartition(".")[2] in {self.name, *self.axes} for axis in axes)
 
 
@@ -124,7 +124,7 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 
 
 def system(target: Target, engine: Path | None = None) -> dict[str, Json]:
-    """What a load on `target` is measured on: `here`, and whether the server is.
+    """The system that a load on `target` is measured on, by the names of FIELDS.
 
     Of `RUNTIMES` only those are recorded that may serve: what serves `engine`, and Triton unless it is asked as OpenAI
     servers are. Without an engine, whatever is installed may. Of a server elsewhere nothing is known but what it says
@@ -152,7 +152,7 @@ def _runtime(engine: Path) -> str:
 def workload(
     target: Target, prompts: Sequence[Prompt], plan: Sequence[Level], synthetic: Mapping[str, Json] | None = None
 ) -> dict[str, Json]:
-    """What is going to be asked, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
+    """The workload to be measured, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
 
     `synthetic` says what lengths made-up prompts were asked for.
     """
@@ -186,7 +186,7 @@ def workload(
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """Of what the user wrote: of messages themselves, since each model's own template makes another text of them."""
+    """Digest of the prompts as the user wrote them: of chat messages, not of the text that a model's template makes of them."""
     return _digest(
         [
             [prompt.id, list(prompt.messages) or prompt.text, prompt.max_tokens, list(prompt.stop_words)]
@@ -219,7 +219,7 @@ def _is_here(service: Service) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What is known of how a cell's figures came about. None for what nobody recorded."""
+    """Conditions of a cell's measurements. What was not recorded is None."""
 
     measured_s: float | None = None
     """Unix time at which the load run began."""
@@ -232,7 +232,7 @@ class Conditions:
 
     @staticmethod
     def read(data: object) -> Conditions:
-        """Those in a perf.json, or in a report's cell. What is not one counts as not recorded."""
+        """The conditions in a perf.json, or in a cell of a report. Malformed ones count as not recorded."""
         if not isinstance(data, dict):
             return Conditions()
         moment = data.get("measured_s")
@@ -265,7 +265,7 @@ class Conditions:
         return field.shown(self.value(field))
 
     def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:
-        """What was asked at one level; empty where that is not known."""
+        """The workload of one level; empty where it was not recorded."""
         levels = (self.workload or {}).get("levels")
         wanted = (concurrency, request_rate)
         for entry in levels if isinstance(levels, list) else ():
@@ -289,7 +289,7 @@ class Difference:
 
     @property
     def names(self) -> frozenset[str]:
-        """What `--allow` may call it."""
+        """Names by which `--allow` permits it."""
         one_sided = self.field.name in RUNTIMES and "-" in {self.base, self.new}
         return frozenset({self.field.about, self.field.name} | ({"server"} if one_sided else set()))
 
@@ -333,7 +333,7 @@ def differences(
 
 
 def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple[Difference, ...]:
-    """In what the systems differ on which the artifacts of `stages` were made; that nobody knows is a difference too.
+    """Differences between the systems on which the artifacts of `stages` were made; an unrecorded system counts as one.
 
     A cell with a load run has only that one's system: what serves it alone is not held against what is installed.
     """
@@ -349,7 +349,7 @@ def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple
 
 
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
-    """In which the questions of two scores differ."""
+    """Differences between the questions of two scores."""
     if base.questions is None or new.questions is None:
         before, after = (UNKNOWN if each.questions is None else "recorded" for each in (base, new))
         return (Difference(Field("questions", "the questions", "workload"), before, after),)
@@ -370,7 +370,7 @@ def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Differ
 
 
 def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()) -> tuple[Difference, ...]:
-    """Those for which two measurements must not be compared.
+    """The differences that make two measurements incomparable.
 
     `allow` names groups or fields that may differ; `axes` are those of the matrix that the comparison is about.
     """
@@ -385,7 +385,7 @@ def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collecti
 
 
 def common(every: Sequence[Conditions]) -> dict[str, Json]:
-    """Fields on which all agree, by name, and their values."""
+    """Name -> value of the fields on which all agree."""
     return {
         field.name: every[0].value(field)
         for field in FIELDS

@@ -1,4 +1,4 @@
-"""What the server and the GPU say of themselves while a level runs: Triton's own times, power, memory, clocks."""
+"""Counters of the server and the GPUs while a level runs: Triton's own times; power, memory, clocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def samples(text: str) -> Iterator[tuple[str, str, float]]:
 
 
 def growth(before: Counters, after: Counters) -> Counters:
-    """What was added between two looks, for models that did anything."""
+    """Difference of two readings, for models that served requests in between."""
     grown = {
         model: {name: value - before.get(model, {}).get(name, 0.0) for name, value in values.items()}
         for model, values in after.items()
@@ -68,7 +68,7 @@ async def triton(address: str | None) -> Counters | None:
 
 
 async def metrics_page(address: str, *, timeout_s: float) -> str | None:
-    """What a metrics endpoint says; None when nothing does."""
+    """Text of a metrics endpoint; None when it cannot be read."""
     try:
         return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
     except (OSError, HttpError, ValueError):

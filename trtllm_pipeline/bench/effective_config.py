@@ -1,4 +1,4 @@
-"""Settings read back from a running server, each beside what was asked for.
+"""Effective configuration: settings read back from a running server, each beside the expected value.
 
 Three sources are held against each other: what a matrix asked for, what the engine and the repository say, and the
 configuration the server itself reports over the wire.
@@ -29,7 +29,7 @@ _BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_toke
 
 
 class SettingCheck(NamedTuple):
-    """One setting: what was asked, by whom, and what was found where."""
+    """One setting: the expected value and its source, the value found and where."""
 
     setting: str
     asked: Json

@@ -1,4 +1,4 @@
-"""The event file of a load run, read back: every record by its type, and refused where it says what cannot have happened.
+"""The event file of a load run: types of its records, and a reader that rejects what cannot have happened.
 
 `bench/load.py` writes it, and docs/formats.md describes each record. Keys beyond those here are left alone, as are
 records of other types. A key that is missing, as in files written before there was one, means null.
@@ -34,7 +34,7 @@ Rate = Annotated[float, Field(gt=0, le=1e9)]
 
 
 class EventRecord(NamedTuple):
-    """Text that came."""
+    """A content event: text that arrived."""
 
     time_ns: Ns
     text: Annotated[str, Field(min_length=1)]
@@ -45,7 +45,7 @@ class EventRecord(NamedTuple):
 
 
 class GpuSample(NamedTuple):
-    """A look at a GPU."""
+    """One reading of a GPU."""
 
     time_ns: Ns
     watts: Number | None = None
@@ -73,7 +73,7 @@ class _Spread(TypedDict):
 
 
 class SelfTest(_Record):
-    """What the client's test of itself found."""
+    """Result of the load client's self-test."""
 
     protocol: str
     streams: Count
@@ -104,7 +104,7 @@ class Header(_Record):
 
 
 class ConditionsRecord(_Record):
-    """What the system and the load were, as `bench/conditions.py` tells them."""
+    """System and workload, see `bench/conditions.py`."""
 
     type: Literal["conditions"]
     system: dict[str, Any]
@@ -112,7 +112,7 @@ class ConditionsRecord(_Record):
 
 
 class PromptRecord(_Record):
-    """What was asked."""
+    """A prompt, by its id."""
 
     type: Literal["prompt"]
     id: str
@@ -160,7 +160,7 @@ class RequestRecord(_OfLevel):
 
 
 class ClientRecord(_OfLevel):
-    """A load process."""
+    """CPU time and event-loop delays of one load process."""
 
     type: Literal["client"]
     worker: NotRequired[Count]
@@ -170,7 +170,7 @@ class ClientRecord(_OfLevel):
 
 
 class TritonRecord(_OfLevel):
-    """What Triton's counters grew by."""
+    """Growth of Triton's counters during a level."""
 
     type: Literal["triton"]
     models: dict[str, dict[str, Number]]
@@ -198,7 +198,7 @@ class _Check(_Record):
 
 
 class SettingsRecord(_Record):
-    """Settings read back."""
+    """Settings read back from the server, see `bench/effective_config.py`."""
 
     type: Literal["settings"]
     checks: list[_Check]
@@ -206,7 +206,7 @@ class SettingsRecord(_Record):
 
 
 class RooflineRecord(_Record):
-    """How long one reading of the weights takes."""
+    """Least time to read the weights once, see `bench/roofline.py`."""
 
     type: Literal["roofline"]
     pass_s: Rate | None

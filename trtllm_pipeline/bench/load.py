@@ -1,4 +1,4 @@
-"""Sends requests to a server and writes down what happened, nothing else: no tokenizing, no arithmetic.
+"""The load client: sends requests to a server and records what happens; no tokenizing, no arithmetic.
 
 Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
 beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
@@ -69,7 +69,7 @@ class Level:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What its records say about where they belong."""
+        """The fields by which its records name their level and repeat."""
         return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
 
 

@@ -1,4 +1,4 @@
-"""What the raw events of a load run mean: every metric, its formula, and whether the numbers may be believed.
+"""From the events of a load run to metrics: latencies, rates over windows, and the verdict of the validity gates.
 
 `analyze` is a pure function of an event file (`bench/load.py`) and a tokenizer: anything it reports can be computed
 again later, or by somebody else.
@@ -27,7 +27,7 @@ HEADLINE_S: Final = 30.0
 
 
 def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """All figures of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
+    """All metrics of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
     run = read_run(events, tokenizer)
     header = run.records.header
     findings = validity.findings(run)

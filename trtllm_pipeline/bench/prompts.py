@@ -1,4 +1,4 @@
-"""Prompts of the user: JSON Lines files, one request a line."""
+"""Prompt files: JSON Lines, one request per line."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def unrendered(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What messages say, for servers that apply their chat template themselves: contents, a line each."""
+    """Contents of chat messages, one per line, for servers that apply the chat template themselves."""
     return "\n".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 

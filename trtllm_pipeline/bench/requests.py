@@ -50,7 +50,7 @@ class TimedRequest:
 
     @property
     def answered(self) -> bool:
-        """There is text, and there are tokens."""
+        """It has text and at least one token."""
         return self.ok and bool(self.tokens) and self.output_tokens > 0
 
     @property
@@ -122,7 +122,7 @@ class TimedRequest:
 
 
 def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """How many tokens each event brought: a token is there when its last character is.
+    """Number of tokens of each event; a token belongs to the event with its last character.
 
     `offsets` are the tokens' (start, end) in the joined text, in characters.
     """

@@ -87,7 +87,7 @@ METRICS: Final = (
         for name in ("n", "input_tokens", "headline", "steady", "whole", "percentiles")
     ),
 )
-"""What a level has, and the terms that the formulas use."""
+"""Metrics of a level, and the terms that their formulas use."""
 
 _Summaries = Mapping[str, Mapping[str, float]]
 """Name -> statistic ("mean", "p50", ..., "n") -> value."""
@@ -203,7 +203,7 @@ class LevelResult(Figures):
 
 @dataclass(frozen=True, slots=True)
 class MeasurementFinding:
-    """What a check of a measurement's validity found, see `bench/validity.py`."""
+    """A finding of a validity gate, see `bench/validity.py`."""
 
     severity: str
     """ "invalid", "warning" or "info"."""
@@ -220,7 +220,7 @@ class MeasurementFinding:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What reports and comparisons read of a perf.json."""
+    """A perf.json, as far as reports and comparisons read it."""
 
     valid: bool
     levels: tuple[LevelResult, ...]

@@ -1,4 +1,4 @@
-"""The time one pass over a model's weights takes at least: the roofline of decoding.
+"""The roofline of decoding: the least time of one pass over a model's weights.
 
 A dense model reads all its weights for every token of an answer, whatever else it does, so a token cannot take less
 than weights / memory bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et

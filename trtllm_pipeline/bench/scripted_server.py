@@ -1,4 +1,4 @@
-"""A server whose timeline is known: what the client reports can be held against what really happened.
+"""A server with a known timeline, against which the load client is tested.
 
 Speaks the KServe v2 protocols a Triton server speaks (gRPC ModelStreamInfer, ModelInfer, metadata, configuration,
 readiness; HTTP generate and generate_stream) and OpenAI's chat and completions, and answers each request with a

@@ -1,4 +1,4 @@
-"""How wrong is the client? Measured against a scripted server in a process of its own, which notes what it really sent.
+"""Self-test of the load client: its errors against a scripted server in another process, which records what it sent.
 
 The error of a time is what the client wrote down minus what the server noted just before it handed the bytes to the
 network: the client's delay and one pass through the loopback, not the server's own lateness. The result is kept for a
@@ -65,7 +65,7 @@ DEFINITIONS: Final = {
 
 
 def run(protocol: str, size: Size = FULL, *, processes: int | None = None) -> dict[str, Any]:
-    """Test the client over `protocol`: its errors in milliseconds, and whether it saw everything that was done to it.
+    """Test the client over `protocol`: its errors in milliseconds, and whether it recognised each scripted fault.
 
     Takes events / EVENTS_PER_S seconds and about one more. Raises ServerError when the scripted server does not start.
     """

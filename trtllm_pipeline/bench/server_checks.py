@@ -1,4 +1,4 @@
-"""What the validity gate needs beside the requests themselves: settings read back, memory's limit, a probe of the cache.
+"""Evidence for the validity gates beside the requests: settings read back, the roofline, a probe of the KV cache.
 
 Everything found goes into the event file; `bench/validity.py` judges it.
 """
@@ -54,7 +54,7 @@ class ExpectedServer:
 
 
 async def look(client: AnyClient, target: Target, claim: ExpectedServer, events: EventFile, at: str) -> None:
-    """Write down what the server is, at the "start" or the "end" of a run. Nothing may be timed meanwhile.
+    """Record the state of the server at the "start" or "end" of a run. Nothing may be timed meanwhile.
 
     Raises StageError for an engine or repository that cannot be read.
     """

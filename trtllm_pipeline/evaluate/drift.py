@@ -1,4 +1,4 @@
-"""How far one model's answers are from another's to the same questions: a quantized model's from the original's.
+"""Accuracy drift: differences between two models' answers to the same questions, such as before and after quantization.
 
 Pure functions of two `answers.jsonl` files. Answers are compared as they are; scores are those the files hold.
 """

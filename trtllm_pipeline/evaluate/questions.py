@@ -11,7 +11,7 @@ from typing import Any
 from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.prompts import Prompt, Render
 from trtllm_pipeline.errors import Fault
-from trtllm_pipeline.evaluate.scores import LETTERS, Metric, Question, Tolerance, normalise
+from trtllm_pipeline.evaluate.scores import LETTERS, Metric, NumericTolerance, Question, normalise
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
 
 
@@ -74,14 +74,14 @@ def _pattern(row: Mapping[str, Any]) -> re.Pattern[str] | None:
         raise RowError("pattern", f"not a regular expression: {error}") from error
 
 
-def _tolerance(row: Mapping[str, Any]) -> Tolerance:
+def _tolerance(row: Mapping[str, Any]) -> NumericTolerance:
     value = row.get("tolerance", 0)
     text = str(value).strip()
     relative = text.endswith("%")
     try:
         number = Decimal(text.removesuffix("%").strip()) / (100 if relative else 1)
         if not isinstance(value, bool) and number.is_finite() and number >= 0:
-            return Tolerance(number, relative)
+            return NumericTolerance(number, relative)
     except InvalidOperation:
         pass
     raise RowError("tolerance", f'expected a number from 0, or a share as "1%", got {value!r}')

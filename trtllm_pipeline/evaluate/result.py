@@ -1,4 +1,4 @@
-"""Answers to scores: `answers.jsonl` (each answer with its scores) and `accuracy.json` (means with intervals)."""
+"""From answers to scores: `answers.jsonl` (each answer with its scores) and `accuracy.json` (means with intervals)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what a question asks for, and how far from 0 to 1 an answer gives it.
+"""Accuracy metrics: functions that score an answer to a question from 0 to 1.
 
 To add one: a function, a line in `METRICS`.
 """
@@ -31,8 +31,8 @@ _NUMBER: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """How far a number may be from the reference: so much, or that share of the reference."""
+class NumericTolerance:
+    """Allowed distance of a number from the reference, absolute or as a share of it."""
 
     value: Decimal = Decimal(0)
     relative: bool = False
@@ -53,7 +53,7 @@ class Question:
     metrics: tuple[str, ...]
     choices: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
-    tolerance: Tolerance = Tolerance()
+    tolerance: NumericTolerance = NumericTolerance()
     row: Mapping[str, Any] = field(default_factory=dict)
     """The line as it was written."""
 

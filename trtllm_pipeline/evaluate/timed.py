@@ -1,4 +1,4 @@
-"""The answers that a load run timed, from its event file (`bench/load.py` describes it)."""
+"""Answers that were timed in a load run, from its event file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_pipeline.evaluate.scores import Question
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What a load run has to say about some questions."""
+    """The answers of a load run to some questions."""
 
     samples: tuple[AnsweredQuestion, ...]
     failed: int

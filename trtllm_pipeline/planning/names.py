@@ -1,4 +1,4 @@
-"""Cell ids made short enough to read: what all of them share is said once."""
+"""Short forms for people: cell ids without what all share, counts, durations, sizes."""
 
 from __future__ import annotations
 

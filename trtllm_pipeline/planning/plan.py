@@ -51,7 +51,7 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a set of cells comes to. Stage runs stand after everything they need."""
+    """The stage runs for a set of cells, each after everything it needs."""
 
     cells: tuple[Cell, ...]
     stage_runs: Mapping[StageRunId, StageRun]
@@ -153,7 +153,7 @@ def _stage_run(
 
 
 def wanted(plan: Plan) -> set[StageRunId]:
-    """The stage runs whose results somebody may look at, see `is_result`. Services leave none.
+    """The stage runs whose results people use, see `is_result`. Services leave none.
 
     What they read is made only when one of them has to be: an intermediate that is gone stays gone.
     """

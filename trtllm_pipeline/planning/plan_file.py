@@ -52,7 +52,7 @@ class OutlineCell:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a plan comes to, without what it takes to run it."""
+    """A plan without what it takes to run it: cells and stage runs, as status and reports need them."""
 
     cells: tuple[OutlineCell, ...]
     stage_runs: Mapping[StageRunId, OutlineRun]

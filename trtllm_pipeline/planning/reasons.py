@@ -1,4 +1,4 @@
-"""Why stage runs have to run, in words, from the same keys their fingerprints are hashes of."""
+"""Why stage runs have to run, from the same keys that their fingerprints are hashes of."""
 
 from __future__ import annotations
 

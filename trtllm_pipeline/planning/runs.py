@@ -1,4 +1,4 @@
-"""Finding what a person means: a run of the workspace, a cell of its plan, a stage of the cell."""
+"""Runs, cells and stages by the names that people type."""
 
 from __future__ import annotations
 

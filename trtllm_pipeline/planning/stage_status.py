@@ -1,4 +1,4 @@
-"""How far every stage run of a plan is, as seen from the store: for a run that goes on, was killed, or is long over."""
+"""Status of every stage run of a plan, as seen from the store: of a run that goes on, was killed, or ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INFEASIBLE: Final = "infeasible"
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """How far one stage run is. What is not known or does not apply is None."""
+    """Status of one stage run. What is unknown or does not apply is None."""
 
     status: StageStatus
     artifact: Artifact | None = None
@@ -37,7 +37,7 @@ class StageState:
 
 
 def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]:
-    """Where each stage run stands now.
+    """Status of each stage run now.
 
     UP_TO_DATE: its artifact is there. RUNNING: some process holds its claim. FAILED: its last attempt failed, or it is
     known never to work. CANCELLED: its last attempt was interrupted or killed. BLOCKED: something it needs failed.

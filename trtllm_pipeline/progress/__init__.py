@@ -1,4 +1,4 @@
-"""Observers of a run: what a person, or a program, sees of it on stderr while it goes on.
+"""Observers of a run: progress on stderr, for people and for programs.
 
     live     a grid of cells x stages that is redrawn; failures are printed above it and stay
     plain    one line per event, for logs and pipes

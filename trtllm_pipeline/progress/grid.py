@@ -1,4 +1,4 @@
-"""Cells x stages as a picture: one symbol for each stage of each cell. Shared by the live view and `pipeline status`."""
+"""Cells x stages as a grid: one symbol for each stage of each cell. Shared by the live view and `pipeline status`."""
 
 from __future__ import annotations
 

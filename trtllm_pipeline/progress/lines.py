@@ -129,7 +129,7 @@ class PlainObserver(QuietObserver):
 
 
 class JsonObserver(QuietObserver):
-    """One JSON object a line, each with `event` and `time_s` (Unix time).
+    """One JSON object per line, each with `event` and `time_s` (Unix time).
 
     begin      cells, infeasible: {id: reason}, stage_runs, to_do
     changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log

@@ -76,9 +76,9 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(
             f"engine {unit}",
             lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",
-            3,
+            4,
         ),
-        Column("build s", lambda row: _number(row.build_s), 4),
+        Column("build s", lambda row: _number(row.build_s), 5),
         Column(f"input tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 8, "input_tokens_per_s"),
     ]
     return tuple(column for column in found if any(column.value(row) is not None for row in rows))

@@ -1,4 +1,4 @@
-"""A run as JUnit XML, for CI systems: one test suite, one test case for each stage run and each impossible cell.
+"""A run as JUnit XML, for CI systems: one test suite, one test case for each stage run and each infeasible cell.
 
 A stage run that cells share is one case, so that one broken download is one failure. The dialect is the one that
 Jenkins, GitLab and GitHub's test reporters read: suites, suite, case, failure, skipped, system-out.

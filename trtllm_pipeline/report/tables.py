@@ -1,4 +1,4 @@
-"""Rows as a plain aligned table or as CSV, for commands whose results are no run's."""
+"""Rows as a plain aligned table or as CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to a terminal table, JSON, CSV and Markdown. To add a format: one function, one case in `print_report`."""
+"""Results as a terminal table, JSON, CSV and Markdown. To add a format: one function, one case in `print_report`."""
 
 from __future__ import annotations
 

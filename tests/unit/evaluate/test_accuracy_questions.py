@@ -9,7 +9,7 @@ import pytest
 
 from trtllm_pipeline.errors import MatrixError
 from trtllm_pipeline.evaluate.questions import read, scorable
-from trtllm_pipeline.evaluate.scores import METRICS, Question, Tolerance
+from trtllm_pipeline.evaluate.scores import METRICS, NumericTolerance, Question
 
 
 def read_rows(folder: Path, *rows: dict[str, Any], default: tuple[str, ...] = ("exact",)) -> tuple[Question, ...]:
@@ -30,7 +30,7 @@ def test_rows_say_how_they_are_scored(tmp_path: Path) -> None:
     assert (third.prompt.id, third.metrics) == ("5", ("numeric", "regex"))
     assert third.pattern is not None
     assert third.pattern.pattern == r"(\d)"
-    assert third.tolerance == Tolerance(Decimal("0.05"), relative=True)
+    assert third.tolerance == NumericTolerance(Decimal("0.05"), relative=True)
     assert third.row["pattern"] == r"(\d)"
 
 

@@ -11,8 +11,8 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.evaluate.scores import (
     METRICS,
+    NumericTolerance,
     Question,
-    Tolerance,
     chosen,
     contains,
     exact,
@@ -109,10 +109,10 @@ def test_last_number(text: str, number: str | None) -> None:
         ("the sum is 42.0", "42", {}, 1),
         ("first 42, then 43", "42", {}, 0),
         ("#### 1,000 dollars", "#### 1000", {}, 1),
-        ("2.1", "2.0", {"tolerance": Tolerance(Decimal("0.1"))}, 1),  # exactly at the limit, unlike in floats
-        ("2.11", "2.0", {"tolerance": Tolerance(Decimal("0.1"))}, 0),
-        ("101", "100", {"tolerance": Tolerance(Decimal("0.01"), relative=True)}, 1),
-        ("-102", "-100", {"tolerance": Tolerance(Decimal("0.01"), relative=True)}, 0),
+        ("2.1", "2.0", {"tolerance": NumericTolerance(Decimal("0.1"))}, 1),  # exactly at the limit, unlike in floats
+        ("2.11", "2.0", {"tolerance": NumericTolerance(Decimal("0.1"))}, 0),
+        ("101", "100", {"tolerance": NumericTolerance(Decimal("0.01"), relative=True)}, 1),
+        ("-102", "-100", {"tolerance": NumericTolerance(Decimal("0.01"), relative=True)}, 0),
         ("answer: 5, out of 9", "5", {"pattern": r"answer: (\d+)"}, 1),
         ("out of 9", "9", {"pattern": r"answer: (\d+)"}, 0),
         ("1e999999999", "1", {}, 0),
