@@ -29,7 +29,7 @@ from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
 pytestmark = pytest.mark.integration
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", pytest.param("qwen3", marks=pytest.mark.slow))
 PROMPTS = ("Hello world", "The capital of France is", "Once upon a time, in a village by the sea, there lived a")
 
 

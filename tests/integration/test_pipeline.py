@@ -204,6 +204,7 @@ def test_logs_status_and_store(done: Path) -> None:
     assert to_run(plan("--matrix", TINY, cwd=done)) == []
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path) -> None:
     """kill -9 of the pipeline, again and again; nothing torn, nothing left behind, finished work never redone."""
     chance = random.Random(5)
@@ -238,6 +239,7 @@ def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path)
     assert left == []
 
 
+@pytest.mark.slow
 def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
     process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
     deadline = time.monotonic() + 60

@@ -265,6 +265,7 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
         assert asyncio.run(ask(service.attempt / "service.json")) is None
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_launcher(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt") as service:
         service.ready()

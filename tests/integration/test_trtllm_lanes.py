@@ -28,7 +28,11 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)"),
 ]
-RELEASES = ("0.8.0", "0.11.0", "0.12.0", "0.16.0", "1.0.0", "1.2.0")
+RELEASES = (
+    "0.8.0",
+    *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.11.0", "0.12.0", "0.16.0", "1.0.0")),
+    "1.2.0",
+)
 SERVED = ("--until", "smoke")
 BUILT = ("--until", "build")
 Done = Callable[[str], Lane]
@@ -269,6 +273,7 @@ def test_an_engine_of_another_release_is_refused_before_anything_is_started(mach
     assert not list(machine.workspace.glob("work/*/server.log"))
 
 
+@pytest.mark.slow
 def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> None:
     words = alone(22)
     before = set(machine.outputs("build"))
@@ -329,7 +334,7 @@ axes:
 """
 
 
-@pytest.mark.parametrize("release", ["1.2.0", "1.3.0"])
+@pytest.mark.parametrize("release", [pytest.param("1.2.0", marks=pytest.mark.slow), "1.3.0"])
 def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)
     lane.matrix.write_text(PYTORCH, encoding="utf-8")

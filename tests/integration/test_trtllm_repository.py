@@ -70,7 +70,14 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
         server.stop()
 
 
-@pytest.mark.parametrize("release", ["0.8.0", "0.11.0", "0.12.0", "0.16.0", "0.19.0", "1.1.0rc6"])
+@pytest.mark.parametrize(
+    "release",
+    [
+        "0.8.0",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("0.11.0", "0.12.0", "0.16.0", "0.19.0")),
+        "1.1.0rc6",
+    ],
+)
 def test_the_models_of_a_release_load_and_answer(tmp_path: Path, release: str) -> None:
     with served(tmp_path, filled(tmp_path, release)) as client:
         for model in ("ensemble", "tensorrt_llm_bls"):
@@ -123,7 +130,9 @@ def broken(good: Path, folder: Path, *rules: str) -> Path:
     return case.repository
 
 
-@pytest.mark.parametrize("rule", REFUSED)
+@pytest.mark.parametrize(
+    "rule", [rule if rule == "TRT302" else pytest.param(rule, marks=pytest.mark.slow) for rule in REFUSED]
+)
 def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
     with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
         pass
