@@ -16,6 +16,8 @@ import tritonclient.grpc as grpcclient
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
+from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 _TYPES: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),
@@ -163,7 +165,8 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
     """A server for `engine`, started straight through serving.triton."""
     models = folder / "repository"
     models.mkdir(parents=True)
-    repository.write(models, engine, settings)
+    most = Limits.read(engine).max_batch_size
+    repository.write(models, engine, Repository(**{"max_batch_size": most, **settings}))
     installed = triton_installation.find()
     triton.check(installed, 4)
     server = triton.start(

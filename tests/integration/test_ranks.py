@@ -41,7 +41,7 @@ repository, engine, attempt = map(Path, sys.argv[1:4])
 gpus = tuple(Gpu(index, f"GPU-{index}", "stand-in", 1 << 30, 90) for index in range(2))
 machine = Machine(2, "cpu", gpus, tensorrt_llm=TensorRTLLM("0.16.0"))
 try:
-    run_ranks(StageContext(load(LaunchFrontend, json.loads(sys.argv[4])), {"repository": repository, "engine": engine}, {}, attempt, attempt), machine)
+    run_ranks(StageContext(load(LaunchFrontend, json.loads(sys.argv[4]), {"restarts": 0}), {"repository": repository, "engine": engine}, {}, attempt, attempt), machine)
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)

@@ -24,6 +24,8 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
+from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 pytestmark = pytest.mark.integration
 PROGRAM = """
@@ -35,7 +37,7 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, load
 repository, attempt = map(Path, sys.argv[1:3])
 try:
-    run(StageContext(load(LaunchEmbedded, json.loads(sys.argv[3])), {"repository": repository}, {}, attempt / "out", attempt))
+    run(StageContext(load(LaunchEmbedded, json.loads(sys.argv[3]), {"restarts": 0}), {"repository": repository}, {}, attempt / "out", attempt))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)
@@ -83,7 +85,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     engine = script_engine(folder / "engine")
     (folder / "repository").mkdir()
-    repository.write(folder / "repository", engine, {})
+    repository.write(folder / "repository", engine, Repository(max_batch_size=Limits.read(engine).max_batch_size))
     return folder / "repository"
 
 
@@ -339,7 +341,7 @@ def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: P
 def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Path) -> None:
     engine = script_engine(tmp_path / "engine")
     (tmp_path / "repository").mkdir()
-    repository.write(tmp_path / "repository", engine, {})
+    repository.write(tmp_path / "repository", engine, Repository(max_batch_size=Limits.read(engine).max_batch_size))
     (engine / "model.gguf").write_bytes(b"GGUF, but not really")
     with launched(tmp_path / "repository", tmp_path / "attempt") as service:
         status, log = service.end(40)

@@ -21,7 +21,9 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.serving import triton
+from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.tensorrt_llm import repository
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.triton_repository import lint
 
 pytestmark = pytest.mark.integration
@@ -47,7 +49,9 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
     (model / "tokenizer_config.json").write_text("{}")
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     engine = engine_folder(folder / "engine", release)
-    repository.write(out, installed, engine=engine, model=model, params={"max_batch_size": 4, **params})
+    repository.write(
+        out, installed, engine=engine, model=model, asked=load(EngineRepository, {"max_batch_size": 4, **params})
+    )
     return out
 
 

@@ -32,7 +32,7 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend, load
 attempt = Path(sys.argv[1])
 try:
-    run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2])), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
+    run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)
