@@ -566,7 +566,7 @@ class Scheduler:
         again = failure is not None and self._may_retry(node, failure)
         if failure is not None and node.service and (ended := node.service.ended):
             # Its server went away under it: that is the cause, and both must have another try for this to have one.
-            failure = Failure(ended.kind, f"{node.service.task.id} ended while this ran: {ended.message}")
+            failure = Failure(ended.kind, f"{node.service.task.id} failed while this ran")
             again = node.failures < node.task.retries and self._may_retry(node.service, ended)
         self._leave(node)
         if failure is None:

@@ -315,7 +315,7 @@ def test_a_dead_service_takes_the_task_inside_it_along_and_holds_its_gpus_until_
     assert scheduler.advance(3, ServiceEnded(sid("serve"), BUG)) == [Cancel(sid("smoke"))]
     assert names(scheduler.advance(4, Finished(sid("smoke"), TRANSIENT))) == ["other"]
     failure = scheduler.failure(sid("smoke"))
-    assert failure == Failure(FailureClass.BUG, "serve ended while this ran: it broke")
+    assert failure == Failure(FailureClass.BUG, "serve failed while this ran")
     assert statuses(scheduler, "serve", "smoke", "perf") == [S.FAILED, S.FAILED, S.BLOCKED]
 
 
