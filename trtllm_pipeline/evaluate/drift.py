@@ -6,7 +6,7 @@ Pure functions of two `answers.jsonl` files. Answers are compared as they are; s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
@@ -44,6 +44,12 @@ class ScoreDrift:
     """Questions with a higher score than the reference's."""
     worse: int
 
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ScoreDrift:
+        """The drift of one metric that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        low, high = data["interval"]
+        return ScoreDrift(**{**{name: data[name] for name in ScoreDrift.__dataclass_fields__}, "interval": (low, high)})
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -61,27 +67,35 @@ class Drift:
     """None when answers come without tokens."""
     scores: Mapping[str, ScoreDrift]
 
+    reference: str | None = None
+    """The unquantized cell that was compared with; None for answers of no cell."""
+
     def to_json(self) -> dict[str, Any]:
         """As in report.json, see docs/formats.md."""
         return {
+            **({} if self.reference is None else {"reference": self.reference}),
             "pairs": self.pairs,
             "unpaired": self.unpaired,
             "agreement": self.agreement,
             "agreement_interval": list(self.interval),
             "first_divergence": {"chars": self.first_divergence_chars, "tokens": self.first_divergence_tokens},
-            "scores": {
-                name: {
-                    "questions": drift.questions,
-                    "reference": drift.reference,
-                    "score": drift.score,
-                    "difference": drift.difference,
-                    "interval": list(drift.interval),
-                    "better": drift.better,
-                    "worse": drift.worse,
-                }
-                for name, drift in self.scores.items()
-            },
+            "scores": {name: asdict(drift) for name, drift in self.scores.items()},
         }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Drift:
+        """The drift that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        low, high = data["agreement_interval"]
+        return Drift(
+            pairs=data["pairs"],
+            unpaired=data["unpaired"],
+            agreement=data["agreement"],
+            interval=(low, high),
+            first_divergence_chars=data["first_divergence"]["chars"],
+            first_divergence_tokens=data["first_divergence"]["tokens"],
+            scores={name: ScoreDrift.from_json(each) for name, each in data["scores"].items()},
+            reference=data.get("reference"),
+        )
 
 
 class ScoredAnswer(TypedDict):

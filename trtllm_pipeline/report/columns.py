@@ -72,7 +72,9 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 2, "requests_per_s"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
-        Column("agree", lambda row: _share((row.accuracy_drift or {}).get("agreement")), 5, "agreement"),
+        Column(
+            "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"
+        ),
         Column(
             f"engine {unit}",
             lambda row: None if row.engine_size_bytes is None else f"{row.engine_size_bytes / scale:.1f}",
@@ -110,8 +112,8 @@ def _score(name: str, *, first: bool) -> tuple[Column, ...]:
         return _ends(row.accuracy_intervals.get(name))
 
     def difference(row: CellResult) -> str | None:
-        drift = (row.accuracy_drift or {}).get("scores", {}).get(name)
-        return None if drift is None else f"{drift['difference']:+.2f} ({_ends(drift['interval'])})"
+        drift = None if row.accuracy_drift is None else row.accuracy_drift.scores.get(name)
+        return None if drift is None else f"{drift.difference:+.2f} ({_ends(drift.interval)})"
 
     return (
         Column(name, lambda row: _share(row.accuracy.get(name)), 2 if first else 3, name),

@@ -479,9 +479,9 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
 
 def _recorded(score: str, cell: Measured, other: Measured) -> Interval | None:
     """The same interval as the run itself noted it, where the answers are not here any more."""
-    drift = cell.accuracy_drift or {}
-    found = drift.get("scores", {}).get(score) if drift.get("reference") == other.id else None
-    return None if found is None or drift.get("unpaired") else (found["interval"][0], found["interval"][1])
+    drift = cell.accuracy_drift
+    found = drift.scores.get(score) if drift and drift.reference == other.id and not drift.unpaired else None
+    return None if found is None else found.interval
 
 
 def _paired_questions(score: str, answers: Path | None, base: Path | None) -> Interval | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import UsageError
@@ -29,8 +30,8 @@ def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId
     return found
 
 
-def by_cell(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, dict[str, Any]]:
-    """Cell -> its drift and the cell it is from, as in report.json. `answers` are folders with an answers.jsonl.
+def by_cell(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, drift.Drift]:
+    """Cell -> its drift from its reference. `answers` are folders with an answers.jsonl.
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
@@ -42,10 +43,7 @@ def by_cell(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, 
         try:
             if reference not in known:
                 known[reference] = drift.read(answers[reference])
-            found[cell] = {
-                "reference": reference,
-                **drift.compare(known[reference], drift.read(answers[cell])).to_json(),
-            }
+            found[cell] = replace(drift.compare(known[reference], drift.read(answers[cell])), reference=reference)
         except UsageError:  # answers of an earlier release, or of a cell whose own settings ask something else
             continue
     return found

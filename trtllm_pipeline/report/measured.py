@@ -22,6 +22,7 @@ from trtllm_pipeline.bench.result import LATENCIES, RATES, LevelResult, LoadResu
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import ComparisonError, StageError, UsageError
+from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.files.model_files import tokenizer_at
 from trtllm_pipeline.files.user_files import fail, read_json, read_mapping
 from trtllm_pipeline.planning.runs import find_run, read_run
@@ -96,7 +97,7 @@ class Measured:
     levels: tuple[MeasuredLevel, ...] = ()
     accuracy: Mapping[str, float] = field(default_factory=dict)
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    accuracy_drift: Mapping[str, Any] | None = None
+    accuracy_drift: Drift | None = None
     """As in report.json: what its answers were compared with then, and by how much the scores differed."""
     answers: Path | None = None
     """Folder with answers.jsonl."""

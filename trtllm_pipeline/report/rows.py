@@ -19,6 +19,7 @@ from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, count_of, levels_of, numbers_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
@@ -80,7 +81,7 @@ class CellResult:
     """Questions the accuracy scores are means over."""
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Metric -> lower and upper end of the mean's 95 % interval."""
-    accuracy_drift: Mapping[str, Any] | None = None
+    accuracy_drift: Drift | None = None
     """Difference of its answers from those of the unquantized cell, see `report/drift.py`."""
     smoke: Mapping[str, Json] | None = None
     """What the smoke test noted."""
@@ -121,7 +122,7 @@ class CellResult:
             "accuracy": dict(self.accuracy),
             "accuracy_total": self.accuracy_total,
             "accuracy_intervals": {name: list(ends) for name, ends in self.accuracy_intervals.items()},
-            "accuracy_drift": None if self.accuracy_drift is None else dict(self.accuracy_drift),
+            "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
             "smoke": None if self.smoke is None else dict(self.smoke),
             "findings": list(self.findings),
             "conditions": self.conditions.to_json(),
@@ -135,12 +136,15 @@ class CellResult:
             **fields,
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
+            accuracy_drift=None if (drifted := data.get("accuracy_drift")) is None else Drift.from_json(drifted),
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
         )
 
 
-_PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {"status", "levels", "findings", "conditions"}
+_PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {
+    *("status", "levels", "accuracy_drift", "findings", "conditions")
+}
 
 
 def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[CellResult, ...]:

@@ -128,19 +128,23 @@ def to_csv(rows: Sequence[CellResult]) -> str:
 def _uncertain(row: CellResult, scores: Sequence[str]) -> dict[str, object]:
     """What stands behind a cell's scores as columns: their intervals, and the drift from the unquantized cell."""
     flat: dict[str, object] = {}
-    drift = row.accuracy_drift or {}
+    drift = row.accuracy_drift
     for name in scores:
         low, high = row.accuracy_intervals.get(name, (None, None))
-        of_name = drift.get("scores", {}).get(name, {})
-        below, above = of_name.get("interval", (None, None))
+        of_name = None if drift is None else drift.scores.get(name)
+        below, above = of_name.interval if of_name else (None, None)
         flat |= {
             f"accuracy_{name}_low": low,
             f"accuracy_{name}_high": high,
-            f"drift_{name}": of_name.get("difference"),
+            f"drift_{name}": of_name.difference if of_name else None,
             f"drift_{name}_low": below,
             f"drift_{name}_high": above,
         }
-    return {**flat, "drift_reference": drift.get("reference"), "drift_agreement": drift.get("agreement")}
+    return {
+        **flat,
+        "drift_reference": drift.reference if drift else None,
+        "drift_agreement": drift.agreement if drift else None,
+    }
 
 
 def _conditions(row: CellResult) -> dict[str, object]:

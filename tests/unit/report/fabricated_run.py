@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tests.unit.report.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.evaluate.drift import Drift, ScoreDrift
 from trtllm_pipeline.report.record import Ending, Record, StageAttempt, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.store.index import RunRow
@@ -81,6 +82,13 @@ def _levels(axes: dict[str, Json]) -> Iterator[LevelResult]:
         )
 
 
+def drift(reference: str, before: float, after: float) -> Drift:
+    """Nine of ten answers are the same; the score `exact` went from `before` to `after`."""
+    change = after - before
+    exact = ScoreDrift(500, before, after, change, (change - 0.02, change + 0.02), 5, 9)
+    return Drift(500, 0, 0.9, (0.87, 0.92), {"n": 50, "p50": 12}, None, {"exact": exact}, reference)
+
+
 def row(number: int) -> CellResult:
     """Cell `number`. Every 11th failed, every 13th can never work; the first has all it can have."""
     axes = _axes(number)
@@ -93,7 +101,6 @@ def row(number: int) -> CellResult:
             id_, axes, CellStatus.FAILED, "build", "out_of_memory", reason, "lower max_batch_size", "work/x/log"
         )
     score = {"fp16": 0.82, "fp8": 0.815, "int8_sq": 0.79, "int4_awq": 0.70}[str(axes["precision"])]
-    change: Json = {"difference": score - 0.82, "interval": [score - 0.84, score - 0.80]}
     return CellResult(
         id_,
         axes,
@@ -104,9 +111,7 @@ def row(number: int) -> CellResult:
         accuracy={"exact": score, "rouge_l": score - 0.1},
         accuracy_total=500,
         accuracy_intervals={"exact": (score - 0.03, score + 0.03)},
-        accuracy_drift=None
-        if axes["precision"] == "fp16"
-        else {"reference": _id({**axes, "precision": "fp16"}), "agreement": 0.9, "scores": {"exact": change}},
+        accuracy_drift=None if axes["precision"] == "fp16" else drift(_id({**axes, "precision": "fp16"}), 0.82, score),
         conditions=CONDITIONS,
         findings=(f"warning: the client was late by {number % 7 + 5}.0 ms {HOSTILE}",) if number % 5 == 0 else (),
     )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.bench.test_perf_metrics import MS, counted, request, write
 from tests.unit.report.fabricated_conditions import CONDITIONS, QUESTIONS, other
+from tests.unit.report.fabricated_run import drift
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.cli.app import main
@@ -462,12 +463,12 @@ def test_what_is_clearly_less_accurate_is_not_taken_unasked() -> None:
 
 
 def test_a_paired_interval_that_the_report_noted_is_used() -> None:
-    drift = {"reference": "m/fp16/bs4", "scores": {"exact": {"difference": -0.04, "interval": [-0.06, -0.02]}}}
+    noticed = drift("m/fp16/bs4", 0.5, 0.46)
     base, other = cell("fp16", level(8)), cell("int8_wo", level(8), accuracy={"exact": 0.46})
-    noted = dataclasses.replace(other, accuracy_drift=drift)
+    noted = dataclasses.replace(other, accuracy_drift=noticed)
     assert accuracy_delta("accuracy.exact", "exact", other, base).verdict is ChangeVerdict.NOISE, "by the two intervals"
     assert accuracy_delta("accuracy.exact", "exact", noted, base).verdict is ChangeVerdict.WORSE
-    elsewhere = dataclasses.replace(noted, accuracy_drift={**drift, "reference": "m/bf16/bs4"})
+    elsewhere = dataclasses.replace(noted, accuracy_drift=dataclasses.replace(noticed, reference="m/bf16/bs4"))
     assert accuracy_delta("accuracy.exact", "exact", elsewhere, base).verdict is ChangeVerdict.NOISE
 
 

@@ -70,10 +70,10 @@ def test_rows_tell_drift_and_intervals(reported: tuple[CellResult, ...]) -> None
     assert four.accuracy_drift is None
     assert eight.accuracy_intervals == {"exact": (0.4, 1.0)}
     assert eight.accuracy_drift is not None
-    assert eight.accuracy_drift["reference"] == full.id
-    assert eight.accuracy_drift["agreement"] == 0.75
-    assert eight.accuracy_drift["scores"]["exact"]["difference"] == -0.25
-    assert eight.accuracy_drift["first_divergence"]["chars"]["p50"] == 0
+    assert eight.accuracy_drift.reference == full.id
+    assert eight.accuracy_drift.agreement == 0.75
+    assert eight.accuracy_drift.scores["exact"].difference == -0.25
+    assert eight.accuracy_drift.first_divergence_chars["p50"] == 0
     assert CellResult.from_json(json.loads(json.dumps(eight.to_json()))).accuracy_drift == eight.accuracy_drift
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit import fabricated
 from tests.unit.report.fabricated_conditions import CONDITIONS, other
+from tests.unit.report.fabricated_run import drift
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId
@@ -136,7 +137,11 @@ def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch
 def test_the_figures_people_read_first_fit_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = level(4, 91.0, 251.3)
     measured = dataclasses.replace(measured, latencies={**measured.latencies, "tpot_ms": {"n": 40.0, "p50": 12.5}})
-    full = {"levels": (measured,), "accuracy_intervals": {"exact": (0.4, 0.6)}, "accuracy_drift": {"agreement": 0.9}}
+    full = {
+        "levels": (measured,),
+        "accuracy_intervals": {"exact": (0.4, 0.6)},
+        "accuracy_drift": drift("m/fp16", 0.5, 0.5),
+    }
     rows = [
         row(precision, 256, model=model, status=CellStatus.UP_TO_DATE, **full)
         for model in ("smollm2-135m-instruct", "qwen2-72b-instruct-with-a-long-name")

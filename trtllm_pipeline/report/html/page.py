@@ -199,7 +199,7 @@ def _cell(row: CellResult, stages: Sequence[StageRecord], parts: Sequence[str]) 
         "questions": row.accuracy_total,
         "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
-        "drift": None if row.accuracy_drift is None else dict(row.accuracy_drift),
+        "drift": None if row.accuracy_drift is None else row.accuracy_drift.to_json(),
         "findings": list(row.findings),
         "measured": moment(row.conditions.measured_s),
         "tokens": lengths_of(row.levels),
