@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.client import fields, recognise
-from trtllm_pipeline.client.service import Answer, GenerationRequest, HttpSession, Session
-from trtllm_pipeline.client.transport.http import HttpError, fetch
+from trtllm_pipeline.client.service import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 
@@ -23,8 +22,8 @@ Endpoint = Literal["chat", "completions"]
 _PATHS: Final = {"chat": "/chat/completions", "completions": "/completions"}
 
 
-class OpenAiClient:
-    """Access to one model of a server. An async context manager.
+class OpenAiClient(BaseClient):
+    """Access to one model of a server.
 
     `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does not
     exist. A server that does not list its models is trusted.
@@ -37,14 +36,13 @@ class OpenAiClient:
         self.url = base if base.endswith("/v1") else f"{base}/v1"
         self.endpoint = endpoint
         self.stream = stream
-        self.timeout_s = timeout_s
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.name = model
-        self._sessions: list[Session] = []
+        super().__init__(timeout_s)
 
     async def __aenter__(self) -> Self:
         try:
-            status, body = await self._get("/models")
+            status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT and (other := await self._other()) is not None:
                 raise other from error
@@ -75,43 +73,24 @@ class OpenAiClient:
         """An error where a server of another kind answers."""
         return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai")
 
-    async def __aexit__(self, *_error: object) -> None:
-        for session in self._sessions:
-            await session.close()
-
-    def session(self) -> Session:
-        """A new session; closed with the client."""
-        session = _OpenAiSession(self)
-        self._sessions.append(session)
-        return session
+    def _new_session(self) -> Session:
+        return _OpenAiSession(self)
 
     async def ready(self) -> dict[str, bool]:
         """Whether the server still responds."""
         try:
-            return {"http": (await self._get("/models"))[0] > 0}
+            return {"http": (await self._get(self.url, "/models", self.headers))[0] > 0}
         except ServerError:
             return {"http": False}
 
     async def server(self) -> str | None:
         """The version that the server reports at the path of vLLM and trtllm-serve."""
         try:
-            status, body = await self._get("/version", base=self.url.removesuffix("/v1"))
+            status, body = await self._get(self.url.removesuffix("/v1"), "/version", self.headers)
             version = fields.text(fields.mapping(fields.parse(body), "/version")["version"], "version")
         except (ServerError, ProtocolError, KeyError):
             return None
         return f"OpenAI API {fields.shortened(version)}" if status == 200 else None
-
-    async def _get(self, path: str, *, base: str | None = None) -> tuple[int, bytes]:
-        try:
-            return await fetch(base or self.url, path, timeout_s=self.timeout_s, headers=self.headers)
-        except ValueError as error:
-            raise ServerError(str(error), failure=FailureClass.USER) from error
-        except (OSError, HttpError) as error:
-            raise ServerError(
-                f"no answer from {self.url}: {error}",
-                failure=FailureClass.TRANSIENT,
-                hint="check that the server is running and that this is its address",
-            ) from error
 
 
 class _OpenAiSession(HttpSession):

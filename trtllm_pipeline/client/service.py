@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from trtllm_pipeline.client import fields, recognise
@@ -255,21 +255,41 @@ class ServedModel:
         return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
 
 
-class Session(Protocol):
-    """One request at a time over one protocol. Errors of the server and the network are in `Answer.error`, never raised."""
+class BaseClient(ABC):
+    """Opens sessions to a model, as many as requests in flight, and closes them at its end. An async context manager."""
 
-    async def open(self) -> None:
-        """Connect, so that no request has to. Errors show with the first request."""
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._sessions: list[Session] = []
 
-    async def generate(self, request: GenerationRequest) -> Answer:
-        """Send `request` and wait for the complete answer."""
+    async def __aexit__(self, *_error: object) -> None:
+        for session in self._sessions:
+            await session.close()
 
-    async def close(self) -> None:
-        """Release what the session holds."""
+    def session(self) -> Session:
+        """A new session; closed with the client."""
+        self._sessions.append(self._new_session())
+        return self._sessions[-1]
+
+    @abstractmethod
+    def _new_session(self) -> Session: ...
+
+    async def _get(self, address: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """Status and body of a GET request. Raises ServerError if there is no answer."""
+        try:
+            return await fetch(address, path, timeout_s=self.timeout_s, headers=headers)
+        except ValueError as error:
+            raise ServerError(str(error), failure=FailureClass.USER) from error
+        except (OSError, HttpError) as error:
+            raise ServerError(
+                f"no answer from {address}: {error}",
+                failure=FailureClass.TRANSIENT,
+                hint="check that the server is running and that this is its address",
+            ) from error
 
 
-class Client:
-    """Access to one model of a server over one of `PROTOCOLS`. An async context manager.
+class Client(BaseClient):
+    """Access to one model of a server over one of `PROTOCOLS`.
 
     Entering reads the model's configuration and waits while the model is being loaded. Raises ServerError if the server or
     the model does not exist.
@@ -282,9 +302,8 @@ class Client:
             )
         self.service = service
         self.protocol = protocol
-        self.timeout_s = timeout_s
         self._name = model
-        self._sessions: list[Session] = []
+        super().__init__(timeout_s)
 
     async def __aenter__(self) -> Self:
         try:
@@ -299,24 +318,14 @@ class Client:
             raise
         return self
 
-    async def __aexit__(self, *_error: object) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
-        for session in self._sessions:
-            await session.close()
-
-    def session(self) -> Session:
-        """A new session; closed with the client."""
+    def _new_session(self) -> Session:
         kinds: dict[str, Callable[[Client], Session]] = {
             "grpc": _GrpcStream,
             "grpc_unary": _GrpcUnary,
             "http": _Http,
             "http_unary": _Http,
         }
-        session = kinds[self.protocol](self)
-        self._sessions.append(session)
-        return session
+        return kinds[self.protocol](self)
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
@@ -346,18 +355,7 @@ class Client:
 
     async def _config_over_http(self, model: str) -> model_config_pb2.ModelConfig:
         where = f"the configuration of {model!r} at {self.service.http}"
-        try:
-            status, body = await fetch(
-                self.service.http, f"/v2/models/{quote(model, safe='')}/config", timeout_s=self.timeout_s
-            )
-        except ValueError as error:
-            raise ServerError(f"{where}: {error}", failure=FailureClass.USER) from error
-        except (OSError, HttpError) as error:
-            raise ServerError(
-                f"{where}: {error}",
-                failure=FailureClass.TRANSIENT,
-                hint="check that the server is running and that this is its address",
-            ) from error
+        status, body = await self._get(self.service.http, f"/v2/models/{quote(model, safe='')}/config")
         if status != 200:
             raise ServerError(f"{where}: {_told(body) or f'HTTP status {status}'}")
         try:
@@ -381,11 +379,11 @@ class Client:
                 request = service_pb2.ServerMetadataRequest()
                 reply = await self._call("ServerMetadata", request, service_pb2.ServerMetadataResponse)
                 return f"{reply.name} {reply.version}"
-            _, body = await fetch(self.service.http, "/v2", timeout_s=self.timeout_s)
+            _, body = await self._get(self.service.http, "/v2")
             told = fields.parse(body)
             name, version = (fields.text(told[part], part) for part in ("name", "version"))
             return fields.shortened(f"{name} {version}")
-        except (ServerError, OSError, HttpError, ProtocolError, ValueError, KeyError):
+        except (ServerError, ProtocolError, KeyError):
             return None
 
     async def ready(self) -> dict[str, bool]:
@@ -396,8 +394,8 @@ class Client:
 
     async def _http_ready(self) -> bool:
         try:
-            return (await fetch(self.service.http, "/v2/health/ready", timeout_s=self.timeout_s))[0] == 200
-        except (OSError, HttpError):
+            return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
+        except ServerError:
             return False
 
     async def _grpc_ready(self) -> bool:
@@ -445,8 +443,8 @@ def _told(body: bytes) -> str:
         return ""
 
 
-class TimedSession(ABC):
-    """What all sessions share: time limits, and errors as part of the answer."""
+class Session(ABC):
+    """One request at a time over one protocol. Errors of the server and the network are in `Answer.error`, never raised."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -518,7 +516,7 @@ def _so_far(answer: Answer) -> str:
     return "received nothing" if answer.headers_ns is None else "received headers but no body"
 
 
-class _GrpcUnary(TimedSession):
+class _GrpcUnary(Session):
     """ModelInfer: one request, one response. Triton refuses it for decoupled models."""
 
     def __init__(self, client: Client) -> None:
@@ -608,7 +606,7 @@ class _GrpcStream(_GrpcUnary):
             answer.events = list(deltas(answer.events))
 
 
-class HttpSession(TimedSession):
+class HttpSession(Session):
     """POST of JSON; the answer is JSON, or with `stream` server-sent events of JSON."""
 
     def __init__(self, address: str, path: str, *, stream: bool, timeout_s: float) -> None:

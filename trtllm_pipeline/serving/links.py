@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.triton_repository import model_config
 
 COMPILED: Final = "__pycache__"
@@ -74,10 +75,10 @@ def _with_plain_paths(path: Path) -> str | None:
                 config.parameters[key].string_value = named[key]
             return None if named == found else model_config.to_text(config, as_utf8=False)
         if path.name == "model.yaml":
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            found = decode_yaml(path.read_bytes())
             named = _plain_values(found)
             return None if named == found else str(yaml.safe_dump(named, sort_keys=False))
-    except (OSError, ValueError, model_config.ModelConfigError, yaml.YAMLError):
+    except (OSError, ValueError, model_config.ModelConfigError):
         pass  # the server says what is wrong with it
     return None
 
