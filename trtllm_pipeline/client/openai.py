@@ -71,7 +71,7 @@ class OpenAiClient(BaseClient):
 
     async def _other(self) -> ServerError | None:
         """An error where a server of another kind answers."""
-        return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai")
+        return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai", self.timeout_s)
 
     def _new_session(self) -> Session:
         return _OpenAiSession(self)

@@ -25,9 +25,9 @@ _TIMEOUT_S: Final = 2.0
 _FRAME_BYTES: Final = 9
 
 
-async def wrong_protocol(address: str, asked: str) -> ServerError | None:
+async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerError | None:
     """An error that says what `address` (host:port or a URL) is, if it is known to be something else than `asked`."""
-    found = await kind_of(address)
+    found = await kind_of(address, min(timeout_s, _TIMEOUT_S))
     if found is None or found == asked:
         return None
     where = urlsplit(address if "://" in address else f"//{address}").netloc
@@ -40,16 +40,18 @@ async def wrong_protocol(address: str, asked: str) -> ServerError | None:
     )
 
 
-async def kind_of(address: str) -> Kind | None:
-    """What answers at `address`, None for what is not known or does not answer in time."""
+async def kind_of(address: str, timeout_s: float = _TIMEOUT_S) -> Kind | None:
+    """What answers at `address`; None if it is unknown or does not respond within `timeout_s` to each request."""
     paths: tuple[tuple[str, Kind], ...] = (("/v2", "http"), ("/v1/models", "openai"), ("/metrics", "metrics"))
     base = urlsplit(address if "://" in address else f"http://{address}")
     server = f"{base.scheme}://{base.netloc}"
     for path, kind in paths:
         try:
-            status, body = await fetch(server, path, timeout_s=_TIMEOUT_S)
+            status, body = await fetch(server, path, timeout_s=timeout_s)
         except HttpError:
-            return "grpc" if base.scheme == "http" and await _speaks_http2(base.hostname, base.port) else None
+            return (
+                "grpc" if base.scheme == "http" and await _speaks_http2(base.hostname, base.port, timeout_s) else None
+            )
         except (OSError, ValueError):
             return None
         if status == 200 and _is(kind, body):
@@ -66,13 +68,13 @@ def _is(kind: Kind, body: bytes) -> bool:
     return False
 
 
-async def _speaks_http2(host: str | None, port: int | None) -> bool:
+async def _speaks_http2(host: str | None, port: int | None, timeout_s: float) -> bool:
     """Whether the server answers a request in HTTP/1.1 with a frame of HTTP/2, as gRPC servers do."""
     try:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _TIMEOUT_S)
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
         try:
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            frame = await asyncio.wait_for(reader.readexactly(_FRAME_BYTES), _TIMEOUT_S)
+            frame = await asyncio.wait_for(reader.readexactly(_FRAME_BYTES), timeout_s)
         finally:
             writer.close()
     except (OSError, EOFError, asyncio.TimeoutError):

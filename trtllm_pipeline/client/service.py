@@ -312,7 +312,7 @@ class Client(BaseClient):
             # A server of ours has told its ports itself.
             if error.failure is not FailureClass.USER and self.service.pid is None:
                 asked = self.protocol.removesuffix("_unary")
-                other = await recognise.wrong_protocol(getattr(self.service, asked), asked)
+                other = await recognise.wrong_protocol(getattr(self.service, asked), asked, self.timeout_s)
                 if other is not None:
                     raise other from error
             raise
