@@ -49,8 +49,7 @@ class QuietObserver:
         """Say nothing."""
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
-        self.told |= {error.message} if error is not None else set()
-        return failure(run, error, seconds, log_lines=_LOG_LINES)
+        return failure(run, error, seconds, self.told, log_lines=_LOG_LINES)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(clean("".join(f"{line}\n" for line in lines)))

@@ -68,8 +68,7 @@ class LiveObserver:
         """Note it for the next picture; print what failed."""
         self._picture.tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, log_lines=0)
-            self.told |= {error.message} if error is not None else set()
+            first, *rest = failure(run, error, seconds, self.told, log_lines=0)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status][2])
 
     def waiting(self, run: StageRun, why: str) -> None:

@@ -34,17 +34,25 @@ def reasons_told(plan: Plan) -> set[str]:
     return {str(cell.reason) for cell in [cell for cell in plan.cells if cell.reason is not None][:_MAX_LISTED]}
 
 
-def failure(run: StageRun, error: StageError | None, seconds: float | None, *, log_lines: int) -> list[str]:
-    """What to say of a failure: what, why, the log, what to do; the log's end where nobody named the cause."""
+def failure(
+    run: StageRun, error: StageError | None, seconds: float | None, told: set[str], *, log_lines: int
+) -> list[str]:
+    """What to say of a failure: what, why, the log, what to do; the log's end where nobody named the cause.
+
+    What is in `told` is not said again; what is said is added to it.
+    """
     kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
-    lines = [f"{run.id}  {who(run)}  failed{after}{kind}{': ' + error.message if error else ''}"]
+    why = "" if error is None else f": {'for the same reason' if error.message in told else error.message}"
+    lines = [f"{run.id}  {who(run)}  failed{after}{kind}{why}"]
     if error is not None and error.log is not None:
         lines.append(f"  log: {path_from_here(error.log)}")
         end = tail(error.log, log_lines) if log_lines and error.unexplained else []
         lines += [f"  | {line}" for line in end if not error.message.endswith(line)]
-    if error is not None and error.hint:
+    if error is not None and error.hint and error.hint not in told:
         lines.append(f"  try: {error.hint}")
+    if error is not None:
+        told |= {error.message, *filter(None, (error.hint,))}
     return lines
 
 

@@ -106,7 +106,7 @@ def test_plain_lines(tmp_path: Path) -> None:
         *(f"  | line {number}" for number in range(20, 29)),
         "  try: look",
     ]
-    assert plain.told == {error.message, NEVER.reason}
+    assert plain.told == {error.message, "look", NEVER.reason}
     plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
     plain.end()
     assert lines(stream) == [
@@ -129,7 +129,12 @@ def test_a_failure_that_is_explained_needs_no_end_of_a_log(tmp_path: Path) -> No
         f"  log: {log}",
         "  try: buy some",
     ]
-    assert quiet.told == {"build: no memory"}
+    assert quiet.told == {"build: no memory", "buy some"}
+    quiet.changed(run("repository"), S.FAILED, error, 2.0)
+    assert lines(stream) == [
+        f"{run('repository').id}  {FP16.id}  failed after 2.0 s (out of memory): for the same reason",
+        f"  log: {log}",
+    ]
 
 
 def test_a_server_is_not_up_before_something_ran_in_it() -> None:
