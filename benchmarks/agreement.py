@@ -1,4 +1,4 @@
-"""Do the figures of `pipeline perf` agree with those of a client that shares no code with it, on a real model?
+"""Do the figures of `pipeline bench load` agree with those of a client that shares no code with it, on a real model?
 
     python benchmarks/agreement.py [--cells PATTERN] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
 
