@@ -18,7 +18,9 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config, running
 from trtllm_pipeline.bench.stats import summary
 from trtllm_pipeline.client.openai import OpenAiClient
-from trtllm_pipeline.client.service import PROTOCOLS, STREAMING, Answer, Client, GenerationRequest, Service
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Answer, GenerationRequest
+from trtllm_pipeline.client.triton import PROTOCOLS, STREAMING, Client
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 pytestmark = pytest.mark.integration

@@ -206,7 +206,8 @@ def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) ->
 
 @pytest.mark.parametrize("lie", FRAMES)
 def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
-    from trtllm_pipeline.client.service import Client, GenerationRequest, ServedModel, _GrpcStream, _GrpcUnary
+    from trtllm_pipeline.client.session import GenerationRequest
+    from trtllm_pipeline.client.triton import Client, ServedModel, _GrpcStream, _GrpcUnary
 
     async def ask(session_kind: type[_GrpcUnary]) -> str | None:
         client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)

@@ -19,7 +19,7 @@ from clients import Client, Stream
 from engines import script_engine
 
 from trtllm_pipeline.client import recognise
-from trtllm_pipeline.client import service as asking
+from trtllm_pipeline.client import triton as asking
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton

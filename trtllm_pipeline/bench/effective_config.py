@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.client.service import Client
+from trtllm_pipeline.client.triton import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.model_files import Fields

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.bench.load import SCHEMA
-from trtllm_pipeline.client.service import most_tokens
+from trtllm_pipeline.client.session import most_tokens
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.user_files import JsonError, decode_mapping
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.client.service import Answer, GenerationRequest, Session
+from trtllm_pipeline.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.errors import FailureClass, StageError
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from trtllm_pipeline.bench.load import EventFile, Level, run_level
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.stats import percentile, summary
 from trtllm_pipeline.bench.target import OPENAI, Target
-from trtllm_pipeline.client.service import STREAMING, Service
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.triton import STREAMING
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.machine.model import cpu_name

@@ -18,7 +18,7 @@ from trtllm_pipeline.bench.load import EventFile
 from trtllm_pipeline.bench.prompts import Prompt, Tokenizer
 from trtllm_pipeline.bench.target import AnyClient, Target
 from trtllm_pipeline.bench.validity import POSSIBLE_REUSE
-from trtllm_pipeline.client.service import Client
+from trtllm_pipeline.client.triton import Client
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.processes.process import running_since

@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.client.openai import OpenAiClient
 from trtllm_pipeline.client.openai import options as openai_sampling
-from trtllm_pipeline.client.service import Client, GenerationRequest, Option, Service, sampling
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import GenerationRequest, Option
+from trtllm_pipeline.client.triton import Client, sampling
 from trtllm_pipeline.errors import FailureClass, ServerError
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {

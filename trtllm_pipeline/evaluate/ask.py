@@ -10,7 +10,8 @@ from typing import Any
 
 from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client.service import Answer, failure_class
+from trtllm_pipeline.client.session import Answer
+from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.questions import read, scorable

@@ -14,7 +14,8 @@ from trtllm_pipeline.bench.prompts import chat_renderer, read
 from trtllm_pipeline.bench.run import Load, record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.client.service import Service, failure_class
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json

@@ -15,14 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import AnyClient, Target
-from trtllm_pipeline.client.service import (
-    PROTOCOLS,
-    Answer,
-    Client,
-    Service,
-    data_types,
-    failure_class,
-)
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Answer
+from trtllm_pipeline.client.triton import PROTOCOLS, Client, data_types, failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json

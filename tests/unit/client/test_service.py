@@ -13,16 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trtllm_pipeline.client.service import (
-    Answer,
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Answer, GenerationRequest, Option, ServerSentEvents, TextChunk, deltas
+from trtllm_pipeline.client.triton import (
     Client,
-    GenerationRequest,
-    Option,
     ServedModel,
-    ServerSentEvents,
-    Service,
-    TextChunk,
-    deltas,
     failure_class,
     infer_request,
     num_output_tokens,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from trtllm_pipeline.client import openai
-from trtllm_pipeline.client.service import Answer, ServerSentEvents
+from trtllm_pipeline.client.session import Answer, ServerSentEvents
 from trtllm_pipeline.client.transport import http, http2
 from trtllm_pipeline.client.transport.http2 import Headers, Http2, Http2Error, Kind, Messages
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from tritonclient.grpc import service_pb2
 
-from trtllm_pipeline.client import openai
-from trtllm_pipeline.client import service as serving
-from trtllm_pipeline.client.service import Answer, ServerSentEvents, Service, TextChunk, deltas
+from trtllm_pipeline.client import openai, session, triton
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import Answer, ServerSentEvents, TextChunk, deltas
 from trtllm_pipeline.client.transport import http, http2
 from trtllm_pipeline.client.transport.http2 import Http2, Messages
 from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, ProtocolError
@@ -256,15 +256,15 @@ def response(**raw: bytes) -> service_pb2.ModelInferResponse:
 
 def test_a_tensor_that_is_cut_off_is_refused() -> None:
     with pytest.raises(ProtocolError, match="text_output in the server's answer is truncated: 6 of 9 bytes"):
-        serving.text_output(response(text_output=b"\5\0\0\0ab"))
+        triton.text_output(response(text_output=b"\5\0\0\0ab"))
     with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is truncated"):
-        serving.num_output_tokens(response(num_output_tokens=b"\1"))
+        triton.num_output_tokens(response(num_output_tokens=b"\1"))
     with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is -1, expected a number"):
-        serving.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
+        triton.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
     empty = service_pb2.ModelInferResponse()
     empty.outputs.add(name="text_output")
     with pytest.raises(ProtocolError, match="text_output in the server's answer is empty"):
-        serving.text_output(empty)
+        triton.text_output(empty)
 
 
 def said(body: str) -> Answer:
@@ -317,38 +317,38 @@ def test_a_long_error_is_shortened() -> None:
 
 
 def test_an_endless_answer_ends() -> None:
-    session = serving._Http(_client())
-    session._asked_tokens = 2
+    asked = triton._Http(_client())
+    asked._asked_tokens = 2
     with pytest.raises(ProtocolError, match="more than 4224 messages for an answer of 2 tokens"):  # noqa: PT012
         for _ in range(5000):
-            session._count_message()
+            asked._count_message()
 
 
-def _client() -> serving.Client:
-    client = serving.Client(Service("x:1", "", None, None, "m", None), "m", "http", timeout_s=1)
-    client.model = serving.ServedModel(
+def _client() -> triton.Client:
+    client = triton.Client(Service("x:1", "", None, None, "m", None), "m", "http", timeout_s=1)
+    client.model = triton.ServedModel(
         "a b\r\nX: y", batched=True, decoupled=True, inputs={}, accumulates=False, counts=False
     )
     return client
 
 
 def test_a_models_name_cannot_change_the_request() -> None:
-    assert serving._Http(_client())._path == "/v2/models/a%20b%0D%0AX%3A%20y/generate_stream"
+    assert triton._Http(_client())._path == "/v2/models/a%20b%0D%0AX%3A%20y/generate_stream"
 
 
 def test_a_type_that_is_not_known_has_a_name() -> None:
-    config = serving.config_of(b'{"name": "m", "input": [{"name": "x", "data_type": 999}]}')
-    model = serving.ServedModel.of(config)
+    config = triton.config_of(b'{"name": "m", "input": [{"name": "x", "data_type": 999}]}')
+    model = triton.ServedModel.of(config)
     assert model.inputs == {"x": "999"}
-    assert serving.data_types(config.input) == {"x": "999"}
-    with pytest.raises(serving.ServerError, match="input x of m has type 999, which this client does not support"):
-        serving.infer_request(model, {"x": 1}, request_id="1")
+    assert triton.data_types(config.input) == {"x": "999"}
+    with pytest.raises(triton.ServerError, match="input x of m has type 999, which this client does not support"):
+        triton.infer_request(model, {"x": 1}, request_id="1")
 
 
 @pytest.mark.parametrize("body", ["[" * 9000, '{"max_batch_size": 1e400}', '{"parameters": {"\\ud800": {}}}', "{]"])
 def test_a_configuration_that_is_none(body: str) -> None:
     with pytest.raises(ProtocolError):
-        serving.config_of(body.encode())
+        triton.config_of(body.encode())
 
 
 def test_long_texts_that_grow_are_told_apart_quickly() -> None:
@@ -361,12 +361,12 @@ def test_long_texts_that_grow_are_told_apart_quickly() -> None:
 
 def test_words_for_what_came_before_the_limit() -> None:
     answer = Answer()
-    assert serving._so_far(answer) == "not connected"
+    assert session._so_far(answer) == "not connected"
     answer.sent_ns = 1
-    assert serving._so_far(answer) == "received nothing"
+    assert session._so_far(answer) == "received nothing"
     answer.headers_ns = 2
-    assert serving._so_far(answer) == "received headers but no body"
+    assert session._so_far(answer) == "received headers but no body"
     answer.first_byte_ns = 3
-    assert serving._so_far(answer) == "received data but no text"
+    assert session._so_far(answer) == "received data but no text"
     answer.received(4, "a", None)
-    assert serving._so_far(answer).startswith("received 1 parts, the last ")
+    assert session._so_far(answer).startswith("received 1 parts, the last ")
