@@ -45,6 +45,7 @@ SCRIPTS = (
     "benchmarks/orchestration.py",
     "benchmarks/quantize.py",
     "benchmarks/scheduler.py",
+    "benchmarks/startup.py",
     "docs/generate.py",
     "docs/record.py",
     "examples/stream.py",

@@ -6,7 +6,6 @@ Nothing heavy is imported here: `pipeline --help` costs little more than Typer.
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import inspect
 import os
@@ -16,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -127,7 +127,10 @@ def build(words: Collection[str] | None, *, rich: bool = False) -> typer.Typer:
     groups = {name: new(text, _help_alone) for name, (text, _) in GROUPS.items()}
     for row in COMMANDS:
         *group, name = row.path.split()
-        wanted = words is None or set(words).issuperset(row.path.split())
+        typed = [word for word in row.path.split() if words is None or word in words]
+        if group and not typed:
+            continue  # of a group that is not asked for, the name and the help are enough
+        wanted = len(typed) == len(row.path.split())
         _register(groups[group[0]] if group else app, name, row, rich=rich, wanted=wanted)
     for name, group_app in groups.items():
         app.add_typer(group_app, name=name, rich_help_panel=GROUPS[name][1])
@@ -219,17 +222,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         terminal.start()
     words = list(sys.argv[1:] if argv is None else argv)
-    # A large plan is many objects and no garbage: looking for it by the usual thresholds takes a fifth of the time.
-    gc.set_threshold(100_000, 50, 100)
     # TensorRT-LLM's telemetry is on by default since candidates of 1.3. Whatever is started from here inherits this.
     os.environ.setdefault(NO_TELEMETRY, "1")
     debug = bool(os.environ.get("PIPELINE_DEBUG"))
     try:
         with _terminable():
             _check_text(words)
-            command = get_command(build({*words, *_completed(os.environ)}, rich=sys.stdout.isatty()))
-            if _completed(os.environ):
-                command.main([], prog_name=_program())
+            rich = sys.stdout.isatty()
+            if rich and (not words or words[0] == "help" or "--help" in words or words[-1] in GROUPS):
+                _import_rich_help()
+            command = get_command(build({*words, *_completed(os.environ)}, rich=rich))
+            if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
+                command.main([], prog_name=_program())  # ends
             with command.make_context(_program(), words) as ctx:
                 debug = debug or ctx.params["debug"]
                 code: int | None = command.invoke(ctx)
@@ -250,6 +254,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None or debug:
             raise
         return code
+
+
+def _import_rich_help() -> None:
+    """Import what draws help on a terminal, without what it imports to draw Markdown and tracebacks: half of the time.
+
+    Nothing of ours is drawn so by Typer; who imports these modules later gets the real ones.
+    """
+    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    unused = {name: what for name, what in unused.items() if name not in sys.modules}
+    for name, what in unused.items():
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], what, None)
+    try:
+        importlib.import_module("typer.rich_utils")
+    finally:
+        for name in unused:
+            del sys.modules[name]
 
 
 def _mistake(error: typer.TyperException) -> Exception:

@@ -1,0 +1,100 @@
+"""What starting costs: help, version, a plan and a worker, beside the bare interpreter and other command lines.
+
+    python benchmarks/startup.py                 medians of 11 runs, taken in turns
+    python benchmarks/startup.py --check         exit code 1 where a limit is broken; for a machine with nothing else to do
+
+Help is asked for twice: into a pipe, where it is plain, and on a terminal, where rich draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pty
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+BARE: Final = "bare interpreter"
+HELP: Final = "pipeline --help, piped"
+TERMINAL: Final = "pipeline --help, on a terminal"
+PLAN: Final = "pipeline plan, 2 cells"
+RATIO: Final = 8.0
+"""Of help in a pipe to the bare interpreter, at most."""
+TERMINAL_MS: Final = 150.0
+_OTHERS: Final = ("hf", "aiperf")
+
+
+def programs(workspace: Path) -> dict[str, list[str]]:
+    """What is started, by name."""
+    ours = [sys.executable, "-m", "trtllm_pipeline"]
+    matrix = str(ROOT / "matrices" / "tiny.yaml")
+    found = {
+        BARE: [sys.executable, "-c", "pass"],
+        HELP: [*ours, "--help"],
+        TERMINAL: [*ours, "--help"],
+        "pipeline --version": [*ours, "--version"],
+        "pipeline plan --help": [*ours, "plan", "--help"],
+        PLAN: [*ours, "plan", "--matrix", matrix, "--toolchain", "embedded", "--workspace", str(workspace)],
+        "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.worker"],
+    }
+    for name in _OTHERS:
+        path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+        if path is not None:
+            found[f"{name} --help, piped"] = [path, "--help"]
+    return found
+
+
+def milliseconds(words: list[str], *, terminal: bool) -> float:
+    """From start to end of one program. Raises CalledProcessError when it fails."""
+    master, slave = pty.openpty() if terminal else os.pipe()
+    begin = time.perf_counter()
+    process = subprocess.Popen(words, stdout=slave, stderr=subprocess.DEVNULL, cwd=tempfile.gettempdir())
+    os.close(slave)
+    try:
+        while os.read(master, 65536):
+            pass
+    except OSError:
+        pass  # how a terminal ends
+    finally:
+        os.close(master)
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, words)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def main() -> int:
+    """Measure in turns, so that what else the machine does hits all alike."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11, help="runs of each program (default 11)")
+    parser.add_argument("--check", action="store_true", help="exit code 1 where a limit is broken")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = programs(Path(folder) / "none")
+        times: dict[str, list[float]] = {name: [] for name in wanted}
+        for _ in range(args.rounds + 1):
+            for name, words in wanted.items():
+                times[name].append(milliseconds(words, terminal=name == TERMINAL))
+    medians = {name: statistics.median(each[1:]) for name, each in times.items()}  # the first fills caches
+    width = max(map(len, medians))
+    print(f"{'':<{width}}  median ms  ratio  fastest ms")
+    for name, value in medians.items():
+        print(f"{name:<{width}}  {value:>9.0f}  {value / medians[BARE]:>5.1f}  {min(times[name][1:]):>10.0f}")
+    broken = []
+    if medians[HELP] > RATIO * medians[BARE]:
+        broken.append(f"{HELP}: more than {RATIO:g} x the {BARE}")
+    if medians[TERMINAL] > TERMINAL_MS:
+        broken.append(f"{TERMINAL}: more than {TERMINAL_MS:g} ms")
+    for line in broken:
+        print(f"over the limit: {line}")
+    return 1 if args.check and broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The table of commands: help without importing, groups, suggestions, options from the environment."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.cli import app
+from trtllm_pipeline.store.store import Store
+
+
+def test_every_command_of_the_table_can_be_loaded() -> None:
+    for row in app.COMMANDS:
+        module, _, function = row.target.partition(":")
+        assert callable(getattr(importlib.import_module(f"trtllm_pipeline.cli.{module}"), function)), row.path
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], "Usage: pipeline [OPTIONS] COMMAND"),
+        (["--help"], "Usage: pipeline [OPTIONS] COMMAND"),
+        (["help"], "Usage: pipeline [OPTIONS] COMMAND"),
+        (["matrix"], "Usage: pipeline matrix [OPTIONS] COMMAND"),
+        (["help", "matrix"], "Usage: pipeline matrix [OPTIONS] COMMAND"),
+        (["help", "matrix", "show"], "Usage: pipeline matrix show [OPTIONS]"),
+        (["help", "run"], "[env var: PIPELINE_TOOLCHAIN]"),
+        (["stage", "build", "--help"], "Usage: pipeline stage build [OPTIONS]"),
+        (["--version"], "trtllm-pipeline "),
+    ],
+)
+def test_help_ends_with_0(capsys: pytest.CaptureFixture[str], words: list[str], shown: str) -> None:
+    assert app.main(words) == 0
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plann"], "no such command 'plann'. Did you mean 'plan', 'explain'?"),
+        (["store", "verfy"], "no such command 'verfy'. Did you mean 'verify'?"),
+        (["run", "--matrx", "x"], "no such option: --matrx; did you mean --matrix"),
+        (["run"], "missing option '-m' / '--matrix'"),
+        (["status", "--format", "yaml"], "'yaml' is not one of 'text', 'json'"),
+        (["help", "nothing"], "no such command 'nothing'"),
+    ],
+)
+def test_what_is_mistyped_gets_one_line_and_a_hint(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert app.main(words) == 2
+    out, err = capsys.readouterr()
+    error, hint = err.splitlines()
+    assert (out, error.startswith("error: "), said in error) == ("", True, True)
+    assert hint.startswith("  try: pipeline")
+
+
+def test_options_that_are_set_once_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path / "mine").close()
+    monkeypatch.setenv("PIPELINE_WORKSPACE", str(tmp_path / "mine"))
+    assert app.main(["runs"]) == 0
+    assert "no runs in this workspace yet" in capsys.readouterr().out
+    assert app.main(["runs", "--workspace", str(tmp_path / "other")]) == 2
+
+
+def test_help_on_a_terminal_stands_in_panels_and_leaves_rich_whole() -> None:
+    program = (
+        "from trtllm_pipeline.cli.app import main\nmain(['help', 'run'])\n"
+        "from rich.markdown import Markdown\nfrom rich.traceback import Traceback\nprint(Markdown.__name__)"
+    )
+    master, slave = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm-256color"}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while more := os.read(master, 65536):
+                shown += more
+        except OSError:
+            pass  # how a terminal ends
+    os.close(master)
+    text = shown.decode()
+    assert process.returncode == 0
+    assert "╭─" in text
+    assert "settings.perf.concurrency=[1,8]" in text.replace("\x1b[0m", ""), "brackets are no markup"
+    assert text.rstrip().endswith("Markdown")
