@@ -193,7 +193,7 @@ def test_parameters_fill_other_placeholders(installed: Installed) -> None:
         ("0.16.0", {"parameters": {"engine_dir": "x"}}, "engine_dir: it follows from the engine and model"),
         ("0.16.0", {"parameters": {"decoupled_mode": "x"}}, "decoupled_mode: use settings.repository.decoupled"),
         ("0.16.0", {"max_batch_size": 9}, "max_batch_size is 9; expected 1 to 8, the engine's max_batch_size"),
-        ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, the engine's is 1"),
+        ("0.16.0", {"max_beam_width": 2}, "TRT405 beam-width: max_beam_width is 2, but the engine's is 1"),
         ("0.16.0", {"max_tokens_in_paged_kv_cache": 64}, "TRT408 kv-tokens"),
     ],
 )

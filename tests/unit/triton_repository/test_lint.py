@@ -76,7 +76,7 @@ def test_an_engine_can_be_named(case: Case) -> None:
     path.write_text(path.read_text().replace('"max_batch_size": 8', '"max_batch_size": 2'))
     found = case.find(engine=lint.Engine.read(path.parent))
     assert [finding.rule for finding in found] == ["TRT404"]
-    assert "max_batch_size is 4, the engine's is 2" in found[0].message
+    assert "max_batch_size is 4, but the engine's is 2" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_an_engine_can_be_named(case: Case) -> None:
         (BROKEN["TRT503"], "TRT503", '"kv_cache_free_gpu_mem_fraction"', "is '90'; expected above 0, at most 1"),
         (BROKEN["TRT205"], "TRT205", "${triton_max_batch_size}", "${triton_max_batch_size} has no value"),
         (BROKEN["TRT203"], "TRT203", "TYPE_TEXT", "no value named TYPE_TEXT"),
-        (BROKEN["TRT310"], "TRT310", "max_batch_size: 5", "max_batch_size is 5, that of"),
-        (BROKEN["TRT302"], "TRT302", '"postprocess"', "a step is of model 'postprocess'"),
-        (BROKEN["TRT211"], "TRT211", "parameters { key", "is there already, at line"),
+        (BROKEN["TRT310"], "TRT310", "max_batch_size: 5", "max_batch_size is 5, but that of"),
+        (BROKEN["TRT302"], "TRT302", '"postprocess"', "a step uses model 'postprocess'"),
+        (BROKEN["TRT211"], "TRT211", "parameters { key", "is already given at line"),
         (BROKEN["TRT402"], "TRT402", '"gpt_model_path"', "trtllm-build did not write it"),
     ],
 )
@@ -129,7 +129,7 @@ def test_outputs_of_a_step_that_nothing_reads(case: Case) -> None:
     case.config("ensemble", lambda config: step(config, "preprocessing").output_map.update({"OUT_X": "_x"}))
     case.config("preprocessing", lambda config: config.output.add(name="OUT_X", data_type="TYPE_FP32", dims=[1]))
     (finding,) = case.find()
-    assert (finding.rule, finding.message) == ("TRT308", "_x, written by preprocessing OUT_X, is read by nothing")
+    assert (finding.rule, finding.message) == ("TRT308", "_x, written by preprocessing OUT_X, is never read")
 
 
 def test_an_unfilled_template_is_reported_as_just_that(tmp_path: Path) -> None:

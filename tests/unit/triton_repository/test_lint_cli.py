@@ -89,7 +89,7 @@ def test_select_and_ignore(case: Case, capsys: pytest.CaptureFixture[str]) -> No
 def test_engine_and_release(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     engine = write_engine(case.folder / "engine-0.17", "0.17.0")
     assert run(case.repository, "--engine", engine, "--release", "0.16.0") == 1
-    assert "was built by 0.17.0, 0.16.0 will serve it" in capsys.readouterr().out
+    assert "was built by 0.17.0, but 0.16.0 will serve it" in capsys.readouterr().out
     assert run(case.repository, "--engine", engine, "--release", "0.17.0") == 0
 
 

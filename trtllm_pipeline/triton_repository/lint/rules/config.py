@@ -33,7 +33,7 @@ def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]
             yield Violation(model.path, model.fault.fault, model.fault.line)
 
 
-@rule("TRT201", "syntax", "error", "text that is not protobuf text", "look at this line and the one before it")
+@rule("TRT201", "syntax", "error", "text that is not protobuf text", "check this line and the one before it")
 def syntax(repository: ModelRepository) -> Iterator[Violation]:
     """Brackets, quotes, colons."""
     yield from _faults(repository, "syntax")
@@ -49,7 +49,7 @@ def unknown_field(repository: ModelRepository) -> Iterator[Violation]:
     "TRT203",
     "unknown-word",
     "error",
-    "a word that its field does not know, such as TYPE_FLOAT",
+    "a value that its field does not have, such as TYPE_FLOAT",
     "types are TYPE_BOOL, TYPE_INT32, TYPE_FP16, TYPE_BF16, TYPE_FP32, TYPE_STRING ...; kinds KIND_CPU, KIND_GPU ...",
 )
 def unknown_word(repository: ModelRepository) -> Iterator[Violation]:
@@ -62,7 +62,7 @@ def unknown_word(repository: ModelRepository) -> Iterator[Violation]:
     "wrong-value",
     "error",
     "a value of the wrong type or out of its range, such as a negative queue delay",
-    "numbers stand without quotes, texts with; times and sizes are not negative",
+    "write numbers without quotes and texts with quotes; times and sizes must not be negative",
 )
 def wrong_value(repository: ModelRepository) -> Iterator[Violation]:
     """A value that its field cannot hold."""
@@ -73,7 +73,7 @@ def wrong_value(repository: ModelRepository) -> Iterator[Violation]:
     "TRT205",
     "unfilled-placeholder",
     "error",
-    "a `${name}` where a number or word must stand; the file does not parse",
+    "a `${name}` in place of a number or an enum value; the file does not parse",
     "fill the template: `pipeline stage repository` fills every placeholder it finds",
 )
 def unfilled_placeholder(repository: ModelRepository) -> Iterator[Violation]:
@@ -88,9 +88,9 @@ def unfilled_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     "TRT206",
     "literal-placeholder",
     "warning",
-    "a `${name}` left inside a text, which reaches the model literally; not those that TensorRT-LLM's own documentation "
-    "leaves in its templates, and its models take for unset",
-    "give it a value or remove the parameter: a model may take it for a path, a name or a false",
+    "a `${name}` left inside a text, which reaches the model literally; except those that TensorRT-LLM's own documentation "
+    "leaves in its templates, which its models treat as unset",
+    "give it a value or remove the parameter: a model may read it as a path, a name or false",
 )
 def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
     """A quoted placeholder."""
@@ -100,14 +100,14 @@ def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
         unset = {(name, line) for key, name, line in model.unset() if own.get(key) == name}
         for place in model.placeholders:
             if place.quoted and (place.name, place.line) not in unset:
-                yield Violation(model.path, f'"${{{place.name}}}" stays as it is', place.line)
+                yield Violation(model.path, f'"${{{place.name}}}" is not filled in', place.line)
 
 
 @rule(
     "TRT207",
     "parameter-missing",
     "error",
-    "a TensorRT-LLM model without the parameters that it cannot do without",
+    "a TensorRT-LLM model without required parameters",
     "fill the template; gpt_model_path is the engine's folder, gpt_model_type inflight_fused_batching",
 )
 def parameter_missing(repository: ModelRepository) -> Iterator[Violation]:
@@ -153,24 +153,24 @@ def backend_and_platform(repository: ModelRepository) -> Iterator[Violation]:
             yield Violation(model.path, said, model.line_of("platform"))
 
 
-@rule("TRT210", "tensor-twice", "warning", "two inputs or two outputs of one name", "remove one")
+@rule("TRT210", "tensor-twice", "warning", "two inputs or two outputs with the same name", "remove one")
 def tensor_twice(repository: ModelRepository) -> Iterator[Violation]:
     """Names within a model must differ."""
     for model, config in repository.parsed():
         for kind, tensors in (("inputs", config.input), ("outputs", config.output)):
             for name, count in Counter(tensor.name for tensor in tensors).items():
                 if count > 1:
-                    yield Violation(model.path, f"{count} {kind} are called {name}", model.line_of("name", name))
+                    yield Violation(model.path, f"{count} {kind} have the name {name}", model.line_of("name", name))
 
 
-@rule("TRT211", "parameter-twice", "warning", "a parameter given twice, of which only the last counts", "remove one")
+@rule("TRT211", "parameter-twice", "warning", "a parameter that is given twice; only the last one counts", "remove one")
 def parameter_twice(repository: ModelRepository) -> Iterator[Violation]:
     """Protobuf takes the last and says nothing."""
     for model, _ in repository.parsed():
         lines: dict[str, int] = {}
         for key, line in model.matches(r"""\bparameters\s*:?\s*\{\s*key\s*:\s*["']([^"']*)["']"""):
             if key in lines:
-                yield Violation(model.path, f"parameter {key} is there already, at line {lines[key]}", line)
+                yield Violation(model.path, f"parameter {key} is already given at line {lines[key]}", line)
             lines[key] = line
 
 
@@ -178,8 +178,8 @@ def parameter_twice(repository: ModelRepository) -> Iterator[Violation]:
     "TRT212",
     "instance-count",
     "warning",
-    "an instance group of no instances, which Triton takes for one",
-    "count is 1 or more; a model that is not wanted is left out of the repository",
+    "an instance group with count 0, which Triton treats as 1",
+    "set count to 1 or more; remove a model that you do not want from the repository",
 )
 def instance_count(repository: ModelRepository) -> Iterator[Violation]:
     """0 is the same as nothing said."""
@@ -194,7 +194,7 @@ def instance_count(repository: ModelRepository) -> Iterator[Violation]:
     "gpu-instances",
     "warning",
     "a Python model with KIND_GPU, which starts a process for each GPU",
-    "KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
+    "use KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
 )
 def gpu_instances(repository: ModelRepository) -> Iterator[Violation]:
     """`count` processes on every GPU that the server sees."""
@@ -208,7 +208,7 @@ def gpu_instances(repository: ModelRepository) -> Iterator[Violation]:
     "preferred-batch-size",
     "error",
     "a preferred batch size above max_batch_size",
-    "Triton refuses the model: lower the one or raise the other",
+    "Triton rejects the model: lower the one or raise the other",
 )
 def preferred_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Larger than any batch can be."""
@@ -224,7 +224,7 @@ def preferred_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     "negative-batch-size",
     "error",
     "a negative max_batch_size",
-    "0 is a model whose tensors have no batch dimension",
+    "use 0 for a model whose tensors have no batch dimension",
 )
 def negative_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the model."""
@@ -238,7 +238,7 @@ def negative_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     "queue-delay",
     "warning",
     "a queue delay of a second or more",
-    "the unit is microseconds; each request may wait this long for company",
+    "the unit is microseconds; each request may wait this long to be batched",
 )
 def queue_delay(repository: ModelRepository) -> Iterator[Violation]:
     """Milliseconds taken for microseconds."""
@@ -254,7 +254,7 @@ def queue_delay(repository: ModelRepository) -> Iterator[Violation]:
     "decoupled-cache",
     "error",
     "a decoupled model with a response cache",
-    "Triton caches only models that send one response a request: turn one of them off",
+    "Triton only caches models with one response per request: turn one of them off",
 )
 def decoupled_cache(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the model."""

@@ -37,8 +37,8 @@ def number(model: Model, name: str) -> int | None:
     "TRT401",
     "engine-folder",
     "error",
-    "a path to an engine that leads nowhere, or that is relative",
-    "gpt_model_path is the absolute path of the folder trtllm-build wrote, as the server sees it",
+    "a path to an engine that does not exist or is relative",
+    "set gpt_model_path to the absolute path of the folder that trtllm-build wrote, as the server sees it",
 )
 def engine_folder(repository: ModelRepository) -> Iterator[Violation]:
     """Relative paths start wherever the server was started."""
@@ -59,7 +59,7 @@ def engine_folder(repository: ModelRepository) -> Iterator[Violation]:
     "engine-config",
     "error",
     "an engine folder without the config.json of trtllm-build",
-    "name the folder with rank0.engine and config.json in it, not a checkpoint and not a folder above",
+    "name the folder that contains rank0.engine and config.json, not a checkpoint or a parent folder",
 )
 def engine_config(repository: ModelRepository) -> Iterator[Violation]:
     """A checkpoint, a folder too high, or an engine of the builder before 0.8."""
@@ -76,8 +76,8 @@ def engine_config(repository: ModelRepository) -> Iterator[Violation]:
     "TRT403",
     "rank-files",
     "error",
-    "an engine whose rank files are not those of its world size",
-    "build the engine again: a worker that died leaves its rank out",
+    "an engine whose rank files do not match its world size",
+    "build the engine again: the rank of a build worker that died is missing",
 )
 def rank_files(repository: ModelRepository) -> Iterator[Violation]:
     """One rankN.engine for each of tp_size * pp_size ranks."""
@@ -86,9 +86,9 @@ def rank_files(repository: ModelRepository) -> Iterator[Violation]:
         there = {path.name for path in engine.folder.glob("rank*.engine")}
         if wanted != there:
             lacks, more = ", ".join(sorted(wanted - there)), ", ".join(sorted(there - wanted))
-            said = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has {more} besides")))
+            said = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has extra {more}")))
             line = model.line_of_parameter("gpt_model_path")
-            yield Violation(model.path, f"{engine.folder}, of world size {engine.world_size}, {said}", line)
+            yield Violation(model.path, f"{engine.folder} has world size {engine.world_size} but {said}", line)
 
 
 @rule(
@@ -102,7 +102,7 @@ def batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """Triton would let batches in that the engine cannot take."""
     for model, config, engine in _served(repository):
         if engine.max_batch_size is not None and config.max_batch_size > engine.max_batch_size:
-            said = f"max_batch_size is {config.max_batch_size}, the engine's is {engine.max_batch_size}"
+            said = f"max_batch_size is {config.max_batch_size}, but the engine's is {engine.max_batch_size}"
             yield Violation(model.path, said, model.line_of("max_batch_size"))
 
 
@@ -118,7 +118,7 @@ def beam_width(repository: ModelRepository) -> Iterator[Violation]:
     for model, _, engine in _served(repository):
         width = number(model, "max_beam_width")
         if width is not None and engine.max_beam_width is not None and width > engine.max_beam_width:
-            said = f"max_beam_width is {width}, the engine's is {engine.max_beam_width}"
+            said = f"max_beam_width is {width}, but the engine's is {engine.max_beam_width}"
             yield Violation(model.path, said, model.line_of_parameter("max_beam_width"))
 
 
@@ -126,7 +126,7 @@ def beam_width(repository: ModelRepository) -> Iterator[Violation]:
     "TRT406",
     "device-ids",
     "error",
-    "device or participant ids that are not as many as the engine has ranks",
+    "device or participant ids whose number differs from the engine's ranks",
     "list one GPU for each rank, as 0,1,2,3 (sets for several instances: 0,1;2,3), or remove the parameter",
 )
 def device_ids(repository: ModelRepository) -> Iterator[Violation]:
@@ -137,7 +137,7 @@ def device_ids(repository: ModelRepository) -> Iterator[Violation]:
             for ids in filter(None, value.split(";")):
                 given = [each.strip() for each in ids.split(",")]
                 if not all(each.isdigit() for each in given) or len(set(given)) != engine.world_size:
-                    said = f"{name} {ids} does not name {engine.world_size} different ones"
+                    said = f"{name} {ids} does not list {engine.world_size} different ids"
                     yield Violation(model.path, said, model.line_of_parameter(name))
 
 
@@ -145,7 +145,7 @@ def device_ids(repository: ModelRepository) -> Iterator[Violation]:
     "TRT407",
     "engine-release",
     "error",
-    "an engine of another TensorRT-LLM release than the one that serves it",
+    "an engine from another TensorRT-LLM release than the one that serves it",
     "build the engine with the release that serves it: engines are bound to it",
 )
 def engine_release(repository: ModelRepository) -> Iterator[Violation]:
@@ -153,7 +153,7 @@ def engine_release(repository: ModelRepository) -> Iterator[Violation]:
     for model, _, engine in _served(repository):
         served, built = (str(release or "").partition("+")[0] for release in (repository.release, engine.version))
         if served and built and built != served:
-            said = f"{engine.folder} was built by {engine.version}, {repository.release} will serve it"
+            said = f"{engine.folder} was built by {engine.version}, but {repository.release} will serve it"
             yield Violation(model.path, said, model.line_of_parameter("gpt_model_path"))
 
 
@@ -169,7 +169,7 @@ def kv_tokens(repository: ModelRepository) -> Iterator[Violation]:
     for model, _, engine in _served(repository):
         tokens = number(model, "max_tokens_in_paged_kv_cache")
         if tokens is not None and engine.max_seq_len is not None and 0 < tokens < engine.max_seq_len:
-            said = f"max_tokens_in_paged_kv_cache is {tokens}, the engine's max_seq_len {engine.max_seq_len}"
+            said = f"max_tokens_in_paged_kv_cache is {tokens}, but the engine's max_seq_len is {engine.max_seq_len}"
             yield Violation(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
 
 
@@ -185,7 +185,7 @@ def inflight_without_paged_kv(repository: ModelRepository) -> Iterator[Violation
     for model, _, engine in _served(repository):
         strategy = model.parameters.get("gpt_model_type", "")
         if strategy.startswith("inflight") and engine.paged_kv_cache is False:
-            said = f"{strategy}, and the engine's KV cache is not paged"
+            said = f"{strategy}, but the engine's KV cache is not paged"
             yield Violation(model.path, said, model.line_of_parameter("gpt_model_type"))
 
 
@@ -194,14 +194,14 @@ def inflight_without_paged_kv(repository: ModelRepository) -> Iterator[Violation
     "paged-context",
     "warning",
     "KV cache reuse or chunked context with an engine built without use_paged_context_fmha",
-    "build with use_paged_context_fmha enable, or turn the two off",
+    "build with use_paged_context_fmha enabled, or turn both off",
 )
 def paged_context(repository: ModelRepository) -> Iterator[Violation]:
     """Both work on paged context attention."""
     for model, _, engine in _served(repository):
         for name in ("enable_kv_cache_reuse", "enable_chunked_context"):
             if model.parameters.get(name, "").lower() in _TRUE and engine.paged_context_fmha is False:
-                said = f"{name}, and the engine was built without use_paged_context_fmha"
+                said = f"{name} is set, but the engine was built without use_paged_context_fmha"
                 yield Violation(model.path, said, model.line_of_parameter(name))
 
 
@@ -209,8 +209,8 @@ def paged_context(repository: ModelRepository) -> Iterator[Violation]:
     "TRT411",
     "logits-type",
     "error",
-    "logits declared in another type than the engine's",
-    "fill logits_datatype with the engine's logits_dtype: TYPE_FP32 unless it was built otherwise",
+    "logits with another data type than the engine's",
+    "set logits_datatype to the engine's logits_dtype: TYPE_FP32 unless it was built otherwise",
 )
 def logits_type(repository: ModelRepository) -> Iterator[Violation]:
     """Templates before 0.17 have TYPE_FP32 whatever the engine's is."""
@@ -223,7 +223,7 @@ def logits_type(repository: ModelRepository) -> Iterator[Violation]:
             if tensor.name in _LOGITS and wanted and said != wanted:
                 line = model.line_of("name", tensor.name)
                 yield Violation(
-                    model.path, f"{tensor.name} is {said}, the engine's logits are {engine.logits_dtype}", line
+                    model.path, f"{tensor.name} is {said}, but the engine's logits are {engine.logits_dtype}", line
                 )
 
 
@@ -231,8 +231,8 @@ def logits_type(repository: ModelRepository) -> Iterator[Violation]:
     "TRT412",
     "path-differs",
     "warning",
-    "models of one repository that name different engines",
-    "preprocessing and tensorrt_llm name the same folder as gpt_model_path",
+    "models of one repository that refer to different engines",
+    "give preprocessing and tensorrt_llm the same gpt_model_path",
 )
 def path_differs(repository: ModelRepository) -> Iterator[Violation]:
     """Preprocessing looks into the engine's config for multimodal models."""
@@ -240,7 +240,7 @@ def path_differs(repository: ModelRepository) -> Iterator[Violation]:
     for model, _ in repository.parsed():
         path = model.parameters.get("gpt_model_path")
         if not model.is_engine and path and paths and path not in paths:
-            said = f"gpt_model_path is {path}, that of the engine model {_either(sorted(map(str, paths)))}"
+            said = f"gpt_model_path is {path}, but that of the engine model is {_either(sorted(map(str, paths)))}"
             yield Violation(model.path, said, model.line_of_parameter("gpt_model_path"))
 
 

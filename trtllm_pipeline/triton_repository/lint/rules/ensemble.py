@@ -93,7 +93,7 @@ def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
     "not-an-ensemble",
     "error",
     "an ensemble platform without steps, or steps without the platform",
-    'an ensemble has platform: "ensemble" and ensemble_scheduling with its steps',
+    'an ensemble needs platform: "ensemble" and ensemble_scheduling with its steps',
 )
 def not_an_ensemble(repository: ModelRepository) -> Iterator[Violation]:
     """One of the two is missing."""
@@ -117,14 +117,16 @@ def unknown_model(repository: ModelRepository) -> Iterator[Violation]:
         for step in config.ensemble_scheduling.step:
             if step.model_name not in repository.models:
                 line = model.line_of("model_name", step.model_name)
-                yield Violation(model.path, f"a step is of model {step.model_name!r}, which is not here", line)
+                yield Violation(
+                    model.path, f"a step uses model {step.model_name!r}, which is not in the repository", line
+                )
 
 
 @rule(
     "TRT303",
     "unknown-tensor",
     "error",
-    "a map of a tensor that the step's model does not have",
+    "a mapped tensor that the step's model does not have",
     "the keys of input_map and output_map are the model's own tensors, the values the ensemble's",
 )
 def unknown_tensor(repository: ModelRepository) -> Iterator[Violation]:
@@ -146,14 +148,14 @@ def unknown_tensor(repository: ModelRepository) -> Iterator[Violation]:
     "types-differ",
     "error",
     "a tensor written as one data type and read as another",
-    "give both ends the same type; logits_datatype must be one word in all models",
+    "give both ends the same type; logits_datatype must be the same in all models",
 )
 def types_differ(repository: ModelRepository) -> Iterator[Violation]:
     """Triton refuses the ensemble."""
     for model, config in _ensembles(repository):
         for name, writer, reader in _pairs(repository, config):
             if writer.type != reader.type:
-                said = f"{name}: {writer} is {writer.type}, {reader} takes {reader.type}"
+                said = f"{name}: {writer} is {writer.type}, but {reader} expects {reader.type}"
                 yield Violation(model.path, said, model.line_of("value", name))
 
 
@@ -169,7 +171,7 @@ def dims_differ(repository: ModelRepository) -> Iterator[Violation]:
     for model, config in _ensembles(repository):
         for name, writer, reader in _pairs(repository, config):
             if not _fits(writer.shape, reader.shape):
-                said = f"{name}: {writer} is {list(writer.shape)}, {reader} takes {list(reader.shape)}"
+                said = f"{name}: {writer} is {list(writer.shape)}, but {reader} expects {list(reader.shape)}"
                 yield Violation(model.path, said, model.line_of("value", name))
 
 
@@ -188,7 +190,7 @@ def input_not_mapped(repository: ModelRepository) -> Iterator[Violation]:
     "TRT307",
     "not-written",
     "error",
-    "a tensor that is read or answered, and that nothing writes",
+    "a tensor that is read or returned but never written",
     "map an output of a step to it, or make it an input of the ensemble",
 )
 def not_written(repository: ModelRepository) -> Iterator[Violation]:
@@ -201,7 +203,7 @@ def not_written(repository: ModelRepository) -> Iterator[Violation]:
         written |= {target for step in config.ensemble_scheduling.step for target in step.output_map.values()}
         for name, readers in _readers(repository, config).items():
             if name not in written:
-                said = f"{name} is read by {readers[0]}, and nothing writes it"
+                said = f"{name} is read by {readers[0]} but never written"
                 yield Violation(model.path, said, model.line_of("value", name))
 
 
@@ -209,7 +211,7 @@ def not_written(repository: ModelRepository) -> Iterator[Violation]:
     "TRT308",
     "not-read",
     "error",
-    "a tensor of a request or of a step that nothing reads",
+    "a tensor of a request or a step that is never read",
     "map it to a step's input or make it an output of the ensemble, or remove it",
 )
 def not_read(repository: ModelRepository) -> Iterator[Violation]:
@@ -222,7 +224,7 @@ def not_read(repository: ModelRepository) -> Iterator[Violation]:
         for name, writers in _writers(repository, config).items():
             if name not in read:
                 line = model.line_of("value", name) or model.line_of("name", name)
-                yield Violation(model.path, f"{name}, written by {writers[0]}, is read by nothing", line)
+                yield Violation(model.path, f"{name}, written by {writers[0]}, is never read", line)
 
 
 @rule("TRT309", "written-twice", "error", "a tensor that two steps write", "give one of them another name")
@@ -239,17 +241,15 @@ def written_twice(repository: ModelRepository) -> Iterator[Violation]:
     "TRT310",
     "ensemble-batch-size",
     "error",
-    "an ensemble that lets larger batches in than one of its models",
-    "Triton refuses it: its max_batch_size is at most the least of its models'",
+    "an ensemble with a larger max_batch_size than one of its models",
+    "Triton rejects it: its max_batch_size must not exceed that of any of its models",
 )
 def ensemble_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     """A batch that a member could not take."""
     for model, config in _ensembles(repository):
         for step, member in _steps(repository, config):
             if 0 < member.max_batch_size < config.max_batch_size:
-                said = (
-                    f"max_batch_size is {config.max_batch_size}, that of {step.model_name} only {member.max_batch_size}"
-                )
+                said = f"max_batch_size is {config.max_batch_size}, but that of {step.model_name} is {member.max_batch_size}"
                 yield Violation(model.path, said, model.line_of("max_batch_size"))
 
 
@@ -257,8 +257,8 @@ def ensemble_batch_size(repository: ModelRepository) -> Iterator[Violation]:
     "TRT311",
     "decoupled-differs",
     "error",
-    "a tensorrt_llm_bls model that is decoupled where the model it calls is not, or the other way round",
-    "fill decoupled_mode with the same word in both: true to stream, false for one response a request",
+    "a tensorrt_llm_bls model that is decoupled while the model it calls is not, or vice versa",
+    "set decoupled_mode to the same value in both: true to stream, false for one response per request",
 )
 def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
     """Streaming needs both; one response a request needs neither."""
@@ -269,7 +269,7 @@ def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
             continue
         own, other = (each.model_transaction_policy.decoupled for each in (config, callee.config))
         if own != other:
-            said = f"is {_words(own)}, {callee.name}, which it calls, is {_words(other)}"
+            said = f"is {_words(own)}, but {callee.name}, which it calls, is {_words(other)}"
             yield Violation(model.path, said, model.line_of("decoupled"))
 
 

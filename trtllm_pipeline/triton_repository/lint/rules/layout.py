@@ -38,7 +38,7 @@ def config_missing(repository: ModelRepository) -> Iterator[Violation]:
     "TRT103",
     "name-differs",
     "error",
-    "a model whose folder is called otherwise",
+    "a model whose name differs from its folder's",
     "give the folder and `name` the same name, or leave `name` out",
 )
 def name_differs(repository: ModelRepository) -> Iterator[Violation]:
@@ -46,10 +46,12 @@ def name_differs(repository: ModelRepository) -> Iterator[Violation]:
     for model, config in repository.parsed():
         if config.name and config.name != model.name:
             line = model.line(r"(?m)^\s*name\s*:")
-            yield Violation(model.path, f"name is {config.name!r}, its folder is {model.name!r}", line)
+            yield Violation(model.path, f"name is {config.name!r}, but its folder is {model.name!r}", line)
 
 
-@rule("TRT104", "no-version", "error", "a model without a version folder", "make a folder 1 in it, for ensembles too")
+@rule(
+    "TRT104", "no-version", "error", "a model without a version folder", "create a folder 1 in it, also for ensembles"
+)
 def no_version(repository: ModelRepository) -> Iterator[Violation]:
     """Triton finds no version to load."""
     for model in repository.models.values():
@@ -62,7 +64,7 @@ def no_version(repository: ModelRepository) -> Iterator[Violation]:
     "model-file-missing",
     "error",
     "a version without the file that its backend loads",
-    "put the file there; `default_model_filename` names another one",
+    "add the file, or name another one in `default_model_filename`",
 )
 def model_file_missing(repository: ModelRepository) -> Iterator[Violation]:
     """A version folder lacks the model."""

@@ -47,7 +47,7 @@ def _line(path: Path, key: str) -> int | None:
     "TRT601",
     "model-yaml",
     "error",
-    "an LLM API model without a model.yaml that can be read",
+    "an LLM API model without a valid model.yaml",
     "write 1/model.yaml: model, backend, tensor_parallel_size, pipeline_parallel_size, triton_config",
 )
 def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
@@ -65,17 +65,17 @@ def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
     "TRT602",
     "yaml-model",
     "error",
-    "a model.yaml whose model is missing, or is a path that leads nowhere",
-    "model: is the absolute path of a Hugging Face folder",
+    "a model.yaml whose model is missing or is a path that does not exist",
+    "set model to the absolute path of a Hugging Face folder",
 )
 def yaml_model(repository: ModelRepository) -> Iterator[Violation]:
     """A name is a download when the server starts; a path must be there."""
     for path, settings in _settings(repository):
         model = settings.get("model")
         if not isinstance(model, str) or not model:
-            yield Violation(path, "says no model", _line(path, "model"))
+            yield Violation(path, "names no model", _line(path, "model"))
         elif Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
-            yield Violation(path, f"model {model} is no folder with a config.json", _line(path, "model"))
+            yield Violation(path, f"model {model} is not a folder with a config.json", _line(path, "model"))
 
 
 @rule(
@@ -99,8 +99,8 @@ def triton_config(repository: ModelRepository) -> Iterator[Violation]:
     "TRT604",
     "yaml-sizes",
     "error",
-    "a size in model.yaml that is not a whole number from 1",
-    "write a whole number, or leave the key out",
+    "a size in model.yaml that is not a positive whole number",
+    "write a whole number, or remove the key",
 )
 def yaml_sizes(repository: ModelRepository) -> Iterator[Violation]:
     """Parallel sizes and limits."""
@@ -115,7 +115,7 @@ def yaml_sizes(repository: ModelRepository) -> Iterator[Violation]:
     "yaml-fraction",
     "error",
     "a kv_cache_config.free_gpu_memory_fraction that is not above 0 and at most 1",
-    "0.9 is TensorRT-LLM's default",
+    "use a fraction such as 0.9, TensorRT-LLM's default",
 )
 def yaml_fraction(repository: ModelRepository) -> Iterator[Violation]:
     """90 instead of 0.9."""
@@ -131,8 +131,8 @@ def yaml_fraction(repository: ModelRepository) -> Iterator[Violation]:
     "TRT606",
     "yaml-backend",
     "error",
-    "a backend in model.yaml that the release does not have",
-    "backend: pytorch; the LLM API model lost its TensorRT engine mode in release 1.0",
+    "a backend in model.yaml that the release does not support",
+    "use backend: pytorch; release 1.0 removed the TensorRT engine mode of the LLM API model",
 )
 def yaml_backend(repository: ModelRepository) -> Iterator[Violation]:
     """Engines are for the five-model repository from 1.0 on. Asked only where the release is given."""

@@ -98,7 +98,7 @@ def _wrong(
 
 
 def _one_of(known: tuple[str, ...]) -> Callable[[str], str | None]:
-    return lambda value: None if value in known else f"known are {', '.join(known)}"
+    return lambda value: None if value in known else f"expected one of {', '.join(known)}"
 
 
 @rule(
@@ -106,7 +106,7 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str], str | None]:
     "batching-strategy",
     "error",
     "a gpt_model_type that does not exist",
-    "inflight_fused_batching; V1 turns in-flight batching off",
+    "use inflight_fused_batching; V1 turns in-flight batching off",
 )
 def batching_strategy(repository: ModelRepository) -> Iterator[Violation]:
     """The model does not load."""
@@ -117,8 +117,8 @@ def batching_strategy(repository: ModelRepository) -> Iterator[Violation]:
     "TRT502",
     "scheduler-policy",
     "error",
-    "a batch_scheduler_policy that does not exist; the backend says so in its log and takes guaranteed_no_evict",
-    "guaranteed_no_evict or max_utilization",
+    "a batch_scheduler_policy that does not exist; the backend logs it and uses guaranteed_no_evict",
+    "use guaranteed_no_evict or max_utilization",
 )
 def scheduler_policy(repository: ModelRepository) -> Iterator[Violation]:
     """Silently the default."""
@@ -129,8 +129,8 @@ def scheduler_policy(repository: ModelRepository) -> Iterator[Violation]:
     "TRT503",
     "fraction",
     "error",
-    "a fraction of memory that is not above 0 and at most 1",
-    "fractions are of what is free after the engine was loaded; 0.9 is the backend's default for the KV cache",
+    "a memory fraction that is not above 0 and at most 1",
+    "fractions refer to the memory that is free after loading the engine; 0.9 is the backend's default for the KV cache",
 )
 def fraction(repository: ModelRepository) -> Iterator[Violation]:
     """90 instead of 0.9, or a word. No weights at all on the GPU is possible: they are streamed."""
@@ -149,18 +149,18 @@ def _not_a_fraction(value: str, *, zero: bool = False) -> str | None:
     "TRT504",
     "two-kv-limits",
     "note",
-    "two limits of the KV cache, of which the smaller wins",
-    "give max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, unless you mean both",
+    "two limits for the KV cache; the smaller one wins",
+    "set only one of max_tokens_in_paged_kv_cache and kv_cache_free_gpu_mem_fraction, unless you mean both",
 )
 def two_kv_limits(repository: ModelRepository) -> Iterator[Violation]:
     """Often the fraction is left from another time."""
     for model, _ in repository.parsed():
         if all(model.parameters.get(name) for name in ("max_tokens_in_paged_kv_cache", _FRACTIONS[0])):
-            said = f"max_tokens_in_paged_kv_cache and {_FRACTIONS[0]} are both given"
+            said = f"max_tokens_in_paged_kv_cache and {_FRACTIONS[0]} are both set"
             yield Violation(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
 
 
-@rule("TRT505", "switch", "error", "a switch that is neither true nor false; it has no effect", "write true or false")
+@rule("TRT505", "switch", "error", "a switch that is neither true nor false and has no effect", "write true or false")
 def switch(repository: ModelRepository) -> Iterator[Violation]:
     """`yes`, `on`, `enable`."""
     known = ("true", "false", "1", "0")
@@ -171,7 +171,7 @@ def switch(repository: ModelRepository) -> Iterator[Violation]:
     "TRT506",
     "whole-number",
     "error",
-    "a number that is not whole, that is negative, or no beam or node at all; it has no effect or stops the model",
+    "a number that is not whole, negative, or zero where at least 1 is required; it has no effect or stops the model",
     "write a whole number, or remove the parameter",
 )
 def whole_number(repository: ModelRepository) -> Iterator[Violation]:
@@ -186,7 +186,7 @@ def whole_number(repository: ModelRepository) -> Iterator[Violation]:
     "triton-backend",
     "error",
     "an engine model whose backend is neither tensorrtllm nor python",
-    "fill triton_backend with tensorrtllm (C++), or python",
+    "set triton_backend to tensorrtllm (C++) or python",
 )
 def triton_backend(repository: ModelRepository) -> Iterator[Violation]:
     """Such as tensorrt_llm or tensorrt."""
@@ -201,7 +201,7 @@ def triton_backend(repository: ModelRepository) -> Iterator[Violation]:
     "tokenizer",
     "error",
     "a tokenizer_dir that is missing, relative, or without tokenizer files",
-    "give the absolute path of the model's Hugging Face folder, as the server sees it; what is no folder is taken for "
+    "give the absolute path of the model's Hugging Face folder, as the server sees it; anything else is treated as "
     "the name of a model to download",
 )
 def tokenizer(repository: ModelRepository) -> Iterator[Violation]:
@@ -239,7 +239,7 @@ def tokenizers_differ(repository: ModelRepository) -> Iterator[Violation]:
         if first is None:
             first = model.name, path
         elif path != first[1]:
-            said = f"tokenizer_dir is {path}, that of {first[0]} is {first[1]}"
+            said = f"tokenizer_dir is {path}, but that of {first[0]} is {first[1]}"
             yield Violation(model.path, said, model.line_of_parameter("tokenizer_dir"))
 
 
@@ -247,8 +247,8 @@ def tokenizers_differ(repository: ModelRepository) -> Iterator[Violation]:
     "TRT510",
     "decoding-mode",
     "error",
-    "a decoding_mode that does not exist; the backend says so in its log and chooses itself",
-    "one of top_k, top_p, top_k_top_p, beam_search, medusa, redrafter, lookahead, eagle, or none",
+    "a decoding_mode that does not exist; the backend logs it and chooses one itself",
+    "use one of top_k, top_p, top_k_top_p, beam_search, medusa, redrafter, lookahead, eagle, or none",
 )
 def decoding_mode(repository: ModelRepository) -> Iterator[Violation]:
     """Silently the default."""
@@ -259,7 +259,7 @@ def decoding_mode(repository: ModelRepository) -> Iterator[Violation]:
     "TRT511",
     "callee",
     "error",
-    "a tensorrt_llm_bls model that calls a model which is not in the repository",
+    "a tensorrt_llm_bls model that calls a model outside the repository",
     "correct the name, or remove the parameter",
 )
 def callee(repository: ModelRepository) -> Iterator[Violation]:
@@ -273,7 +273,7 @@ def callee(repository: ModelRepository) -> Iterator[Violation]:
     "lookahead-sizes",
     "error",
     "lookahead decoding without its three sizes",
-    "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size",
+    "set lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size",
 )
 def lookahead_sizes(repository: ModelRepository) -> Iterator[Violation]:
     """The model does not load."""
@@ -281,5 +281,5 @@ def lookahead_sizes(repository: ModelRepository) -> Iterator[Violation]:
         needed = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
         lacking = [name for name in needed if not model.parameters.get(name)]
         if model.parameters.get("decoding_mode") == "lookahead" and lacking:
-            said = f"decoding_mode is lookahead; {', '.join(lacking)} missing"
+            said = f"decoding_mode is lookahead, but {', '.join(lacking)} missing"
             yield Violation(model.path, said, model.line_of_parameter("decoding_mode"))
