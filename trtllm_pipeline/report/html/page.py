@@ -26,6 +26,7 @@ from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import FIELDS, Conditions
 from trtllm_pipeline.bench.result import LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
+from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
@@ -199,10 +200,21 @@ def _cell(row: CellResult, stages: Sequence[StageRecord], parts: Sequence[str]) 
         "questions": row.accuracy_total,
         "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
         "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
-        "drift": None if row.accuracy_drift is None else row.accuracy_drift.to_json(),
+        "drift": None if row.accuracy_drift is None else _drift(row.accuracy_drift),
         "findings": list(row.findings),
         "measured": moment(row.conditions.measured_s),
         "tokens": lengths_of(row.levels),
+    }
+
+
+def _drift(drift: Drift) -> dict[str, Json]:
+    """Agreement with the unquantized cell, and the difference of each score with its interval."""
+    return {
+        "agreement": drift.agreement,
+        "scores": {
+            name: {"difference": _short(of.difference), "interval": [_short(end) for end in of.interval]}
+            for name, of in drift.scores.items()
+        },
     }
 
 
