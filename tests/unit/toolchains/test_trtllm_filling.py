@@ -319,7 +319,7 @@ def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> N
     out = installed.folder / "out"
     out.mkdir()
     newer = TensorRTLLM("0.18.0", templates=str(standin.install(installed.folder, "0.18.0")))
-    with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, 0.18.0 will serve it"):
+    with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, but 0.18.0 will serve it"):
         repository.write(
             out, newer, engine=installed.engine, model=installed.model, asked=EngineRepository(max_batch_size=4)
         )
