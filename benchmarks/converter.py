@@ -17,10 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import fidelity
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.embedded import convert, fidelity, random_model
+from trtllm_pipeline.toolchains.embedded import convert, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
 from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS

@@ -17,9 +17,10 @@ pytest.importorskip("xllamacpp")
 
 from tokenizers import Tokenizer
 
+from benchmarks import fidelity
 from tests.contexts import context
 from trtllm_pipeline.stages.calibration_rows import default_set
-from trtllm_pipeline.toolchains.embedded import build, convert, fidelity, random_model, safetensors
+from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 from trtllm_pipeline.toolchains.embedded.params import Build, Convert

@@ -1,7 +1,7 @@
 """A plain numpy forward pass of the converted architectures: what the converter is measured against, and calibrates with.
 
 Single precision matrix products, double precision where sums are long (norms, softmax, log-probabilities). Weights go by
-their Hugging Face names, so the same code runs on a model folder and, through `fidelity.dequantized`, on a converted file.
+their Hugging Face names, so the same code runs on a model folder and, through `benchmarks/fidelity.py`, on a converted file.
 """
 
 from __future__ import annotations
