@@ -276,8 +276,8 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
             "gpu.devices",
             Status.MISSING,
             0,
-            "no NVIDIA GPU can be seen",
-            "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain does not",
+            "no NVIDIA GPU is visible",
+            "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain needs none",
         )
         return
     used, there = len(graphics.devices), len(graphics.everything)
@@ -314,8 +314,7 @@ def _device(number: int, device: gpus.Device) -> Check:
         Status.WARNING,
         gpu.uuid,
         f"{text}; in use{whose}, {_size(taken)} taken",
-        "what is measured beside other work means nothing: nvidia-smi lists it; "
-        f"{gpus.MASK_VARIABLE} leaves the GPU out",
+        f"other work spoils measurements: nvidia-smi lists it; {gpus.MASK_VARIABLE} leaves the GPU out",
     )
 
 
@@ -334,8 +333,8 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
         yield _or_missing(
             "tensorrt_llm.build",
             found.build,
-            "no trtllm-build: no engines, only the PyTorch lane",
-            "releases up to 1.2 have it; later ones load models directly and need none",
+            "no trtllm-build: only the PyTorch backend can be used",
+            "releases up to 1.2 have it; later ones load models directly and need no engine",
         )
         yield _or_missing(
             "tensorrt_llm.serve", found.serve, "no trtllm-serve", "releases from 0.15 have it; Triton serves without it"
@@ -354,7 +353,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
             )
     if machine.mpirun is None:
         detail, hint = (
-            "no mpirun: Triton cannot serve engines over several GPUs, up to TensorRT-LLM 0.18 none",
+            "no mpirun, which Triton needs for engines on several GPUs (up to TensorRT-LLM 0.18, on one too)",
             "apt-get install openmpi-bin",
         )
         yield Check("tensorrt_llm.mpirun", Status.MISSING, None, detail, hint)
@@ -383,7 +382,7 @@ def _triton(machine: Machine) -> Iterator[Check]:
 
 
 def _no_model_optimizer() -> Check:
-    detail = "no NVIDIA Model Optimizer: no quantizing without example scripts"
+    detail = "NVIDIA Model Optimizer is not installed; quantizing then needs TensorRT-LLM's example scripts"
     hint = (
         f"install 'trtllm-pipeline[quantize]' into an environment and name its python with {probe.QUANTIZING_VARIABLE}"
     )
@@ -395,7 +394,7 @@ def _quantize(machine: Machine) -> Iterator[Check]:
     yield Check("quantize.model_optimizer", Status.OK, version, version) if version else _no_model_optimizer()
     if machine.torch is None:
         hint = "python3 -m pip install torch, which Model Optimizer calibrates with"
-        yield Check("quantize.torch", Status.MISSING, None, "no torch", hint)
+        yield Check("quantize.torch", Status.MISSING, None, "torch is not installed", hint)
     else:
         cuda = probe.torch_cuda()
         idle = bool(machine.gpus) and cuda is None
@@ -410,7 +409,7 @@ def _quantize(machine: Machine) -> Iterator[Check]:
     yield _or_missing(
         "quantize.transformers",
         transformers,
-        "no transformers, which loads models to quantize",
+        "transformers is not installed; it loads models to quantize",
         "python3 -m pip install transformers",
     )
 
