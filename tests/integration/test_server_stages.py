@@ -20,7 +20,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Accuracy, Perf, Smoke
+from trtllm_pipeline.stages.params import Accuracy, Perf, Score, Smoke, load
 
 pytestmark = pytest.mark.integration
 
@@ -107,7 +107,15 @@ def test_smoke_of_a_good_server(start: Start) -> None:
         *(("tensorrt_llm_bls", protocol) for protocol in ("grpc", "grpc_unary", "http", "http_unary")),
     ]
     assert [skipped["protocol"] for skipped in written["skipped"]] == ["grpc_unary"]
-    assert {name for name, _, _ in names} == {"health", "configuration", "answer", "stop_words", "limits", "alive"}
+    assert {name for name, _, _ in names} == {
+        "health",
+        "configuration",
+        "answer",
+        "expected",
+        "stop_words",
+        "limits",
+        "alive",
+    }
     assert all(check["ok"] for check in written["checks"])
 
 
@@ -312,22 +320,6 @@ def test_perf_asks_only_what_a_server_of_weights_was_told_to_take(start: Start) 
     assert not (work.out / "events.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *(({"concurrency": wrong}, "of positive integers") for wrong in ([0], ["1"], [1.5], [True], 4, [1, None])),
-        *(({"request_rate": wrong}, "of positive numbers") for wrong in ([0], ["1"], 4, [False])),
-        ({"concurrency": []}, "neither concurrency nor request_rate"),
-        ({"slo": {"ttft": 300}}, "slo: expected e2e_ms, tpot_ms, ttft_ms, got"),
-        ({"slo": {"ttft_ms": "300"}}, "slo: expected milliseconds"),
-    ],
-)
-def test_perf_says_what_it_wants(start: Start, changes: dict[str, Json], message: str) -> None:
-    work = start(files={"input_data": PROMPTS}, **{**PERF, **changes})
-    with pytest.raises(StageError, match=message):
-        perf.run(work)
-
-
 def test_perf_wants_an_engine_with_a_tokenizer(start: Start) -> None:
     work = start(files={"input_data": PROMPTS}, **PERF)
     (work.inputs["engine"] / "tokenizer.json").unlink()
@@ -347,6 +339,8 @@ def test_a_model_process_that_died_is_worth_another_try(
     data = ROWS if stage is accuracy else PROMPTS
     params = {smoke: SMOKE, perf: PERF, accuracy: ACCURACY}[stage]
     work = start(lambda _m, _v: Script((), error=cause), files={"input_data": data}, **params)
+    if failure is FailureClass.BUG and stage is not accuracy:
+        failure = FailureClass.CHECK  # a server that does not answer fails what smoke and perf look for
     with pytest.raises(StageError, match=cause) as caught:
         stage.run(work)
     assert caught.value.failure is failure
@@ -418,7 +412,7 @@ def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:
     scores.mkdir()
     params: dict[str, Json] = {"metrics": ["contains"], "min_score": None}
     inputs = {"perf": work.out, "engine": work.inputs["engine"]}
-    score.run(dataclasses.replace(work, params=params, inputs=inputs, out=scores))
+    score.run(dataclasses.replace(work, params=load(Score, params), inputs=inputs, out=scores))
     found = json.loads((scores / "accuracy.json").read_text())
     assert found["answers"] == sum(level["requests"] for level in result(work, "perf.json")["levels"])
     assert found["not_scored"] == {"rows": 0, "failed_requests": 0, "not_asked": ["6", "7"]}, "six requests"

@@ -29,7 +29,7 @@ from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.stages.params import Field, load, table
+from trtllm_pipeline.stages.params import Field, Objectives, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.worker import run_program, write_job
 
@@ -43,7 +43,6 @@ _Matrix = Annotated[
 ]
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
-_SLO = dict[str, float]
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
     "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
@@ -164,11 +163,11 @@ def _option(same: list[Field]) -> inspect.Parameter:
 
 
 def _is_mapping(field: Field) -> bool:
-    return get_origin(field.type) is dict and field.type != _SLO
+    return get_origin(field.type) is dict and field.type != Objectives
 
 
 def _metavar(field: Field) -> str:
-    if field.type == _SLO:
+    if field.type == Objectives:
         return "ttft=300ms,..."
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
@@ -227,7 +226,7 @@ def _read(field: Field, text: Any) -> Any:
     """The value of what was typed. Raises ValueError."""
     if isinstance(text, bool):
         return text
-    if field.type == _SLO:
+    if field.type == Objectives:
         from trtllm_pipeline.bench.objectives import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
@@ -294,7 +293,11 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     if name == "download":
         options.empty_folder(typed["output_dir"])  # before a hub is asked
         values = _download(typed, values)
-    return _by_hand(stage, typed, load(stage.params, values))
+    try:
+        asked = load(stage.params, values)
+    except ValueError as error:
+        raise UsageError(f"pipeline {name}: {error}", hint=f"pipeline help {name} lists all options") from error
+    return _by_hand(stage, typed, asked)
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:

@@ -73,6 +73,8 @@ def _type(field: Field) -> Any:
         item = Annotated[str, Key(min_length=1)]
     elif is_dataclass(item):
         item = model_of(kind)
+    if get_origin(kind) is dict and get_args(kind)[1] is float:
+        item = dict.__class_getitem__((get_args(kind)[0], Annotated[float, Key(gt=0)]))
     if get_origin(kind) is tuple:
         item = tuple.__class_getitem__((item, ...))
         item = Annotated[item, Key(min_length=1)] if field.optional else item

@@ -147,6 +147,8 @@ def _converters(cls: Any) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]
 # ------------------------------------------------------------------------------------- stages of every toolchain
 
 Frontend = Literal["triton", "trtllm_serve"]
+Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
+"""Limits of latencies of a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +246,7 @@ class Perf:
         ),
     ] = "poisson"
     slo: Annotated[
-        dict[str, float] | None,
+        Objectives | None,
         Param("objectives of goodput, the share of requests that meet them all", key_with=ITSELF),
     ] = None
     requests: Annotated[int, Param("requests measured at each level", ge=1)] = 16
@@ -264,6 +266,11 @@ class Perf:
     ] = 1
     declared: Annotated[dict[str, Any], Param("settings that the server must have")] = field(default_factory=dict)
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where there is no level to measure."""
+        if not self.concurrency and not self.request_rate:
+            raise ValueError("needs a concurrency or a request_rate")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.contexts import faults
 from tests.unit import fabricated
 from trtllm_pipeline.config.models import Perf
+from trtllm_pipeline.stages.params import Perf as PerfParams
 from trtllm_pipeline.stages.params import key
 from trtllm_pipeline.toolchains.common_stages import PERF
 
@@ -45,3 +47,21 @@ def test_what_means_nothing_is_refused(settings: dict[str, Any], words: str) -> 
 
 def test_an_open_loop_alone() -> None:
     assert Perf(concurrency=(), request_rate=(2.5,)).warmup_requests is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(("concurrency", wrong) for wrong in ([0], ["1"], [1.5], [True], 4, [1, None])),
+        *(("request_rate", wrong) for wrong in ([0], ["1"], 4, [False])),
+        *(("slo", wrong) for wrong in ({"ttft": 300}, {"ttft_ms": "300"}, {"ttft_ms": 0}, [])),
+    ],
+)
+def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object) -> None:
+    assert faults(PerfParams, max_tokens=4, concurrency=[1], slo={"ttft_ms": 300.0}) == ""
+    assert faults(PerfParams, **{"max_tokens": 4, name: wrong}).startswith(name)
+
+
+def test_a_measurement_needs_a_level() -> None:
+    with pytest.raises(ValueError, match="needs a concurrency or a request_rate"):
+        PerfParams(max_tokens=4, concurrency=())
