@@ -250,7 +250,7 @@ def remembering(stand: Stand) -> None:
         (empty, "empty_answers", "4 of 4 answers are empty"),
         (echoing, "prompt_echo", "begin with their prompt"),
         (overcounting, "token_count", "more tokens than max_tokens"),
-        (restarting, "server", "did not live through the run"),
+        (restarting, "server", "did not survive the run"),
         (giving_up, "server", "was not ready after the run"),
         (too_fast, "roofline", r"reading the 100000 MB of weights it needs takes \d+"),
         (other_engine, "settings", "max_seq_len is 64 by the engine's config.json, 96 by the matrix"),
