@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine import gpus, probe
+from trtllm_pipeline.machine import assume, gpus, probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.toolchains import base as toolchains
@@ -145,6 +145,15 @@ def judge(machine: Machine) -> tuple[Verdict, ...]:
     return tuple(verdicts)
 
 
+_LOOKS: Final = {
+    (Status.OK, False): ("✓", "+", "green"),
+    (Status.WARNING, False): ("!", "!", "yellow"),
+    (Status.MISSING, False): ("✗", "X", "red"),
+    (Status.MISSING, True): ("·", "-", "dim"),
+}
+"""Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
@@ -152,6 +161,62 @@ class Line:
     text: str
     status: Status | None = None
     grey: bool = False
+
+    def mark(self, *, ascii_only: bool) -> tuple[str, str]:
+        """What stands before the text, and its style."""
+        if self.status is None:
+            return "", ""
+        symbol, plain, style = _LOOKS[self.status, self.grey]
+        return f"  {plain if ascii_only else symbol} {self.status.value:<8} ", style
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All that `pipeline doctor` found."""
+
+    machine: Machine
+    checks: tuple[Check, ...]
+    verdicts: tuple[Verdict, ...]
+    toolchain: str | None
+    """The one that was asked for."""
+
+    @property
+    def assume(self) -> str:
+        """The machine as a line for `--assume`."""
+        return assume.describe(self.machine)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where no toolchain can be used, or the one that was asked for cannot."""
+        asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
+        return 0 if any(verdict.missing is None for verdict in asked) else 3
+
+    def lines(self) -> tuple[Line, ...]:
+        """For people."""
+        planned = (Line(""), Line("to plan for this machine elsewhere:"), Line(f"  --assume '{self.assume}'"))
+        return (*lines(self.checks, self.verdicts, self.toolchain), *planned)
+
+    def text(self, encoding: str | None) -> str:
+        """The same as plain text, in ASCII where `encoding` is not one of Unicode."""
+        ascii_only = "utf" not in (encoding or "").lower()
+        return "\n".join(f"{line.mark(ascii_only=ascii_only)[0]}{line.text}" for line in self.lines())
+
+    def to_json(self) -> dict[str, Json]:
+        """In the shape that docs/doctor.md has."""
+        return document(self.machine, self.checks, self.verdicts, self.assume)
+
+
+def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = None) -> Examination:
+    """Look at this machine, or at one that is described as `--assume` takes it. Raises UsageError."""
+    if assumed is not None:
+        machine = assume.parse(assumed)
+        checks = examine_assumed(machine)
+    else:
+        seen = probe.survey()
+        machine, checks = seen.machine, examine(seen, workspace)
+    if toolchain is not None:
+        toolchains.load(toolchain)
+    return Examination(machine, checks, judge(machine), toolchain)
 
 
 TITLES: Final = {

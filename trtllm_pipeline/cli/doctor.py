@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, rendered
-from trtllm_pipeline.doctor import Line, Status
-
-_LOOKS: Final = {
-    (Status.OK, False): ("✓", "+", "green"),
-    (Status.WARNING, False): ("!", "!", "yellow"),
-    (Status.MISSING, False): ("✗", "X", "red"),
-    (Status.MISSING, True): ("·", "-", "dim"),
-}
-"""Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
+from trtllm_pipeline.doctor import Examination
 
 
 def doctor(
@@ -47,48 +37,25 @@ def doctor(
       pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8
     """
     from trtllm_pipeline import doctor
-    from trtllm_pipeline.machine import assume as assumed
-    from trtllm_pipeline.machine import probe
-    from trtllm_pipeline.toolchains import base as toolchains
 
-    if assume is not None:
-        machine = assumed.parse(assume)
-        checks = doctor.examine_assumed(machine)
-    else:
-        seen = probe.survey()
-        machine = seen.machine
-        checks = doctor.examine(seen, Path(workspace))
-    verdicts = doctor.judge(machine)
-    if toolchain is not None:
-        toolchains.load(toolchain)
-    line = assumed.describe(machine)
+    found = doctor.run(Path(workspace), assumed=assume, toolchain=toolchain)
     if format == "json":
-        emit_json(doctor.document(machine, checks, verdicts, line))
+        emit_json(found.to_json())
+    elif sys.stdout.isatty():
+        _show_coloured(found)
     else:
-        _show([*doctor.lines(checks, verdicts, toolchain)])
-        emit(f"\nto plan for this machine elsewhere:\n  --assume '{line}'")
-    asked = [verdict for verdict in verdicts if toolchain in {None, verdict.name}]
-    raise typer.Exit(0 if any(verdict.missing is None for verdict in asked) else 3)
+        emit(found.text(sys.stdout.encoding))
+    raise typer.Exit(found.exit_code)
 
 
-def _show(lines: Sequence[Line]) -> None:
-    """Plain text; on a terminal with colours, unless rich is among what is missing."""
-    column = 1 if "utf" not in (sys.stdout.encoding or "").lower() else 0
+def _show_coloured(found: Examination) -> None:
+    from rich.text import Text
 
-    def mark(line: Line) -> str:
-        return f"  {_LOOKS[line.status, line.grey][column]} {line.status.value:<8} " if line.status else ""
-
-    if sys.stdout.isatty():
-        with contextlib.suppress(ImportError):
-            from rich.text import Text
-
-            texts = [
-                Text.assemble((mark(line), _LOOKS[line.status, line.grey][2]), (line.text, "dim" if line.grey else ""))
-                if line.status
-                else Text(line.text, "" if number else "bold")
-                for number, line in enumerate(lines)
-            ]
-            return emit_rendered(rendered(Text("\n").join(texts)))
-    for line in lines:
-        emit(f"{mark(line)}{line.text}")
-    return None
+    ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
+    texts = [
+        Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.grey else ""))
+        if line.status
+        else Text(line.text, "" if number else "bold")
+        for number, line in enumerate(found.lines())
+    ]
+    emit_rendered(rendered(Text("\n").join(texts)))
