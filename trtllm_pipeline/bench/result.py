@@ -53,7 +53,7 @@ DEFINITIONS: Final = {
 """Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
 NAME: Final = "perf.json"
-CLIENT_ERROR: Final = "info: self-test of the load client, its own error"
+CLIENT_ERROR: Final = "info: error of the load client by its self-test"
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 RATES: Final = {"output_tps": "output_tokens_per_s", "input_tps": "input_tokens_per_s", "rps": "requests_per_s"}
 """Name of a rate in comparisons and objectives -> its field here."""

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from trtllm_pipeline.bench import self_test
 from trtllm_pipeline.bench.conditions import Conditions, system_words, workload_words
-from trtllm_pipeline.bench.result import load_key, load_words
+from trtllm_pipeline.bench.result import RATES, load_key, load_words
+from trtllm_pipeline.bench.stats import STATISTICS
 from trtllm_pipeline.report.tables import cell, csv_table, plain_table
 
-_STATISTICS: Final = ("n", "min", "mean", "p50", "p75", "p90", "p95", "p99", "max")
+_STATISTICS: Final = ("n", *STATISTICS)
 _SUMMARIES: Final = (
     "ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms", "user_tokens_per_s",
     "input_tokens_per_request", "output_tokens_per_request",
 )  # fmt: skip
-_RATES: Final = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
 _SCHEDULED: Final = ("lag_ms", "ttft_from_schedule_ms", "response_ms")
 
 Result = Mapping[str, Any]
@@ -107,7 +107,7 @@ def _load(level: Result) -> str:
 
 def _figures(level: Result) -> list[tuple[str, Any]]:
     """Every figure of a level by name: a number, or a summary."""
-    rows: list[tuple[str, Any]] = [(name, level[name]) for name in ("requests", "failures", *_RATES)]
+    rows: list[tuple[str, Any]] = [(name, level[name]) for name in ("requests", "failures", *sorted(RATES.values()))]
     rows += [(name, level[name]) for name in _SUMMARIES if (level.get(name) or {}).get("n")]
     schedule, goodput = level.get("schedule"), level.get("goodput")
     if schedule:

@@ -454,10 +454,10 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
 
 
 def client_error_of(rows: Sequence[CellResult]) -> str | None:
-    """How wrong the load client was by its self-test; where it was tested several times, at worst."""
+    """The largest error of the load client by its self-tests; None where it was not tested."""
     found = {text for row in rows for text in row.findings if text.startswith(CLIENT_ERROR)}
     worst = max(found, key=lambda text: float(text.rpartition("p99 ")[2].split()[0]), default=None)
-    return None if worst is None else worst.replace("info: s", "S", 1)
+    return None if worst is None else worst.replace("info: e", "E", 1)
 
 
 def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:

@@ -81,7 +81,7 @@ def test_the_clients_own_error_goes_with_its_figures(store: Store, monkeypatch: 
     monkeypatch.setitem(fabricated.PERF, "client", {"self_test": tested})
     fabricated.publish_all(store, plan, FP16)
     made = rows(plan, store)
-    line = "Self-test of the load client, its own error: TTFT p50 0.009 ms, p99 0.019 ms"
+    line = "Error of the load client by its self-test: TTFT p50 0.009 ms, p99 0.019 ms"
     assert client_error_of(made) == line
     assert line in to_markdown(made)
     assert client_error_of(()) is None
