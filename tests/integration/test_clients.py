@@ -147,7 +147,7 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
             session = client.session()
             return [await session.generate(GenerationRequest("x", 5)) for _ in range(2)]
 
-    with scripted("--first-ms", "300", die_after_s=0.15) as service:
+    with scripted("first_ms=300", die_after_s=0.15) as service:
         for answer in asyncio.run(run(service)):
             assert answer.error is not None
             assert "UNAVAILABLE" in answer.error
@@ -157,7 +157,7 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""
     log, sessions = tmp_path / "log", 16
-    with scripted("--events", "6", "--log", str(log)) as service, EventFile(tmp_path / "events.jsonl") as events:
+    with scripted("events=6", log=log) as service, EventFile(tmp_path / "events.jsonl") as events:
         asyncio.run(_load(service, protocol, sessions, events))
     truth = {}
     for line in log.read_text().splitlines():
@@ -188,11 +188,9 @@ async def _load(service: Service, protocol: str, sessions: int, events: EventFil
 
 
 @contextmanager
-def scripted(*args: str, die_after_s: float | None = None) -> Iterator[Service]:
+def scripted(*timeline: str, log: Path = Path("/dev/null"), die_after_s: float | None = None) -> Iterator[Service]:
     """A scripted server in a process of its own, ended in order so that it writes its log."""
-    command: list[str] = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", *args]
-    if "--log" not in args:
-        command += ["--log", "/dev/null"]
+    command: list[str] = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", str(log), *timeline]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

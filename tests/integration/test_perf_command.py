@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with self_test.server(log, "--first-ms", "20", "--gap-ms", "5", "--events", "6") as service:
+    with self_test.server(log, "first_ms=20", "gap_ms=5", "events=6") as service:
         yield service
 
 

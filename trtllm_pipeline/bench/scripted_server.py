@@ -5,7 +5,7 @@ readiness; HTTP generate and generate_stream) and OpenAI's chat and completions,
 `Script`. It notes when each request arrived and when each response was handed to the network, on the same
 CLOCK_MONOTONIC the client uses. For that it frames gRPC itself: a gRPC library sends when it sees fit.
 
-    python -m trtllm_pipeline.bench.scripted_server --first-ms 50 --gap-ms 50 --events 20 --log FILE
+    python -m trtllm_pipeline.bench.scripted_server LOG first_ms=50 gap_ms=50 events=20
 
 A prompt that is a JSON object with any of `first_ms`, `gap_ms`, `events`, `merge`, `cut`, `stall_ms` (before the last
 event), `drop` and `error` is answered that way instead.
@@ -13,7 +13,6 @@ event), `drop` and `error` is answered that way instead.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -529,29 +528,23 @@ def scripted(prompt: str, default: Mapping[str, Any]) -> Script:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Serve one fixed timeline until stdin closes; then write what happened to the log, a JSON object a line."""
-    parser = argparse.ArgumentParser(description="A server with a known timeline.")
-    parser.add_argument("--first-ms", type=float, default=50.0, help="from request to first event")
-    parser.add_argument("--gap-ms", type=float, default=50.0, help="between events")
-    parser.add_argument("--events", type=int, default=20, help="events an answer")
-    parser.add_argument("--log", type=Path, required=True, help="file for the truth")
-    args = parser.parse_args(argv)
+def main(log: str, *timeline: str) -> None:
+    """Serve one timeline until stdin closes; then write what happened to `log`, a JSON object a line."""
     models = {"ensemble": config("ensemble"), "plain": config("plain", decoupled=False)}
-    default = {"first_ms": args.first_ms, "gap_ms": args.gap_ms, "events": args.events}
+    pairs = (pair.split("=") for pair in timeline)
+    default = {"first_ms": 50.0, "gap_ms": 50.0, "events": 20} | {name: json.loads(value) for name, value in pairs}
 
     async def serve() -> None:
         server = ScriptedServer(lambda _model, values: scripted(values["text_input"], default), models)
         sys.stdout.write(json.dumps(await server.start()) + "\n")
         sys.stdout.flush()
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        with args.log.open("w", encoding="utf-8") as log:
-            for served in server.served:
-                log.write(json.dumps(asdict(served)) + "\n")
+        with Path(log).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(served)) + "\n" for served in server.served)
         await server.stop()
 
     asyncio.run(serve())
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -189,9 +189,12 @@ async def _load(target: Target, level: Level, events: EventFile, processes: int 
 
 
 @contextmanager
-def server(log: Path, *arguments: str) -> Iterator[Service]:
-    """A scripted server in a process of its own; what it did is in `log` afterwards, a JSON object a request."""
-    command = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", "--log", str(log), *arguments]
+def server(log: Path, *timeline: str) -> Iterator[Service]:
+    """A scripted server in a process of its own; what it did is in `log` afterwards, a JSON object a request.
+
+    `timeline` is what it does unless a prompt says otherwise, such as `first_ms=20`, `gap_ms=5`, `events=6`.
+    """
+    command = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", str(log), *timeline]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
