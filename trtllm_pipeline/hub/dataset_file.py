@@ -43,25 +43,22 @@ def fetch(name: str) -> Path:
     if match is None:
         raise UsageError(f"{name!r} does not name a data set file on the Hub", hint=f"write {FORM}")
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
-    try:
-        found = hf_hub_download(
-            repo,
-            path,
-            repo_type="dataset",
-            revision=revision,
-            library_name="trtllm-pipeline",
-            library_version=__version__,
-            endpoint=hugging_face.endpoint(),
-        )
-    except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
-        raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
-    except EntryNotFoundError as error:
-        raise DownloadError(f"the data set {repo} has no file {path}", failure=FailureClass.USER) from error
-    except HfHubHTTPError as error:
-        raise hugging_face.refusal(repo, error) from error
-    except hugging_face.transport_errors() as error:
-        raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+    with hugging_face.errors_in_words(repo):
+        try:
+            found = hf_hub_download(
+                repo,
+                path,
+                repo_type="dataset",
+                revision=revision,
+                library_name="trtllm-pipeline",
+                library_version=__version__,
+                endpoint=hugging_face.endpoint(),
+            )
+        except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
+            raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
+        except EntryNotFoundError as error:
+            raise DownloadError(f"the data set {repo} has no file {path}", failure=FailureClass.USER) from error
     return Path(found)

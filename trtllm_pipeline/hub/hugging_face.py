@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -93,33 +94,41 @@ def cached_file(model: str, commit: str, name: str) -> Path | None:
 
 def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    try:
+    with errors_in_words(model):
         return HfApi(endpoint=endpoint(), library_name="trtllm-pipeline", library_version=__version__).model_info(
             model, revision=revision, files_metadata=files, timeout=hub_errors.CONNECT_TIMEOUT_S * (6 if files else 1)
         )
-    except HFValidationError as error:
-        raise DownloadError(f"{model!r} is not a valid model name: {error}", failure=FailureClass.USER) from error
-    except HfHubHTTPError as error:
-        raise refusal(model, error) from error
-    except transport_errors() as error:
-        raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
 
 
 def _check_access(model: str) -> None:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
-    try:
+    with errors_in_words(model):
         HfApi(endpoint=endpoint()).auth_check(model)
+
+
+@contextmanager
+def errors_in_words(model: str) -> Iterator[None]:
+    """Turn errors of `huggingface_hub` about `model` into DownloadErrors."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    # What the client raises if the hub does not respond: HTTPError of httpx or httpx2, depending on the release.
+    unreachable: tuple[type[Exception], ...] = (
+        *(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)),
+        OSError,
+    )
+    try:
+        yield
+    except HFValidationError as error:
+        raise DownloadError(f"{model!r} is not a valid model name: {error}", failure=FailureClass.USER) from error
     except HfHubHTTPError as error:
-        raise refusal(model, error) from error
-    except transport_errors() as error:
+        raise _refusal(model, error) from error
+    except unreachable as error:
         raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
 
 
-def refusal(model: str, error: Exception) -> DownloadError:
+def _refusal(model: str, error: Exception) -> DownloadError:
     """The error for an HTTP status of the hub."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -130,13 +139,6 @@ def refusal(model: str, error: Exception) -> DownloadError:
     if not code and isinstance(error, RepositoryNotFoundError):
         code = "RepoNotFound"
     return hub_errors.refusal(HUB, model, response.status_code, code=code, message=message)
-
-
-def transport_errors() -> tuple[type[Exception], ...]:
-    """Exceptions of the client if the hub does not respond: HTTPError of httpx or httpx2, depending on the release."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return (*(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception)), OSError)
 
 
 def endpoint() -> str:

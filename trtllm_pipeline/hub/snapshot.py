@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import code, hub_errors, hugging_face, local, modelscope
-from trtllm_pipeline.hub.files import RemoteFile, description_files, weight_files
+from trtllm_pipeline.hub.files import description_files, weight_files
 from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
 
 
@@ -17,54 +18,41 @@ def fetch(
 ) -> None:
     """Fill `out`; `kept` has the received files, complete or not. Raises DownloadError."""
     if "hugging_face" in pinned:
-        model, commit = str(pinned["hugging_face"]), str(pinned["revision"])
+        hub, model, commit = hub_errors.HUGGING_FACE, str(pinned["hugging_face"]), str(pinned["revision"])
         if offline or hugging_face.offline_by_environment():
             cached = hugging_face.cached_folder(model, commit)
             if cached is None:
-                raise hub_errors.offline(hub_errors.HUGGING_FACE, model)
+                raise hub_errors.offline(hub, model)
             local.take(cached, out, progress=progress)
             code.take(pinned, cached, out, model)
             return
         files = hub_errors.patiently(lambda: hugging_face.listing(model, commit))
-        with Transfer(
-            hub_errors.HUGGING_FACE,
-            model,
-            kept,
-            headers=hugging_face.headers(),
-            lookup=lambda name: hugging_face.cached_file(model, commit, name),
-            progress=progress,
-            max_workers=max_workers,
-        ) as transfer:
-            _bring(pinned, model, files, transfer, kept, out)
-        return
-    model, revision = str(pinned["modelscope"]), str(pinned["revision"])
-    if offline:
-        raise hub_errors.offline(hub_errors.MODELSCOPE, model)
-    files = hub_errors.patiently(lambda: modelscope.listing(model, revision))
-    if modelscope.listing_digest(files) != pinned["listing"]:
-        raise DownloadError(
-            f"{model} has changed on ModelScope since the run was planned",
-            failure=FailureClass.USER,
-            hint="run the command again",
-        )
-    with Transfer(
-        hub_errors.MODELSCOPE, model, kept, headers=modelscope.headers(), progress=progress, max_workers=max_workers
-    ) as transfer:
-        _bring(pinned, model, files, transfer, kept, out)
-
-
-def _bring(
-    pinned: Mapping[str, Json], model: str, files: list[RemoteFile], transfer: Transfer, kept: Path, out: Path
-) -> None:
+        headers = hugging_face.headers()
+        lookup = partial(hugging_face.cached_file, model, commit)
+    else:
+        hub, model, revision = hub_errors.MODELSCOPE, str(pinned["modelscope"]), str(pinned["revision"])
+        if offline:
+            raise hub_errors.offline(hub, model)
+        files = hub_errors.patiently(lambda: modelscope.listing(model, revision))
+        if modelscope.listing_digest(files) != pinned["listing"]:
+            raise DownloadError(
+                f"{model} has changed on ModelScope since the run was planned",
+                failure=FailureClass.USER,
+                hint="run the command again",
+            )
+        headers, lookup = modelscope.headers(), None
     named = {file.path: file for file in files}
     small = description_files(named)
     if "config.json" not in small:
         raise DownloadError(f"{model} has no config.json, so it is not a transformers model", failure=FailureClass.USER)
-    transfer.fetch([named[name] for name in small])
-    # The index, if there is one, is among the small files and tells which the others are.
-    weights = weight_files(kept, named, model)
-    trusted = code.remote(pinned, named, model)
-    transfer.fetch([*trusted, *(named[name] for name in weights)])
+    with Transfer(
+        hub, model, kept, headers=headers, lookup=lookup, progress=progress, max_workers=max_workers
+    ) as transfer:
+        transfer.fetch([named[name] for name in small])
+        # The index, if there is one, is among the small files and tells which the others are.
+        weights = weight_files(kept, named, model)
+        trusted = code.remote(pinned, named, model)
+        transfer.fetch([*trusted, *(named[name] for name in weights)])
     with full_disk_in_words(out, model):
         for name in {*small, *weights, *(file.path for file in trusted)}:
             place(kept / name, out / name)

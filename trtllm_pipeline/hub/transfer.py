@@ -57,7 +57,7 @@ class Transfer:
         headers: Mapping[str, str],
         progress: Progress,
         max_workers: int,
-        lookup: Callable[[str], Path | None] = lambda _name: None,
+        lookup: Callable[[str], Path | None] | None = None,
     ) -> None:
         """`lookup` finds a file by name in the user's cache; a file that is found and verified is not downloaded."""
         self._hub, self._model, self._folder = hub, model, folder
@@ -105,7 +105,7 @@ class Transfer:
         if target.exists():  # has its name only since it was verified
             self._count(file.size)
             return
-        cached = self._lookup(file.path)
+        cached = self._lookup(file.path) if self._lookup else None
         if cached is not None and mismatch(cached, file) is None:
             place(cached.resolve(), target)
             self._count(file.size)

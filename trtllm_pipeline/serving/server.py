@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http
 import json
 import re
 import signal
@@ -104,7 +103,7 @@ def ask(
 def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
     """Whether every path returns status 200."""
     try:
-        return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == http.HTTPStatus.OK for path in paths)
+        return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == 200 for path in paths)
     except (OSError, HttpError):
         return False
 

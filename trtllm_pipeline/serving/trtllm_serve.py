@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http
 import json
 import os
 import threading
@@ -70,7 +69,7 @@ class OpenAiServer:
     def _version(self) -> str | None:
         try:
             status, answer = ask(self.host, self.ports.http, "GET", "/version")
-            return str(json.loads(answer)["version"]) if status == http.HTTPStatus.OK else None
+            return str(json.loads(answer)["version"]) if status == 200 else None
         except (OSError, HttpError, ValueError, LookupError, TypeError):
             return None
 
