@@ -20,10 +20,10 @@ from itertools import count
 
 from trtllm_pipeline.domain import Resources, Scope, StageRunId
 from trtllm_pipeline.execution.scheduler import (
+    Capacity,
     Event,
     Finished,
     Instruction,
-    Machine,
     Scheduler,
     ServiceEnded,
     ServiceReady,
@@ -32,7 +32,7 @@ from trtllm_pipeline.execution.scheduler import (
     Task,
 )
 
-MACHINE = Machine(32, tuple(f"GPU-{number}" for number in range(8)))
+MACHINE = Capacity(32, tuple(f"GPU-{number}" for number in range(8)))
 
 
 def plan(cells: int) -> list[Task]:

@@ -166,13 +166,13 @@ def _serving_bytes(cell: Cell, machine: Machine) -> int:
     return weights_bytes(shape, cell.precision, cell.tp, cell.pp) + per_token * requests * (cell.isl + cell.osl)
 
 
-def capacity(machine: Machine) -> scheduling.Machine:
+def capacity(machine: Machine) -> scheduling.Capacity:
     """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
-    return scheduling.Machine(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
+    return scheduling.Capacity(cpus=machine.cpus, gpus=tuple(gpu.uuid for gpu in machine.gpus))
 
 
 def simulate(
-    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Machine, present: Collection[StageRunId]
+    plan: Plan, takes: Mapping[StageRunId, float], on: scheduling.Capacity, present: Collection[StageRunId]
 ) -> float:
     """Wall-clock seconds that running `plan` on the machine `on` will take, if each stage run `takes` these seconds."""
     known = list(tasks(plan, lambda run: takes[run.id]))

@@ -99,7 +99,7 @@ def execute(
     observer: Observer,
     *,
     run_id: str,
-    machine: scheduling.Machine,
+    machine: scheduling.Capacity,
     present: Mapping[Fingerprint, Artifact],
     keep_going: bool = True,
 ) -> Outcome:
@@ -120,7 +120,7 @@ class _Execution:
         executor: Executor,
         observer: Observer,
         run_id: str,
-        machine: scheduling.Machine,
+        machine: scheduling.Capacity,
         present: Mapping[Fingerprint, Artifact],
         keep_going: bool,
     ) -> None:

@@ -42,7 +42,7 @@ BACKOFF_LIMIT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Capacity:
     """What there is to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
 
     cpus: int
@@ -257,7 +257,7 @@ class Scheduler:
     def __init__(
         self,
         tasks: Iterable[Task],
-        machine: Machine,
+        machine: Capacity,
         *,
         up_to_date: Collection[StageRunId] = (),
         wanted: Collection[StageRunId] | None = None,

@@ -19,7 +19,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import simulate
 from trtllm_pipeline.execution.loop import Outcome, execute
-from trtllm_pipeline.execution.scheduler import Machine
+from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
@@ -115,7 +115,7 @@ def plan_of(*precisions: str, until: str | None = None) -> Plan:
 
 def run(plan: Plan, store: Store, executor: PretendExecutor, observer: Silent | None = None) -> Outcome:
     present = store.present({each.fingerprint: each.stage.name for each in plan.stage_runs.values()})
-    on = Machine(cpus=4, downloads=2)
+    on = Capacity(cpus=4, downloads=2)
     return execute(plan, store, executor, observer or Silent(), run_id="r", machine=on, present=present)
 
 
@@ -282,8 +282,8 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     plan = plan_of("fp16", "fp8")
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     # One download, both builds side by side, then two services one after the other.
-    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
-    assert simulate(plan, takes, Machine(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
+    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set()) == pytest.approx(10 + 4 + 2 * (1 + 2))
+    assert simulate(plan, takes, Capacity(cpus=4, downloads=2), set(plan.stage_runs)) == 0.0
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
@@ -360,7 +360,7 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     )
     taken = claims.lease_machine(("GPU-a",), exclusive=False)
     executor = PretendExecutor()
-    machine = Machine(cpus=2, gpus=("GPU-a", "GPU-b"))
+    machine = Capacity(cpus=2, gpus=("GPU-a", "GPU-b"))
     outcome = execute(plan, store, executor, Silent(), run_id="r", machine=machine, present={})
     assert taken is not None
     assert outcome.exit_code == 0

@@ -18,13 +18,13 @@ from trtllm_pipeline.execution.scheduler import (
     TRANSITIONS,
     Busy,
     Cancel,
+    Capacity,
     Event,
     Failure,
     Finished,
     Freed,
     Instruction,
     Interrupt,
-    Machine,
     RetryAt,
     Scheduler,
     ServiceEnded,
@@ -79,7 +79,7 @@ SERVED = (
 
 def served(*more: Task, **options) -> Scheduler:
     """A service that has just become ready, its smoke task running."""
-    scheduler = Scheduler((*SERVED, *more), Machine(8, ("A", "B")), **options)
+    scheduler = Scheduler((*SERVED, *more), Capacity(8, ("A", "B")), **options)
     assert "repo" in names(scheduler.advance(0))
     assert scheduler.advance(1, Finished(sid("repo"))) == [Start(sid("serve"), ("A",), 1)]
     assert scheduler.advance(2, ServiceReady(sid("serve"))) == [Start(sid("smoke"), ("A",), 1)]
@@ -90,7 +90,7 @@ def served(*more: Task, **options) -> Scheduler:
 
 
 def test_a_chain_runs_in_order_and_ends() -> None:
-    scheduler = Scheduler([task("c", "b"), task("b", "a"), task("a")], Machine(4))
+    scheduler = Scheduler([task("c", "b"), task("b", "a"), task("a")], Capacity(4))
     assert scheduler.advance(0) == [Start(sid("a"), (), 1)]
     assert scheduler.running == ("a",)
     assert names(scheduler.advance(1, Finished(sid("a")))) == ["b"]
@@ -110,7 +110,7 @@ def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
         task("head", s=1),
         task("tail", "head", s=9),
     ]
-    scheduler = Scheduler(tasks, Machine(1))
+    scheduler = Scheduler(tasks, Capacity(1))
     order = names(scheduler.advance(0))
     while not scheduler.finished:
         order += names(scheduler.advance(0, Finished(sid(order[-1]))))
@@ -119,25 +119,27 @@ def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
 
 def test_what_runs_inside_a_service_counts_for_the_path_to_it() -> None:
     tasks = [task("quick"), service("serve", "quick", s=1), inside("perf", "serve", s=50), task("slow", s=20)]
-    assert names(Scheduler(tasks, Machine(1)).advance(0)) == ["quick"]
+    assert names(Scheduler(tasks, Capacity(1)).advance(0)) == ["quick"]
 
 
 def test_gpus_go_out_by_name_and_come_back() -> None:
     tasks = [task("a", gpus=2, s=9), task("b", gpus=1, s=8), task("c", gpus=2, s=7)]
-    scheduler = Scheduler(tasks, Machine(8, ("GPU-0", "GPU-1", "GPU-2")))
+    scheduler = Scheduler(tasks, Capacity(8, ("GPU-0", "GPU-1", "GPU-2")))
     assert scheduler.advance(0) == [Start(sid("a"), ("GPU-0", "GPU-1"), 1), Start(sid("b"), ("GPU-2",), 1)]
     assert scheduler.advance(1, Finished(sid("b"))) == []  # one GPU is free; a gang takes all of its own or none
     assert scheduler.advance(2, Finished(sid("a"))) == [Start(sid("c"), ("GPU-0", "GPU-1"), 1)]
 
 
 def test_downloads_have_slots_of_their_own() -> None:
-    scheduler = Scheduler([task(name, cpus=0, downloads=1) for name in "abc"], Machine(1, downloads=2))
+    scheduler = Scheduler([task(name, cpus=0, downloads=1) for name in "abc"], Capacity(1, downloads=2))
     assert names(scheduler.advance(0)) == ["a", "b"]
     assert names(scheduler.advance(1, Finished(sid("a")))) == ["c"]
 
 
 def test_more_than_the_machine_has_fails_at_once_with_the_reason() -> None:
-    scheduler = Scheduler([task("build", gpus=8, cpus=9), task("repo", "build"), task("other")], Machine(4, ("A", "B")))
+    scheduler = Scheduler(
+        [task("build", gpus=8, cpus=9), task("repo", "build"), task("other")], Capacity(4, ("A", "B"))
+    )
     assert statuses(scheduler, "build", "repo", "other") == [S.FAILED, S.BLOCKED, S.PENDING]
     failure = scheduler.failure(sid("build"))
     assert failure == Failure(
@@ -156,7 +158,7 @@ def test_small_work_fills_the_gap_before_a_reserved_gang_but_does_not_delay_it()
         task("fits_too", gpus=1, s=50),
         task("cpu_only", s=40),
     ]
-    scheduler = Scheduler(tasks, Machine(64, ("A", "B", "C", "D")))
+    scheduler = Scheduler(tasks, Capacity(64, ("A", "B", "C", "D")))
     assert names(scheduler.advance(0)) == ["running", "too_long", "fits", "cpu_only"]
     assert names(scheduler.advance(45)) == []
     # 40 s are left before the gang's turn: nothing of 50 s may start any more.
@@ -174,7 +176,7 @@ def test_work_that_outlasts_the_reservation_starts_if_it_fits_beside_it() -> Non
         task("beside", gpus=1, s=150),
         task("no_room", gpus=1, s=140),
     ]
-    scheduler = Scheduler(tasks, Machine(64, ("A", "B", "C", "D")))
+    scheduler = Scheduler(tasks, Capacity(64, ("A", "B", "C", "D")))
     assert names(scheduler.advance(0)) == ["running", "beside"]
     assert names(scheduler.advance(100, Finished(sid("running")))) == ["after_running", "gang"]
 
@@ -182,7 +184,7 @@ def test_work_that_outlasts_the_reservation_starts_if_it_fits_beside_it() -> Non
 def test_an_exclusive_task_runs_alone_and_does_not_starve() -> None:
     tasks = [task("long", s=50), task("alone", exclusive=True, s=40)]
     tasks += [task(f"small{i}", cpus=0, s=20) for i in range(20)]
-    scheduler = Scheduler(tasks, Machine(2))
+    scheduler = Scheduler(tasks, Capacity(2))
     first = names(scheduler.advance(0))
     assert first[0] == "long"
     assert "alone" not in first
@@ -193,7 +195,7 @@ def test_an_exclusive_task_runs_alone_and_does_not_starve() -> None:
 
 def test_nothing_new_starts_before_an_exclusive_head_that_overdue_work_keeps_waiting() -> None:
     tasks = [task("late", s=50), task("alone", exclusive=True, s=40), task("small", "gate", s=10), task("gate", s=5)]
-    scheduler = Scheduler(tasks, Machine(4))
+    scheduler = Scheduler(tasks, Capacity(4))
     assert names(scheduler.advance(0)) == ["late", "gate"]
     assert names(scheduler.advance(70, Finished(sid("gate")))) == []
     assert names(scheduler.advance(90, Finished(sid("late")))) == ["alone"]
@@ -205,7 +207,7 @@ def test_nothing_new_starts_before_an_exclusive_head_that_overdue_work_keeps_wai
 
 def test_what_is_up_to_date_needs_nothing() -> None:
     done = {sid("a"), sid("c")}
-    scheduler = Scheduler([task("a"), task("b", "a"), task("c", "b")], Machine(1), up_to_date=done)
+    scheduler = Scheduler([task("a"), task("b", "a"), task("c", "b")], Capacity(1), up_to_date=done)
     assert names(scheduler.advance(0)) == ["b"]
     scheduler.advance(1, Finished(sid("b")))
     assert scheduler.finished
@@ -214,17 +216,17 @@ def test_what_is_up_to_date_needs_nothing() -> None:
 
 def test_only_what_is_wanted_and_needed_runs() -> None:
     tasks = [task("a"), task("b", "a"), task("c", "b"), task("d", "a")]
-    scheduler = Scheduler(tasks, Machine(4), up_to_date={sid("b")}, wanted=[sid("c")])
+    scheduler = Scheduler(tasks, Capacity(4), up_to_date={sid("b")}, wanted=[sid("c")])
     assert names(scheduler.advance(0)) == ["c"]
     assert statuses(scheduler, "a", "b", "d") == [S.SKIPPED, S.UP_TO_DATE, S.SKIPPED]
 
 
 def test_a_service_without_anything_to_do_is_skipped_with_what_only_it_needs() -> None:
     done = {sid(name) for name in ("smoke", "perf", "accuracy")}
-    scheduler = Scheduler(SERVED, Machine(4, ("A",)), up_to_date=done, wanted=list(done))
+    scheduler = Scheduler(SERVED, Capacity(4, ("A",)), up_to_date=done, wanted=list(done))
     assert scheduler.finished
     assert statuses(scheduler, "repo", "serve") == [S.SKIPPED, S.SKIPPED]
-    scheduler = Scheduler(SERVED, Machine(4, ("A",)), up_to_date=done | {sid("repo")})
+    scheduler = Scheduler(SERVED, Capacity(4, ("A",)), up_to_date=done | {sid("repo")})
     assert scheduler.finished
 
 
@@ -243,7 +245,7 @@ def test_a_service_without_anything_to_do_is_skipped_with_what_only_it_needs() -
 )
 def test_a_list_that_is_no_plan_is_refused(tasks: list[Task], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Scheduler(tasks, Machine(1))
+        Scheduler(tasks, Capacity(1))
 
 
 # Services.
@@ -262,7 +264,7 @@ def test_a_service_runs_its_tasks_one_after_another_and_is_stopped() -> None:
 
 def test_a_service_waits_for_what_the_tasks_inside_it_need() -> None:
     tasks = [task("repo"), task("rows", s=9), service("serve", "repo"), inside("perf", "serve", "rows")]
-    scheduler = Scheduler(tasks, Machine(8))
+    scheduler = Scheduler(tasks, Capacity(8))
     scheduler.advance(0)
     assert scheduler.advance(1, Finished(sid("repo"))) == []
     assert names(scheduler.advance(2, Finished(sid("rows")))) == ["serve"]
@@ -279,7 +281,7 @@ def test_a_failure_inside_blocks_what_needs_it_and_the_service_still_stops() -> 
 
 def test_a_service_whose_tasks_are_all_blocked_does_not_start() -> None:
     tasks = [task("rows"), service("serve"), inside("perf", "serve", "rows")]
-    scheduler = Scheduler(tasks, Machine(8))
+    scheduler = Scheduler(tasks, Capacity(8))
     scheduler.advance(0)
     assert scheduler.advance(1, Finished(sid("rows"), BUG)) == []
     assert statuses(scheduler, "serve", "perf") == [S.SKIPPED, S.BLOCKED]
@@ -287,7 +289,7 @@ def test_a_service_whose_tasks_are_all_blocked_does_not_start() -> None:
 
 
 def test_a_service_that_does_not_start_blocks_all_inside_it() -> None:
-    scheduler = Scheduler(SERVED, Machine(8, ("A",)))
+    scheduler = Scheduler(SERVED, Capacity(8, ("A",)))
     scheduler.advance(0)
     scheduler.advance(0, Finished(sid("repo")))
     assert scheduler.advance(1, ServiceEnded(sid("serve"), BUG)) == []
@@ -298,7 +300,7 @@ def test_a_service_that_does_not_start_blocks_all_inside_it() -> None:
 
 @pytest.mark.parametrize(("ready", "message"), [(False, "ended before it was ready"), (True, "before it was asked to")])
 def test_a_service_that_ends_well_but_too_early_has_failed(ready: bool, message: str) -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(8))
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(8))
     scheduler.advance(0)
     if ready:
         scheduler.advance(1, ServiceReady(sid("serve")))
@@ -338,7 +340,7 @@ def test_a_service_that_died_of_something_passing_is_started_again() -> None:
 
 def test_a_task_with_retries_goes_on_in_the_restarted_service() -> None:
     tasks = [service("serve", retries=1), inside("perf", "serve", retries=1)]
-    scheduler = Scheduler(tasks, Machine(1))
+    scheduler = Scheduler(tasks, Capacity(1))
     scheduler.advance(0)
     scheduler.advance(1, ServiceReady(sid("serve")))
     scheduler.advance(2, ServiceEnded(sid("serve"), TRANSIENT))
@@ -348,7 +350,7 @@ def test_a_task_with_retries_goes_on_in_the_restarted_service() -> None:
 
 
 def test_a_service_ready_after_it_was_asked_to_stop_starts_nothing() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
     scheduler.advance(0)
     assert scheduler.advance(1, Freed(sid("perf"), done=True)) == [Stop(sid("serve"))]
     assert scheduler.advance(2, ServiceReady(sid("serve"))) == []
@@ -370,7 +372,7 @@ def test_in_one_step_a_service_known_to_be_dead_gets_nothing_more_to_do() -> Non
 
 def test_a_failure_blocks_all_downstream_and_nothing_else() -> None:
     tasks = [task("a"), task("b", "a"), task("c", "b"), task("d")]
-    scheduler = Scheduler(tasks, Machine(4))
+    scheduler = Scheduler(tasks, Capacity(4))
     scheduler.advance(0)
     scheduler.advance(1, Finished(sid("a"), BUG))
     assert statuses(scheduler, "a", "b", "c", "d") == [S.FAILED, S.BLOCKED, S.BLOCKED, S.RUNNING]
@@ -379,14 +381,14 @@ def test_a_failure_blocks_all_downstream_and_nothing_else() -> None:
 
 def test_a_long_chain_is_blocked_without_recursion() -> None:
     tasks = [task("0")] + [task(str(i), str(i - 1)) for i in range(1, 5000)]
-    scheduler = Scheduler(tasks, Machine(1))
+    scheduler = Scheduler(tasks, Capacity(1))
     scheduler.advance(0)
     scheduler.advance(1, Finished(sid("0"), BUG))
     assert scheduler.counts[S.BLOCKED] == 4999
 
 
 def test_transient_failures_are_tried_again_after_growing_waits() -> None:
-    scheduler = Scheduler([task("a", retries=2)], Machine(1))
+    scheduler = Scheduler([task("a", retries=2)], Capacity(1))
     now = 100.0
     scheduler.advance(now)
     for failures in (1, 2):
@@ -414,14 +416,14 @@ def test_backoff_grows_to_a_limit_and_differs_between_tasks() -> None:
     [FailureClass.INFEASIBLE, FailureClass.TIMEOUT, FailureClass.USER, FailureClass.BUG, FailureClass.OUT_OF_MEMORY],
 )
 def test_what_would_fail_again_is_not_tried_again(kind: FailureClass) -> None:
-    scheduler = Scheduler([task("a", retries=5)], Machine(1))
+    scheduler = Scheduler([task("a", retries=5)], Capacity(1))
     scheduler.advance(0)
     assert scheduler.advance(1, Finished(sid("a"), Failure(kind, "no"))) == []
     assert statuses(scheduler, "a") == [S.FAILED]
 
 
 def test_out_of_memory_beside_others_is_tried_once_more_alone() -> None:
-    scheduler = Scheduler([task("big", retries=5), task("beside")], Machine(4))
+    scheduler = Scheduler([task("big", retries=5), task("beside")], Capacity(4))
     scheduler.advance(0)
     (retry,) = scheduler.advance(1, Finished(sid("big"), OOM))
     assert isinstance(retry, RetryAt)
@@ -454,7 +456,7 @@ def test_an_interrupt_cancels_what_runs_and_ends_services_after_it() -> None:
 
 
 def test_an_interrupt_stops_a_service_that_is_not_ready_yet() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
     scheduler.advance(0)
     assert scheduler.advance(1, Interrupt()) == [Stop(sid("serve"))]
     scheduler.advance(2, ServiceEnded(sid("serve")))
@@ -465,7 +467,7 @@ def test_an_interrupt_stops_a_service_that_is_not_ready_yet() -> None:
 
 
 def test_what_another_invocation_does_occupies_nothing_here() -> None:
-    scheduler = Scheduler([task("a", s=9), task("b"), task("c", "a")], Machine(1))
+    scheduler = Scheduler([task("a", s=9), task("b"), task("c", "a")], Capacity(1))
     scheduler.advance(0)
     assert names(scheduler.advance(1, Busy(sid("a")))) == ["b"]
     assert statuses(scheduler, "a") == [S.ELSEWHERE]
@@ -476,20 +478,20 @@ def test_what_another_invocation_does_occupies_nothing_here() -> None:
 
 
 def test_what_another_invocation_gave_up_is_done_here_as_the_same_attempt() -> None:
-    scheduler = Scheduler([task("a")], Machine(1))
+    scheduler = Scheduler([task("a")], Capacity(1))
     scheduler.advance(0)
     scheduler.advance(1, Busy(sid("a")))
     assert scheduler.advance(2, Freed(sid("a"), done=False)) == [Start(sid("a"), (), 1)]
 
 
 def test_what_was_published_just_before_the_claim_is_up_to_date() -> None:
-    scheduler = Scheduler([task("a"), task("b", "a")], Machine(1))
+    scheduler = Scheduler([task("a"), task("b", "a")], Capacity(1))
     scheduler.advance(0)
     assert names(scheduler.advance(1, Freed(sid("a"), done=True))) == ["b"]
 
 
 def test_a_service_whose_tasks_were_done_elsewhere_is_skipped() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Machine(1))
+    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
     scheduler.advance(0)
     scheduler.advance(1, Busy(sid("serve")))
     assert scheduler.advance(2, Freed(sid("perf"), done=True), Freed(sid("serve"), done=False)) == []
@@ -498,7 +500,7 @@ def test_a_service_whose_tasks_were_done_elsewhere_is_skipped() -> None:
 
 
 def test_a_task_freed_after_its_service_failed_is_blocked() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve"), inside("more", "serve")], Machine(1))
+    scheduler = Scheduler([service("serve"), inside("perf", "serve"), inside("more", "serve")], Capacity(1))
     scheduler.advance(0)
     scheduler.advance(1, ServiceReady(sid("serve")))
     assert names(scheduler.advance(2, Busy(sid("perf")))) == ["more"]
@@ -514,7 +516,7 @@ def test_a_task_freed_after_its_service_failed_is_blocked() -> None:
 
 
 def test_events_that_cannot_be_are_refused() -> None:
-    scheduler = Scheduler([task("a"), task("b", "a"), service("s"), inside("i", "s")], Machine(4))
+    scheduler = Scheduler([task("a"), task("b", "a"), service("s"), inside("i", "s")], Capacity(4))
     scheduler.advance(0)
     with pytest.raises(ValueError, match="for a task that is pending"):
         scheduler.advance(0, Finished(sid("b")))
@@ -537,7 +539,7 @@ def test_observers_see_every_change_once() -> None:
     seen: list[tuple[str, StageStatus, StageStatus]] = []
     scheduler = Scheduler(
         [task("a"), task("b", "a"), task("c")],
-        Machine(1),
+        Capacity(1),
         up_to_date={sid("c")},
         observe=lambda *change: seen.append(change),
     )
@@ -560,7 +562,7 @@ class Simulation:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         gpus = tuple(f"GPU-{i}" for i in range(rng.choice([0, 1, 2, 4])))
-        self.machine = Machine(rng.choice([1, 2, 4]), gpus, rng.choice([1, 2]))
+        self.machine = Capacity(rng.choice([1, 2, 4]), gpus, rng.choice([1, 2]))
         self.tasks = {one.id: one for one in self.random_tasks()}
         ids = list(self.tasks)
         up_to_date = {one for one in ids if rng.random() < 0.2}
@@ -783,7 +785,7 @@ def test_any_plan_in_any_order_of_events_ends_and_breaks_no_rule(seed: int) -> N
     Simulation(random.Random(seed)).run()
 
 
-def list_schedule(tasks: list[Task], machine: Machine) -> float:
+def list_schedule(tasks: list[Task], machine: Capacity) -> float:
     """Makespan of plain list scheduling: at every end of a task, whatever is ready and fits starts, longest path first."""
     children: dict[str, list[Task]] = {one.id: [] for one in tasks}
     for one in tasks:
@@ -810,7 +812,7 @@ def list_schedule(tasks: list[Task], machine: Machine) -> float:
     return now
 
 
-def makespan(tasks: list[Task], machine: Machine) -> float:
+def makespan(tasks: list[Task], machine: Capacity) -> float:
     scheduler = Scheduler(tasks, machine)
     by_id = {one.id: one for one in tasks}
     now, running, instructions = 0.0, [], scheduler.advance(0)
@@ -826,7 +828,7 @@ def makespan(tasks: list[Task], machine: Machine) -> float:
 @given(st.integers(0, 2**63))
 def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed: int) -> None:
     rng = random.Random(seed)
-    machine = Machine(rng.randint(4, 12), tuple("ABCD"))
+    machine = Capacity(rng.randint(4, 12), tuple("ABCD"))
     tasks: list[Task] = []
     for number in range(rng.randint(20, 120)):
         needs = [one.id for one in rng.sample(tasks[-20:], min(len(tasks), rng.choice([0, 0, 1, 1, 2])))]

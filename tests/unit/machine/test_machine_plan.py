@@ -17,7 +17,7 @@ from trtllm_pipeline.config.recipes import recipes_folder
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
-from trtllm_pipeline.execution.scheduler import Machine as Slots
+from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine.model import Gpu, Machine
@@ -94,7 +94,7 @@ def test_until_keeps_all_that_an_input_can_come_from(optional: tuple[Stage, ...]
 
 
 def test_gpus_are_handed_out_by_the_names_that_cuda_takes() -> None:
-    assert capacity(MACHINE) == Slots(cpus=2)
+    assert capacity(MACHINE) == Capacity(cpus=2)
     named = capacity(replace(MACHINE, gpus=GPUS))
     assert named.gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 
