@@ -127,7 +127,7 @@ def check_feasible(plan: Plan) -> None:
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         raise PlanError(
             "no cell can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline matrix show FILE lists the cells; --assume MACHINE plans for another machine",
+            hint="pipeline doctor shows what this machine has; --assume MACHINE plans for another one",
         )
 
 

@@ -186,7 +186,7 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
             below = {segments[depth] for segments in split if len(segments) > depth and _fits(segments, parts[:depth])}
             near = difflib.get_close_matches(parts[depth], sorted(below), n=8, cutoff=0)
             if near:
-                return f"in the place of {parts[depth]!r} there is {', '.join(near)}"
+                return f"instead of {parts[depth]!r}, use {' or '.join(near)}"
     return "`pipeline matrix show FILE` lists the cells"
 
 

@@ -388,12 +388,12 @@ def test_select_keeps_the_order(write: Write) -> None:
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
-        ("smal/fp16", "in the place of 'smal' there is small, small-2"),
-        ("small/int8wo/*", "in the place of 'int8wo' there is int8_wo, fp16"),
-        ("!small/*/tp1", "in the place of 'tp1' there is tp1pp1, tp2pp2"),
+        ("smal/fp16", "instead of 'smal', use small or small-2"),
+        ("small/int8wo/*", "instead of 'int8wo', use int8_wo or fp16"),
+        ("!small/*/tp1", "instead of 'tp1', use tp1pp1 or tp2pp2"),
         ("small/fp16/tp1pp1/bs4/isl128-osl32/embedded", "`pipeline matrix show FILE` lists the cells"),
-        ("", "in the place of '' there is"),
-        ("!", "in the place of '' there is"),
+        ("", "instead of '', use"),
+        ("!", "instead of '', use"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error(write: Write, pattern: str, hint: str) -> None:
