@@ -83,5 +83,4 @@ def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
     if all(finding["check"] in {"client_cpu", "client_lag", "schedule"} for finding in invalid):
         return FailureClass.TRANSIENT
     causes = "; ".join(finding["message"] for finding in invalid if finding["check"] == "failures")
-    failure = failure_class(causes)
-    return FailureClass.CHECK if failure is FailureClass.BUG else failure
+    return failure_class(causes) if causes else FailureClass.CHECK

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+_REQUEST_FAILED: Final = "the request failed"
 OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
 """Those that answer a bare prompt, as Triton's do; chat wraps it into the model's template."""
 
@@ -72,9 +73,11 @@ def run(context: StageContext[Smoke]) -> None:
         one = failed[0]
         more = f" ({len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
         failure = failure_class(one.detail)
+        if failure is FailureClass.BUG and _REQUEST_FAILED not in one.detail:
+            failure = FailureClass.CHECK
         raise StageError(
             f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}",
-            failure=FailureClass.CHECK if failure is FailureClass.BUG else failure,
+            failure=failure,
             hint="correct settings.smoke.expected, or the recipe's, if the answer is right after all"
             if one.name == "expected"
             else None,
@@ -240,7 +243,7 @@ class _Smoke:
         prompt = Prompt("smoke", self.asked.prompt, stop_words=() if stop is None else (stop,))
         answer = await client.session().generate(self.target.generation(prompt, 0))
         if answer.error is not None:
-            raise _CheckError(f"the request failed: {answer.error}")
+            raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
         return answer
 
 
