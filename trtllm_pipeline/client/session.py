@@ -1,4 +1,4 @@
-"""Requests to a model and their answers, whatever the protocol: a session sends one request at a time and times the answer."""
+"""Requests to a model and their answers over any protocol. A session sends one request at a time and times the answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 
 _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64
-"""More of one answer, beside the spare ones, no server needs for what it was asked for: several choices, a role, usage."""
+"""Besides the spare ones, enough messages per token for several choices, a role and usage."""
 
 Option = bool | int | float | str | Sequence[str]
 

@@ -97,8 +97,8 @@ def _entries(listed: Any) -> tuple[FileEntry, ...]:
 def read(folder: Path) -> Manifest:
     """The manifest of the artifact in `folder`, STAGE/FINGERPRINT.
 
-    Raises NoManifestError when there is none, or it is damaged or of another artifact. Another StateError says nothing against the artifact: the manifest was
-    written by another release, or cannot be read just now.
+    Raises NoManifestError if there is none, or if it is damaged or belongs to another artifact. Any other StateError does
+    not count against the artifact: another release wrote the manifest, or it cannot be read now.
     """
     path = folder / NAME
     try:
