@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.bench.conditions import UNKNOWN
-from trtllm_pipeline.files.writing import csv_value
 from trtllm_pipeline.planning.names import count, shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback, to_json
 from trtllm_pipeline.report.gate import Break, Judgement
+from trtllm_pipeline.report.tables import csv_table
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -302,19 +300,15 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequ
 
 def to_csv(comparison: Comparison) -> str:
     """One line for each figure of each pair."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["cell", "base_cell", "level", "metric", "unit", "base", "new", "change", "low", "high", "method", "verdict"]
-    )
+    place_names = ("cell", "base_cell", "level", "metric", "unit")
+    names = (*place_names, "base", "new", "change", "low", "high", "method", "verdict")
+    rows = []
     for pair in comparison.pairs:
         for delta in pair.deltas:
-            low, high = delta.interval or (None, None)
-            figures = [delta.base, delta.new, delta.change, low, high]
-            names = [delta.metric, unit(delta.metric)]
-            values = [pair.cell, pair.base, pair.level, *names, *figures, delta.method, delta.verdict.value]
-            writer.writerow(map(csv_value, values))
-    return text.getvalue()
+            figures = [delta.base, delta.new, delta.change, *(delta.interval or (None, None))]
+            place = [pair.cell, pair.base, pair.level, delta.metric, unit(delta.metric)]
+            rows.append(dict(zip(names, [*place, *figures, delta.method, delta.verdict.value], strict=True)))
+    return f"{csv_table(rows) or ','.join(names)}\n"
 
 
 def gate_json(broken: Sequence[Break], *, judged: bool = True) -> Mapping[str, Any]:

@@ -107,26 +107,14 @@ class CellResult:
 
     def to_json(self) -> dict[str, Json]:
         """The row as in report.json, see docs/formats.md."""
-        return {
-            "id": self.id,
-            "axes": dict(self.axes),
+        written: dict[str, Json] = {
             "status": self.status.value,
-            "failed_stage": self.failed_stage,
-            "failure": self.failure,
-            "reason": self.reason,
-            "hint": self.hint,
-            "log": self.log,
-            "seconds": dict(self.seconds),
-            "engine_size_bytes": self.engine_size_bytes,
             "perf": [level.to_json() for level in self.levels],
-            "accuracy": dict(self.accuracy),
-            "accuracy_total": self.accuracy_total,
-            "accuracy_intervals": {name: list(ends) for name, ends in self.accuracy_intervals.items()},
             "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
-            "smoke": None if self.smoke is None else dict(self.smoke),
-            "findings": list(self.findings),
             "conditions": self.conditions.to_json(),
         }
+        names = ("perf" if name == "levels" else name for name in CellResult.__dataclass_fields__)
+        return {name: written[name] if name in written else getattr(self, name) for name in names}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> CellResult:

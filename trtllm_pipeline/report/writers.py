@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import shutil
@@ -20,10 +18,11 @@ from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, Goodp
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.user_files import decode_mapping
-from trtllm_pipeline.files.writing import csv_value, json_lines
+from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
 from trtllm_pipeline.report.rows import CellResult, CellStatus
+from trtllm_pipeline.report.tables import csv_table
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -48,7 +47,7 @@ _MAX_PROBLEMS: Final = 20
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 _SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s", "warmup_requests", "repeats")
-"""Columns of the CSV that are there only where some level has them."""
+"""Columns of a level that the CSV has only where some level has them."""
 
 
 # JSON
@@ -84,20 +83,19 @@ def to_csv(rows: Sequence[CellResult]) -> str:
     stages = list(dict.fromkeys(stage for row in rows for stage in row.seconds))
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     axes = list(dict.fromkeys(name for row in rows for name in row.axes))
+    levels = [level for row in rows for level in row.levels]
     statistics = {
-        name: list(dict.fromkeys(key for row in rows for level in row.levels for key in level.latencies.get(name, {})))
+        name: list(dict.fromkeys(key for level in levels for key in level.latencies.get(name, {})))
         for name in LATENCIES
     }
-    uncertain = [_uncertain(row, scores) for row in rows]
-    known = [name for name in (uncertain or [{}])[0] if any(flat[name] is not None for flat in uncertain)]
-    conditions = [_conditions(row) for row in rows]
-    under = [name for name in (conditions or [{}])[0] if any(flat[name] is not None for flat in conditions)]
     lengths = {
-        name: list(dict.fromkeys(key for row in rows for level in row.levels for key in level.lengths.get(name, {})))
-        for name in LENGTHS
+        name: list(dict.fromkeys(key for level in levels for key in level.lengths.get(name, {}))) for name in LENGTHS
     }
     lines: list[dict[str, object]] = []
-    for row, flat, measured in zip(rows, uncertain, conditions, strict=True):
+    optional = set(_SELDOM)
+    for row in rows:
+        uncertain, conditions = _uncertain(row, scores), _conditions(row)
+        optional.update(uncertain, conditions)
         of_cell: dict[str, object] = {
             "cell": row.id,
             **{name: row.axes.get(name) for name in axes},
@@ -110,19 +108,15 @@ def to_csv(rows: Sequence[CellResult]) -> str:
             "engine_size_bytes": row.engine_size_bytes,
             "accuracy_total": row.accuracy_total,
             **{f"accuracy_{name}": row.accuracy.get(name) for name in scores},
-            **{name: flat[name] for name in known},
-            **{name: measured[name] for name in under},
+            **uncertain,
+            **conditions,
         }
         lines += [
             {**of_cell, **_flat(level, statistics), **_asked(row, level, lengths)} for level in row.levels or (None,)
         ]
-    seldom = [name for name in _SELDOM if all(line[name] is None for line in lines)]
-    text = io.StringIO()
-    names = [name for name in lines[0] if name not in seldom] if lines else ["cell"]
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_value(value) for name, value in line.items()} for line in lines)
-    return text.getvalue()
+    empty = {name for name in optional if all(line[name] is None for line in lines)}
+    kept = [{name: value for name, value in line.items() if name not in empty} for line in lines]
+    return f"{csv_table(kept) or 'cell'}\n"
 
 
 def _uncertain(row: CellResult, scores: Sequence[str]) -> dict[str, object]:
