@@ -133,7 +133,7 @@ def check_feasible(plan: Plan) -> None:
 
 def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
-    from trtllm_pipeline.execution.loop import command_lines
+    from trtllm_pipeline.execution.loop import planned_lines
     from trtllm_pipeline.planning.plan_file import plan_lines
 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
@@ -145,7 +145,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
             else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
             for name, upstream in run.inputs.items()
         }
-        return command_lines(run, inputs, "{attempt}", plan.machine)
+        return planned_lines(run, inputs, "{attempt}", plan.machine)
 
     return plan_lines(
         plan,

@@ -157,7 +157,19 @@ def check_workers(planned: dict[str, Any]) -> None:
         stage = toolchains.load(run["toolchain"]).stage(run["stage"])
         assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.worker", "{attempt}/job.json"]
         assert run["program"] == stage.program
+        if run["stage"] == "launch":
+            check_server(run)
         assert run["params"].keys() <= {each.name for each in table(stage.params)}
+
+
+def check_server(run: dict[str, Any]) -> None:
+    """A plan shows what the launch starts: Triton, a rank for each GPU of the cell, on ports that are chosen then."""
+    server, _ = run["argv"]
+    assert any(word.startswith("--model-repository=") and "/store/repository/" in word for word in server)
+    assert "--http-port={http_port}" in server
+    ranks = run["resources"]["gpus"] if run["toolchain"] == ENGINES else 1
+    assert sum(Path(word).name == "tritonserver" for word in server) == ranks
+    assert (server[0] == "mpirun") or ranks == 1
 
 
 def check_sharing(planned: dict[str, Any]) -> None:
@@ -304,7 +316,9 @@ def check_pytorch(planned: dict[str, Any]) -> None:
     assert {run["stage"] for run in lane} >= {"quantize", "repository", "launch"}
     for run in lane:
         *others, _ = run["argv"]
-        assert len(others) == (run["stage"] == "quantize"), "Model Optimizer runs in TensorRT-LLM's own Python"
+        assert len(others) == (run["stage"] in {"quantize", "launch"}), (
+            "Model Optimizer runs in TensorRT-LLM's own Python"
+        )
         given = run["params"]
         axes = next(cell["axes"] for cell in planned["cells"] if cell["id"] == run["cells"][0])
         if run["stage"] == "quantize":

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -485,19 +485,33 @@ class _Execution:
             self._store.index.set_latest(rows)
 
 
+def planned_lines(
+    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
+) -> tuple[tuple[str, ...], ...]:
+    """All command lines of one attempt, as a plan shows them: also those that our own program starts, before it."""
+    started: tuple[tuple[str, ...], ...] = ()
+    if run.stage.starts is not None:
+        context = _context(run, inputs, attempt)
+        started = tuple(tuple(command) for command in run.stage.starts(run.first_cell, context, machine))
+    return (*started, *command_lines(run, inputs, attempt, machine))
+
+
 def command_lines(
     run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
 ) -> tuple[tuple[str, ...], ...]:
     """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
     others: tuple[tuple[str, ...], ...] = ()
     if run.stage.commands is not None:
-        paths = {name: Path(path) for name, path in inputs.items()}
-        files = {name: Path(path) for name, path in run.files.items()}
-        context = StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
-        others = tuple(tuple(command) for command in run.stage.commands(context, machine))
+        others = tuple(tuple(command) for command in run.stage.commands(_context(run, inputs, attempt), machine))
     if run.stage.program is None:
         return others
     return (*others, (sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
+
+
+def _context(run: StageRun, inputs: Mapping[str, str], attempt: str) -> StageContext[Any]:
+    paths = {name: Path(path) for name, path in inputs.items()}
+    files = {name: Path(path) for name, path in run.files.items()}
+    return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
 
 
 def limit_s(run: StageRun) -> float:

@@ -23,14 +23,10 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.group import Group
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
 from trtllm_pipeline.serving import links, triton
-from trtllm_pipeline.serving.server import Ports, all_ok, until_ready
+from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, LOOPBACK, MPIRUN, Ports, argv, needs_mpirun
+from trtllm_pipeline.serving.server import all_ok, until_ready
 
-ENGINE_MODEL: Final = "tensorrt_llm"
-MPIRUN: Final = "mpirun"
-"""The one on PATH."""
 _ASKED: Final = ("ensemble", "tensorrt_llm_bls")
-_WITHOUT_MPIRUN: Final = (0, 19)
-"""First release whose engine model runs without mpirun."""
 _NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
@@ -43,65 +39,6 @@ _ENDED: Final = (
     (re.compile(r"Process name: \[\S*,(\d+)\]\s+Exit code:\s+(\d+)"), 1),
     (re.compile(r"MPI_ABORT was invoked on rank (\d+)[^\n]*\s+(?:with )?errorcode (\d+)"), 1),
 )
-
-
-def needs_mpirun(world_size: int, release: str) -> bool:
-    """Whether an engine of `world_size` ranks needs mpirun in this release of TensorRT-LLM.
-
-    From 0.19 on, a single rank does not, as TensorRT-LLM's own launcher has an option for that.
-    """
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return world_size > 1 or found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
-
-
-def argv(
-    server: str,
-    repository: Path,
-    ports: Ports,
-    world_size: int,
-    *,
-    release: str,
-    run_prefix: str,
-    root: bool,
-    oversubscribe: bool,
-    log: Path,
-    host: str = triton.LOOPBACK,
-    options: Sequence[str] = (),
-    mpirun: str = MPIRUN,
-) -> list[str]:
-    """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
-
-    `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
-    path, or a name on PATH.
-    """
-    every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
-    # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
-    # finishes loading there; a rank that did would accept requests it cannot answer.
-    first = triton.address_options(host, ports)
-    other = (
-        "--model-control-mode=explicit",
-        f"--load-model={ENGINE_MODEL}",
-        *(f"--allow-{name}=false" for name in Ports._fields),
-    )
-    ranks = [
-        [*every, *(other if rank else first), triton.shared_memory_option(f"{run_prefix}{rank}_")]
-        for rank in range(world_size)
-    ]
-    if not needs_mpirun(world_size, release):
-        return ranks[0]
-    command = [mpirun]
-    if root:
-        command.append("--allow-run-as-root")
-    if oversubscribe:
-        command.append("--oversubscribe")
-    # Called by its path, mpirun would put its own folders first on PATH and LD_LIBRARY_PATH.
-    command.append("--noprefix")
-    # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
-    command += ["--bind-to", "none", "--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
-    for rank, words in enumerate(ranks):
-        command += [":"] * bool(rank) + ["-n", "1", *words]
-    return command
 
 
 class Ranks(Group):
@@ -277,7 +214,7 @@ def start(
     release: str,
     log: Path,
     ports: Ports,
-    host: str = triton.LOOPBACK,
+    host: str = LOOPBACK,
     mpirun: str = MPIRUN,
 ) -> World:
     """Start `world_size` ranks on `repository`; see `argv`. mpirun writes to `log`, the ranks to files beside it.
@@ -324,7 +261,7 @@ def start(
         prefix,
         tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
         loaded,
-        triton.LOOPBACK if host in triton.WILDCARDS else host,
+        LOOPBACK if host in triton.WILDCARDS else host,
         started,
     )
 

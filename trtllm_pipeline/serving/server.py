@@ -9,12 +9,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.signatures import KILLED, PYTHON_STUB, classify, words
+from trtllm_pipeline.serving.command_lines import Ports
 
 TAIL_BYTES: Final = 1 << 18
 """Size of a log's end that is searched for a cause."""
@@ -30,14 +31,6 @@ _ERROR: Final = re.compile(r"^E\d+ |\[E\]|\[ERROR\]|\berror\b|\w+(?:Error|Except
 _PREFIX: Final = re.compile(r"^[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] ")
 """What Triton writes before the text of a line: severity, time, process, place."""
 _LONGEST: Final = 300
-
-
-class Ports(NamedTuple):
-    """The three ports of a Triton server. A server that only speaks HTTP uses the first."""
-
-    http: int
-    grpc: int
-    metrics: int
 
 
 class ServerProcess(Protocol):

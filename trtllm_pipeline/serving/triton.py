@@ -30,10 +30,10 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.guardian import look_up, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.serving import links
-from trtllm_pipeline.serving.server import Ports, all_ok, ask, telling, until_ready
+from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
+from trtllm_pipeline.serving.server import all_ok, ask, telling, until_ready
 from trtllm_pipeline.serving.server import diagnose as explained
 
-LOOPBACK: Final = "127.0.0.1"
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary folder
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
@@ -270,14 +270,6 @@ def ready_paths(models: Sequence[str]) -> tuple[str, ...]:
     return ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in models))
 
 
-def address_options(host: str, ports: Ports) -> tuple[str, ...]:
-    """Options that make a server listen on `ports` of `host` only."""
-    return (
-        *(f"--{name}-address={host}" for name in Ports._fields),
-        *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
-    )
-
-
 def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
     """Options that close interfaces that no client needs, and the names of those that this Triton release lacks.
 
@@ -311,11 +303,6 @@ def _help(triton: Triton) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return (asked.stdout + asked.stderr).decode(errors="replace")
-
-
-def shared_memory_option(prefix: str) -> str:
-    """The option that sets the name prefix of all shared memory of Python models."""
-    return f"--backend-config=python,shm-region-prefix-name={prefix}"
 
 
 def new_prefix() -> str:

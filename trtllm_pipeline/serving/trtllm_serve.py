@@ -13,8 +13,9 @@ from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.group import Group
-from trtllm_pipeline.serving.server import Ports, all_ok, ask, diagnose, until_ready
-from trtllm_pipeline.serving.triton import LOOPBACK, WILDCARDS
+from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
+from trtllm_pipeline.serving.server import all_ok, ask, diagnose, until_ready
+from trtllm_pipeline.serving.triton import WILDCARDS
 
 
 @dataclass(slots=True)

@@ -107,6 +107,8 @@ class Stage:
     """What it occupies on a machine."""
     commands: Callable[[StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
     """Command lines of other programs that do the work, run one after another; ours then checks what they left."""
+    starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
+    """Command lines that its program starts itself, for plans; `{http_port}` and the like stand for what it chooses then."""
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0

@@ -30,7 +30,8 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
 from trtllm_pipeline.serving.addresses import reachable
-from trtllm_pipeline.serving.server import Ports, Server, quoted
+from trtllm_pipeline.serving.command_lines import MPIRUN, Ports
+from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import Launch, LaunchEmbedded
 from trtllm_pipeline.triton_repository import referenced_paths
@@ -98,7 +99,7 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
     referenced_paths.check(repository)
     engine = engine_requirements.check(context.inputs["engine"], machine)
     assert engine.release is not None
-    mpirun = machine.mpirun or mpi_server.MPIRUN
+    mpirun = machine.mpirun or MPIRUN
     _serve(context, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
 
 
@@ -106,7 +107,7 @@ def run_llmapi(context: StageContext[Any]) -> None:
     """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
     repository = context.inputs["repository"]
     referenced_paths.check(repository)
-    _serve(context, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, mpi_server.MPIRUN))
+    _serve(context, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, MPIRUN))
 
 
 def run_openai(context: StageContext[Any], command: Sequence[str]) -> None:

@@ -5,12 +5,14 @@ Only declarations; each stage's program is a module of its own, imported in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv
+from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import GENERAL_PROMPT, Accuracy, Download, Launch, Perf, Score, Smoke, load
 
 ENGINE: Final = ("build", "quantize", "download")
@@ -38,6 +40,39 @@ DOWNLOAD = Stage(
 )
 
 
+def _planned_ports(asked: Launch) -> Ports:
+    """The ports that are asked for, and words for those that are chosen when a server starts."""
+    words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
+    return Ports(*words)
+
+
+def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
+    """The command line of one Triton, as a plan shows it: without what keeps others from its interfaces."""
+    asked = context.params
+    return [
+        "tritonserver" if machine.triton is None else machine.triton.path,
+        f"--model-repository={context.inputs['repository']}",
+        *address_options(asked.host, _planned_ports(asked)),
+    ]
+
+
+def planned_world(context: StageContext[Any], machine: Machine, world_size: int, release: str) -> list[str]:
+    """The command line of an engine's ranks, as a plan shows it."""
+    return argv(
+        "tritonserver" if machine.triton is None else machine.triton.path,
+        context.inputs["repository"],
+        _planned_ports(context.params),
+        world_size,
+        release=release,
+        run_prefix="{prefix}",
+        root=os.geteuid() == 0,
+        oversubscribe=True,
+        log=context.attempt / "ranks",
+        host=context.params.host,
+        mpirun=machine.mpirun or MPIRUN,
+    )
+
+
 def launch(
     params: type[Launch],
     program: str = "trtllm_pipeline.stages.launch:run",
@@ -45,6 +80,7 @@ def launch(
     inputs: Mapping[str, str | tuple[str, ...]],
     identity: tuple[str, ...],
     resources: Callable[[Cell, Machine], Resources],
+    starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
 ) -> Stage:
     """The service stage of a toolchain, whose program takes `params`."""
     return Stage(
@@ -59,6 +95,7 @@ def launch(
         # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
         read=lambda cell: load(params, {"restarts": 0}, cell.settings["serve"]),
         resources=resources,
+        starts=starts,
         identity=identity,
         expected_s=5.0,
         expected_s_per_gb=2.0,

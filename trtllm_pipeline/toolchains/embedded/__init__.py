@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
 from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, PRECISIONS, Build, Convert, Repository
 
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -108,6 +108,10 @@ def _serving_takes(cell: Cell, machine: Machine) -> Resources:
     return Resources(cpus=machine.cpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
 
 
+def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
+    return (planned_server(context, machine),)
+
+
 CONVERT = Stage(
     name="convert",
     version=2,
@@ -171,6 +175,7 @@ TOOLCHAIN: Final = Toolchain(
             inputs={"repository": "repository"},
             identity=("triton", "xllamacpp"),
             resources=_serving_takes,
+            starts=_server,
         ),
         SMOKE,
         PERF,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import ASSUMED
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.serving.command_lines import needs_mpirun
+from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
-from trtllm_pipeline.toolchains.common_stages import launch
+from trtllm_pipeline.toolchains.common_stages import launch, planned_server, planned_world
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
@@ -48,7 +49,17 @@ def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stag
         inputs=inputs,
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
+        starts=_server,
     )
+
+
+def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
+    """What Triton is started with. That of trtllm-serve is in serve.json, which the repository stage writes."""
+    if context.params.frontend != TRITON:
+        return ()
+    if cell.toolchain != ENGINES:
+        return (planned_server(context, machine),)
+    return (planned_world(context, machine, world_size(cell), installed(machine).release),)
 
 
 def missing(machine: Machine) -> str | None:
@@ -244,8 +255,6 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
 
 
 def _needs_mpirun(cell: Cell, release: str) -> bool:
-    from trtllm_pipeline.serving.mpi_server import needs_mpirun  # where it is asked: it imports HTTP and TLS
-
     return needs_mpirun(world_size(cell), release)
 
 

@@ -1,0 +1,95 @@
+"""Command lines that start Triton, for those that start it and for plans that show them. Imports next to nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ENGINE_MODEL: Final = "tensorrt_llm"
+MPIRUN: Final = "mpirun"
+"""The one on PATH."""
+LOOPBACK: Final = "127.0.0.1"
+_WITHOUT_MPIRUN: Final = (0, 19)
+"""First release whose engine model runs without mpirun."""
+
+
+class Ports(NamedTuple):
+    """The three ports of a Triton server. A server that only speaks HTTP uses the first."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def address_options(host: str, ports: Ports) -> tuple[str, ...]:
+    """Options that make a server listen on `ports` of `host` only."""
+    return (
+        *(f"--{name}-address={host}" for name in Ports._fields),
+        *(f"--{name}-port={port}" for name, port in ports._asdict().items()),
+    )
+
+
+def shared_memory_option(prefix: str) -> str:
+    """The option that sets the name prefix of all shared memory of Python models."""
+    return f"--backend-config=python,shm-region-prefix-name={prefix}"
+
+
+def needs_mpirun(world_size: int, release: str) -> bool:
+    """Whether an engine of `world_size` ranks needs mpirun in this release of TensorRT-LLM.
+
+    From 0.19 on, a single rank does not, as TensorRT-LLM's own launcher has an option for that.
+    """
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return world_size > 1 or found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+
+
+def argv(
+    server: str,
+    repository: Path,
+    ports: Ports,
+    world_size: int,
+    *,
+    release: str,
+    run_prefix: str,
+    root: bool,
+    oversubscribe: bool,
+    log: Path,
+    host: str = LOOPBACK,
+    options: Sequence[str] = (),
+    mpirun: str = MPIRUN,
+) -> list[str]:
+    """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
+
+    `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
+    of rank N to `log`/*/rank.N/stdout. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
+    path, or a name on PATH.
+    """
+    every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
+    # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
+    # finishes loading there; a rank that did would accept requests it cannot answer.
+    first = address_options(host, ports)
+    other = (
+        "--model-control-mode=explicit",
+        f"--load-model={ENGINE_MODEL}",
+        *(f"--allow-{name}=false" for name in Ports._fields),
+    )
+    ranks = [
+        [*every, *(other if rank else first), shared_memory_option(f"{run_prefix}{rank}_")]
+        for rank in range(world_size)
+    ]
+    if not needs_mpirun(world_size, release):
+        return ranks[0]
+    command = [mpirun]
+    if root:
+        command.append("--allow-run-as-root")
+    if oversubscribe:
+        command.append("--oversubscribe")
+    # Called by its path, mpirun would put its own folders first on PATH and LD_LIBRARY_PATH.
+    command.append("--noprefix")
+    # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
+    command += ["--bind-to", "none", "--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
+    for rank, words in enumerate(ranks):
+        command += [":"] * bool(rank) + ["-n", "1", *words]
+    return command
