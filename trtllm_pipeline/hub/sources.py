@@ -264,4 +264,4 @@ def _kept(pinned: Mapping[str, Json], partial: Path) -> Iterator[Path]:
 
 def _label(source: Mapping[str, Json]) -> str:
     kind = kind_of(source)
-    return f"{kind} {source[kind]}"
+    return f"{kind.replace('_', ' ')} {source[kind]}"

