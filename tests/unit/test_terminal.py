@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit import fabricated
+from trtllm_pipeline import terminal
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.errors import StageError
@@ -179,3 +180,10 @@ def test_a_traceback_of_ours_is_cleaned_too(
         main(["store", "list"])
     print(HOSTILE, file=sys.stderr)
     assert capsys.readouterr().err == f"{SHOWN}\n"
+
+
+def test_two_streams_end_in_the_same_place_or_not(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as one, (tmp_path / "a").open("a") as again, (tmp_path / "b").open("w") as other:
+        assert terminal.same_place(one, again)
+        assert not terminal.same_place(one, other)
+        assert not terminal.same_place(one, io.StringIO()), "none of the system's"
