@@ -378,7 +378,7 @@ def _serve_cell(name: str, typed: dict[str, Any], plan: Plan, store: Store) -> i
 
 def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a download by hand: a model as people name it, its revision resolved."""
-    from trtllm_pipeline.config.recipes import find_recipe, is_folder, list_recipes, load_recipe
+    from trtllm_pipeline.config.recipes import find_recipe, list_recipes, load_recipe
     from trtllm_pipeline.hub.sources import local_folder, resolve
 
     model = typed.get("model")
@@ -391,8 +391,8 @@ def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
     if name in list_recipes(Path()):
         recipe = load_recipe(find_recipe(name, Path()))
         sources = [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
-    elif is_folder(name) or Path(name).is_dir():
-        sources = [{"local": str(Path(name).absolute())}]
+    elif Path(name).is_dir() or name.startswith(("./", "../", "/", "~")):
+        sources = [{"local": str(Path(name).expanduser().absolute())}]
     elif name.count("/") == 1:
         sources = [{"hugging_face": name, "revision": revision or "main"}]
     else:

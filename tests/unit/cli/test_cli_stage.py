@@ -21,6 +21,7 @@ from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
+from trtllm_pipeline.stages.params import Perf, Selection
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -177,3 +178,98 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
     assert {name: path.parent.parent.name for name, path in given.items()} == inputs
     assert all(path.is_dir() for path in given.values())
     assert (asked.frontend, asked.http_port, asked.stop_timeout_s, asked.restarts) == ("trtllm_serve", 8123, 9.0, 3)
+
+
+# ------------------------------------------------------------------------------------------------------- parameters
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """The parameters that a stage by hand is given for a command line."""
+    found: list[Any] = []
+    monkeypatch.setattr(stage, "_by_hand", lambda _stage, _typed, params: found.append(params) or 0)
+    assert app.main([*words, "--output-dir", "o"]) == 0
+    (params,) = found
+    return params
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    here(monkeypatch, MACHINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "s.json").write_text("{}")
+    return tmp_path
+
+
+PERF = ("perf", "--service", "s.json", "--repository", "d", "--engine", "d", "--max-tokens", "8")
+PYTORCH = ("stage", "repository", "--toolchain", "tensorrt_llm_pytorch", "--model", "d", "--max-batch-size", "4")
+
+
+def test_lists_and_objectives_are_typed_as_people_write_them(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--concurrency", "1,8", "--request-rate", "2.5", "--slo", "ttft=0.3s,tpot=40ms", "--protocol", "http")
+    assert asked(monkeypatch, *PERF, *words) == Perf(
+        max_tokens=8,
+        concurrency=(1, 8),
+        request_rate=(2.5,),
+        slo={"ttft_ms": 300.0, "tpot_ms": 40.0},
+        protocol="http",
+    )
+    assert asked(monkeypatch, *PERF) == Perf(max_tokens=8), "everything else as in a matrix"
+
+
+def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = ("--max-seq-len", "64", "--max-num-tokens", "64")
+    found = asked(
+        monkeypatch, *PYTORCH, *limits, "--llm-args", "kv_cache_config.dtype=fp8", "--llm-args", "x=1", "--no-decoupled"
+    )
+    assert found.llm_args == {"kv_cache_config": {"dtype": "fp8"}, "x": 1}
+    assert found.decoupled is False
+    assert found.enable_chunked_context is None
+
+
+def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(
+        monkeypatch, "convert", "--toolchain", "embedded", "--model", "d", "--precision", "int4_awq",
+        "--calibration-samples", "8", "--calibration-chat-template",
+    )  # fmt: skip
+    assert found.calibration == Selection(samples=8, chat_template=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ("org/name@v1", {"hugging_face": "org/name", "revision": "v1"}),
+        ("org/name", {"hugging_face": "org/name", "revision": "main"}),
+        ("tiny", {"generated": "llama", "seed": 0}),
+        ("./d", {"local": "/d"}),
+    ],
+)
+def test_a_model_is_what_people_call_it(
+    inputs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    source: dict[str, Any],
+) -> None:
+    listed: list[Any] = []
+
+    def resolve(sources: Any, **_options: object) -> dict[str, Any]:
+        listed.extend(sources)
+        return {**sources[0], "revision": "0123abc"} if "hugging_face" in sources[0] else sources[0]
+
+    monkeypatch.setattr(hub, "resolve", resolve)
+    found = asked(monkeypatch, "download", model)
+    assert listed == [source if "local" not in source else {"local": str(inputs / "d")}]
+    if "hugging_face" in source:
+        assert found.source == {**source, "revision": "0123abc"}
+        assert "hugging_face: org/name, revision 0123abc" in capsys.readouterr().err
+    assert found.folder == (str(inputs / "d") if "local" in source else None)
+
+
+def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["convert", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "int4_awq" in said
+    assert "nvfp4" in said
+    assert "--kv-cache-precision" in said
+    assert "pipeline convert --model model --precision int8_wo --output-dir checkpoint" in said
