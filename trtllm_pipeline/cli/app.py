@@ -78,6 +78,7 @@ COMMANDS: Final = (
     Command("store verify", "store:verify", "Read every file again and compare it with the manifests."),
     Command("store repair", "store:repair", "Rebuild the index from the manifests and the history."),
     Command("store gc", "store:gc", "Remove what killed runs left behind."),
+    Command("repository fill", "stage:repository", STAGES["repository"]),
     Command("repository lint", "repository:lint", "Look for what is wrong with a Triton model repository."),
     Command("bench load", "bench:load", "Load any server by its URL and report latency and throughput."),
     Command("bench analyze", "bench:analyze", "Compute all figures of an event file again."),
@@ -92,7 +93,7 @@ GROUPS: Final = {
     "matrix": ("Start, check and describe matrix files.", _FILES),
     "recipes": ("List and show model recipes.", _FILES),
     "store": ("Look after the results in a workspace.", _FILES),
-    "repository": ("Check Triton model repositories; pipeline stage repository writes one.", _FILES),
+    "repository": ("Write and check Triton model repositories.", _FILES),
     "bench": ("Measure any server, without a matrix.", _SERVERS),
     "evaluate": ("Score the answers of any server, without a matrix.", _SERVERS),
 }

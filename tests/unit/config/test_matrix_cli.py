@@ -69,7 +69,7 @@ def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(cells) == 8
     assert cells[0]["settings"]["perf"]["requests"] == 7
     assert cells[0]["reason"] is None
-    assert run(capsys, "matrix", "show", path, "--cells", "smal")[0] == 2
+    assert run(capsys, "matrix", "show", path, "--cells", "large")[0] == 2
 
 
 @pytest.mark.parametrize("kind", ["matrix", "recipe"])
