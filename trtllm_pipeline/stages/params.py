@@ -6,7 +6,6 @@ workers import it. No `from __future__ import annotations` where such classes ar
 """
 
 import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -77,16 +76,18 @@ def table(cls: Any) -> tuple[Field, ...]:
 
 
 @cache
-def _written(cls: Any) -> tuple[tuple[str, str, bool, bool], ...]:
-    return tuple(
+def _special(cls: Any) -> tuple[tuple[str, str, bool, bool], ...]:
+    """Name, the field it is written with, whether runtime, whether nested, of the parameters that are not just written."""
+    found = (
         (
             each.name,
             each.name if each.about.key_with == ITSELF else each.about.key_with,
             each.about.runtime,
-            is_dataclass(each.type),
+            is_dataclass(each.type) or get_origin(each.type) is tuple,
         )
         for each in table(cls)
     )
+    return tuple(each for each in found if any(each[1:]))
 
 
 def key(given: Any) -> dict[str, Json]:
@@ -100,14 +101,14 @@ def to_json(given: Any) -> dict[str, Json]:
 
 
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
-    found: dict[str, Json] = {}
-    for name, key_with, is_runtime, nested in _written(given.__class__):
-        if (is_runtime and not runtime) or (key_with and getattr(given, key_with) in (None, ())):
-            continue
-        value = getattr(given, name)
-        if isinstance(value, tuple):
-            value = list(value)
-        found[name] = _json(value, runtime=runtime) if nested and value is not None else value
+    values: dict[str, Any] = vars(given)
+    found = values.copy()
+    for name, key_with, is_runtime, nested in _special(given.__class__):
+        if (is_runtime and not runtime) or (key_with and values[key_with] in (None, ())):
+            del found[name]
+        elif nested and values[name] is not None:
+            value = values[name]
+            found[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
     return found
 
 
@@ -121,27 +122,27 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
 
     Other keys are left alone. Raises TypeError where a parameter without a default is missing.
     """
-    found = {}
-    for name, convert in _converters(cls):
-        for source in sources:
-            if name in source:
-                value = source[name]
-                found[name] = value if convert is None or value is None else convert(value)
-                break
+    names, converters = _read(cls)
+    found: dict[str, Any] = {}
+    for source in reversed(sources):
+        found.update({name: source[name] for name in names if name in source})
+    for name, convert in converters:
+        if found.get(name) is not None:
+            found[name] = convert(found[name])
     return cls(**found)
 
 
 @cache
-def _converters(cls: Any) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
-    def converter(kind: Any) -> Callable[[Any], Any] | None:
-        if get_origin(kind) is tuple:
-            return tuple
-        if is_dataclass(kind):
-            nested = typing.cast("type[Any]", kind)
-            return lambda value: value if isinstance(value, nested) else load(nested, value)
-        return None
+def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]:
+    """All names, and what makes an object of what JSON has for some of them."""
 
-    return tuple((each.name, converter(each.type)) for each in table(cls))
+    def nested(kind: Any) -> Callable[[Any], Any]:
+        return lambda value: value if isinstance(value, kind) else load(kind, value)
+
+    converters: list[tuple[str, Callable[[Any], Any]]]
+    converters = [(each.name, tuple) for each in table(cls) if get_origin(each.type) is tuple]
+    converters += [(each.name, nested(each.type)) for each in table(cls) if is_dataclass(each.type)]
+    return tuple(each.name for each in table(cls)), tuple(converters)
 
 
 # ------------------------------------------------------------------------------------- stages of every toolchain
