@@ -37,12 +37,14 @@ def logs(
     ] = None,
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on printing until the attempt ends")] = False,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow/--no-follow", help="go on printing until the attempt ends")
+    ] = False,
     lines: Annotated[
         int | None, typer.Option("-n", "--lines", metavar="N", min=1, help="only the last N lines")
     ] = None,
     server: Annotated[
-        bool, typer.Option("--server", help="the log of the server that the launch stage started")
+        bool, typer.Option("--server/--no-server", help="the log of the server that the launch stage started")
     ] = False,
     form: options.TextOrJson = "text",
 ) -> None:

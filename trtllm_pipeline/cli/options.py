@@ -27,7 +27,7 @@ Matrix = Annotated[
         "-m",
         "--matrix",
         metavar="FILE",
-        help="matrix file; pipeline matrix init writes one to start from",
+        help="matrix file, or the name of a shipped one (pipeline matrix list)",
         autocompletion=completion.matrices,
     ),
 ]
@@ -37,7 +37,7 @@ MatrixOrLatest = Annotated[
         "-m",
         "--matrix",
         metavar="FILE",
-        help="matrix file (default: that of the latest run)",
+        help="matrix file, or the name of a shipped one (default: that of the latest run)",
         autocompletion=completion.matrices,
     ),
 ]
@@ -73,7 +73,7 @@ Assume = Annotated[
     typer.Option(
         "--assume",
         metavar="MACHINE",
-        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80 (pipeline help doctor)",
+        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8 (pipeline doctor prints such a line)",
     ),
 ]
 Run = Annotated[
@@ -104,14 +104,15 @@ MeasuredRun = Annotated[
 Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write there instead of to stdout")]
 Url = Annotated[str, typer.Option("-u", "--url", metavar="URL", help="where the server is: HOST:PORT or http(s)://...")]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="model to ask")]
-Yes = Annotated[bool, typer.Option("--yes/--no-yes", "-y", help="do not ask")]
 Until = Annotated[
     str | None,
     typer.Option(
         "--until", metavar="STAGE", help="stop after this stage, e.g. build", autocompletion=completion.stages
     ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="show everything: all rows, notes and definitions")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose/--no-verbose", help="show everything: all rows, notes and definitions")
+]
 TableFormat = Annotated[
     Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="format of the report")
 ]

@@ -17,10 +17,16 @@ from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.store.store import Store
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="only show what would be done, as pipeline plan does")]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="start nothing new after the first failure")]
-RetryInfeasible = Annotated[bool, typer.Option("--retry-infeasible", help="try again what was found never to work")]
-Refresh = Annotated[bool, typer.Option("--refresh", help="ask the hubs again which revision a branch is at")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run/--no-dry-run", help="only show what would be done, as pipeline plan does")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast/--no-fail-fast", help="start nothing new after the first failure")]
+RetryInfeasible = Annotated[
+    bool, typer.Option("--retry-infeasible/--no-retry-infeasible", help="try again what was found never to work")
+]
+Refresh = Annotated[
+    bool, typer.Option("--refresh/--no-refresh", help="ask the hubs again which revision a branch is at")
+]
 Mode = Literal["auto", "live", "plain", "json", "quiet"]
 Progress = Annotated[
     Mode,
