@@ -176,19 +176,31 @@ def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_no_package_from_outside_is_needed() -> None:
+def bare(*words: str) -> subprocess.CompletedProcess[str]:
     """`-S` leaves site-packages out: nothing but Python and the project's own folder."""
-    folder = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "trtllm_pipeline", "doctor", "--format", "json"],
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "trtllm_pipeline", *words],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        cwd=folder,
+        cwd=Path(__file__).resolve().parents[2],
         env={name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTHON"))},
     )
+
+
+def test_no_package_from_outside_is_needed() -> None:
+    done = bare("doctor", "--format", "json")
     assert done.returncode in {0, 3}, done.stderr
     found = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
     assert next(check for check in found["checks"] if check["id"] == "host.packages")["status"] != "ok"
+    text = bare("doctor")
+    assert text.stdout.startswith(("ready", "not ready"))
+    assert text.returncode == done.returncode
+
+
+def test_other_commands_say_that_a_package_is_missing() -> None:
+    done = bare("plan", "--matrix", "tiny")
+    assert done.returncode == 2
+    assert done.stderr == ("error: the package typer is not installed\n  try: pipeline doctor, which does without\n")
