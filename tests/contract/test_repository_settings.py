@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.unit import fabricated, lanes
+from tests.helpers import fabricated
+from tests.helpers import trtllm_cells as lanes
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Repository, Section
 from trtllm_pipeline.stages.params import Field, table

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH, infeasible, settings_of, values
+from tests.helpers.trtllm_cells import cell as some_cell
 from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, build
 from tests.standins.programs.quantize import ALGORITHMS
-from tests.unit.lanes import ENGINES, PYTORCH, infeasible, settings_of, values
-from tests.unit.lanes import cell as some_cell
 from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId

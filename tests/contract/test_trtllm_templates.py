@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from packaging.version import Version
 
-from tests.broken_repositories import write_engine, write_model
+from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.repository_settings import SETTINGS

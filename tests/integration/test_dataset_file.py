@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fake_hub import FakeHub, Fault, Repository
+from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.hub import dataset_file
 

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub, Fault, Repository
 
 from tests.contexts import context
+from tests.helpers.fake_hub import FakeHub, Fault, Repository
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.contexts import context
-from tests.needed import quantize_package
+from tests.helpers.needed import quantize_package
 from tests.standins.installation import install
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from worlds import Stage, eventually, seen_over
 
+from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes.group import Group

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from worlds import Stage, eventually, seen_over
+
+from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 
 pytestmark = [
     pytest.mark.integration,

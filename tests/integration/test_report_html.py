@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.browser import Browser, find_chromium
-from tests.unit.report.fabricated_run import HOSTILE, run
+from tests.helpers.browser import Browser, find_chromium
+from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.bench.result import Goodput
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.drift import references

@@ -14,10 +14,10 @@ from pathlib import Path
 import hpack
 import pytest
 import tritonclient.grpc as grpcclient
-from clients import Client, serve
-from engines import script_engine
 from tritonclient.utils import InferenceServerException
 
+from tests.helpers.embedded_engines import script_engine
+from tests.helpers.triton_client import Client, serve
 from trtllm_pipeline.client.transport import http2
 from trtllm_pipeline.serving import triton
 

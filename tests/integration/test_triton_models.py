@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from clients import Answer, Client, serve, tensors
-from engines import END_ID, LETTERS, SCRIPT, script_engine
 from tritonclient.utils import InferenceServerException
+
+from tests.helpers.embedded_engines import END_ID, LETTERS, SCRIPT, script_engine
+from tests.helpers.triton_client import Answer, Client, serve, tensors
 
 pytestmark = pytest.mark.integration
 BOTH = ("ensemble", "tensorrt_llm_bls")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import END_ID, SCRIPT, random_engine, script_engine
 
+from tests.helpers.embedded_engines import END_ID, SCRIPT, random_engine, script_engine
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, RequestError, Runtime, Sampling
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from clients import Client, Stream
-from engines import script_engine
 
+from tests.helpers.embedded_engines import script_engine
+from tests.helpers.triton_client import Client, Stream
 from trtllm_pipeline.client import recognise
 from trtllm_pipeline.client import triton as asking
 from trtllm_pipeline.errors import FailureClass, ServerError

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 import pytest
-from lanes import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from packaging.version import Version
 
+from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
 from tests.standins.faults import Fault
 
 pytestmark = [

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import Client
 
-from tests.broken_repositories import BROKEN, copy, write_good
+from tests.helpers.broken_repositories import BROKEN, copy, write_good
+from tests.helpers.triton_client import Client
 from tests.standins import templates as standin
 from tests.standins import triton as backend
 from trtllm_pipeline.errors import ServerError

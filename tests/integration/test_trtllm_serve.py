@@ -22,7 +22,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.serving import triton, trtllm_serve
 
 pytestmark = pytest.mark.integration
-STAND_IN = [sys.executable, str(Path(__file__).with_name("stand_in_serve.py")), "Qwen/Qwen3-8B"]
+STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
 PROGRAM = """
 import json, sys
 from pathlib import Path

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline import terminal
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import StageStatus

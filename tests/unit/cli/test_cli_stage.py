@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit import lanes
+from tests.helpers import trtllm_cells as lanes
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, stage

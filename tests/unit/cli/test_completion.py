@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
 from trtllm_pipeline.planning.plan_file import plan_lines

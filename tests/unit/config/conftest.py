@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_files import MATRIX, RECIPE, Write
+
+from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 
 
 @pytest.fixture

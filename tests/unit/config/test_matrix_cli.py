@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_files import Write
 
+from tests.helpers.matrix_files import Write
 from trtllm_pipeline.cli.app import main
 
 

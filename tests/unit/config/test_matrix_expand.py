@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from matrix_files import RECIPE, Write
 
+from tests.helpers.matrix_files import RECIPE, Write
 from trtllm_pipeline.config.expand import expand, select, written_out
 from trtllm_pipeline.config.load import load_matrix
 from trtllm_pipeline.domain import Cell

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from matrix_files import MATRIX, RECIPE, Write
 
+from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.config.document import parse
 from trtllm_pipeline.config.expand import expand, select
 from trtllm_pipeline.config.load import TEMPLATE, load_matrix

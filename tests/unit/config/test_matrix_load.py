@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_files import MATRIX, RECIPE, Write
 
+from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.config.load import TEMPLATE, load_matrix
 from trtllm_pipeline.config.models import Settings, parse_lengths, parse_parallel
 from trtllm_pipeline.config.recipes import find_recipe, load_recipe

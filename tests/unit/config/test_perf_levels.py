@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.contexts import faults
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.config.models import Perf
 from trtllm_pipeline.stages.params import Perf as PerfParams
 from trtllm_pipeline.stages.params import key

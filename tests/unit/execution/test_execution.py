@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Fingerprint, Json, Resources, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.domain import Cell, Json, Scope
 from trtllm_pipeline.errors import UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import StageError, UsageError

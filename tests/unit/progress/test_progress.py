@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.planning.plan import Plan, StageRun

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.bench.result import levels_of
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.fabricated_conditions import CONDITIONS, QUESTIONS, other
+from tests.helpers.fabricated_run import drift
 from tests.unit.bench.test_perf_metrics import MS, counted, request, write
-from tests.unit.report.fabricated_conditions import CONDITIONS, QUESTIONS, other
-from tests.unit.report.fabricated_run import drift
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.cli.app import main

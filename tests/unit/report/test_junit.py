@@ -3,8 +3,8 @@ from __future__ import annotations
 import dataclasses
 from xml.etree import ElementTree as Xml
 
-from tests.unit.report.fabricated_conditions import other
-from tests.unit.report.fabricated_run import HOSTILE, run
+from tests.helpers.fabricated_conditions import other
+from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.report.junit import to_junit
 from trtllm_pipeline.report.record import Ending
 from trtllm_pipeline.report.rows import CellStatus

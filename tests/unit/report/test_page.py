@@ -10,8 +10,8 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from tests.unit.report.fabricated_conditions import other
-from tests.unit.report.fabricated_run import HOSTILE, hostile_row, run
+from tests.helpers.fabricated_conditions import other
+from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.html.page import to_html
 from trtllm_pipeline.report.rows import CellStatus

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.plan_file import plan_lines

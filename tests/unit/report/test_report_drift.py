@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.report.columns import columns
 from trtllm_pipeline.report.drift import by_cell, references

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit import fabricated
+from tests.helpers import fabricated
 from trtllm_pipeline.bench.result import Goodput, levels_of
 from trtllm_pipeline.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError

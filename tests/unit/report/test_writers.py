@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import fabricated
-from tests.unit.report.fabricated_conditions import CONDITIONS, other
-from tests.unit.report.fabricated_run import drift
+from tests.helpers import fabricated
+from tests.helpers.fabricated_conditions import CONDITIONS, other
+from tests.helpers.fabricated_run import drift
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId

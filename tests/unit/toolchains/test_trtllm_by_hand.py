@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contexts import context
-from tests.unit.lanes import machine
+from tests.helpers.trtllm_cells import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.domain import Json

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit import lanes
-from tests.unit.lanes import settings_of
+from tests.helpers import trtllm_cells as lanes
+from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.broken_repositories import write_engine, write_model
 from tests.contexts import context, faults
+from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import FailureClass, PlanError, StageError
 from trtllm_pipeline.machine import probe

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.standins import templates
-from tests.unit.lanes import (
+from tests.helpers.trtllm_cells import (
     ENGINES,
     PYTORCH,
     cell,
@@ -23,6 +22,7 @@ from tests.unit.lanes import (
     stages,
     values,
 )
+from tests.standins import templates
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.assume import parse

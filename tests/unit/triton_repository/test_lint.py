@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Case, copy, step, write_engine, write_good
+from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Case, copy, step, write_engine, write_good
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.toolchains.embedded import repository as embedded

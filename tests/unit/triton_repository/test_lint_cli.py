@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broken_repositories import BROKEN, Case, copy, write_engine, write_good
+from tests.helpers.broken_repositories import BROKEN, Case, copy, write_engine, write_good
 from trtllm_pipeline.cli.app import main
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contexts import context
-from tests.unit.lanes import machine
+from tests.helpers.trtllm_cells import machine
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tests.unit.report.fabricated_conditions import CONDITIONS
+from tests.helpers.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.bench.result import LevelResult, RepeatResult
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.evaluate.drift import Drift, ScoreDrift

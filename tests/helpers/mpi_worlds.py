@@ -18,7 +18,7 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import mpi_server, triton
 
-STAND_IN = Path(__file__).with_name("stand_in_rank.py")
+STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.lanes import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
 from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.calibration_rows import MOST, choose, default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection

@@ -1,6 +1,6 @@
 """A stand-in for `trtllm-serve`, whose workers are sessions of their own as those that MPI spawns are.
 
-    stand_in_serve.py MODEL --host HOST --port PORT [--workers N] [--die FILE] [--deaf] [--never]
+    serve.py MODEL --host HOST --port PORT [--workers N] [--die FILE] [--deaf] [--never]
 
 It ends with the status in FILE as soon as there is one; `--deaf` ignores signals, `--never` is never healthy.
 """

@@ -1,0 +1,1 @@
+"""What tests share: fabricated plans and runs, servers, hubs, browsers."""
