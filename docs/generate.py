@@ -37,7 +37,7 @@ SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--wor
 """Options explained once, at the top of commands.md."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
 _NOWHERE: Final = "—"
-_LANES: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
+_BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
 _RELEASES: Final = (*(f"0.{minor}.0" for minor in range(8, 22)), "1.0.0", "1.1.0", "1.2.0", "1.3.0rc20", "1.3.0rc21")
 _COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
 _ONE_GPU: Final[Mapping[str, Any]] = {
@@ -209,17 +209,17 @@ def rules(_name: str) -> Iterator[str]:
 
 
 def precisions(_name: str) -> Iterator[str]:
-    """On which GPUs each precision works, by lane and release: the answers of the toolchains themselves.
+    """On which GPUs each precision works, by backend and release: the answers of the toolchains themselves.
 
     Neighbouring releases with the same answers share a column.
     """
     caches = [("fp16", "fp8"), ("fp16", "int8")]
     rows = [(precision, None) for precision in PRECISIONS] + caches
     columns = []
-    for lane, name in _LANES.items():
+    for backend, name in _BACKENDS.items():
         answers: dict[str, tuple[str, ...]] = {}
         for release in _RELEASES:
-            answers[release] = tuple(_works_on(lane, release, precision, kv) for precision, kv in rows)
+            answers[release] = tuple(_works_on(backend, release, precision, kv) for precision, kv in rows)
         same = [list(group) for _, group in itertools.groupby(_RELEASES, answers.__getitem__)]
         columns += [
             (f"{name} {_span([each.removesuffix('.0') for each in group])}", answers[group[0]])
@@ -233,12 +233,12 @@ def precisions(_name: str) -> Iterator[str]:
         yield f"| {head} | " + " | ".join(cells[number] for _, cells in columns) + " |"
 
 
-def _works_on(lane: str, release: str, precision: str, kv: str | None) -> str:
+def _works_on(backend: str, release: str, precision: str, kv: str | None) -> str:
     """The compute capabilities on which a toolchain does not refuse this, in words."""
     sections = Settings().model_dump(mode="json")
     sections["quantize"]["kv_cache_precision"] = kv
-    cell = Cell(CellId("x"), "x", lane, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
-    toolchain = toolchains.load(lane)
+    cell = Cell(CellId("x"), "x", backend, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
+    toolchain = toolchains.load(backend)
     works = []
     for sm in _COMPUTE_CAPABILITIES:
         machine = assume.parse(f"tensorrt_llm=={release},sm={sm},gpus=1,gpu_memory_gib=80")
@@ -253,14 +253,14 @@ def _span(values: Sequence[object]) -> str:
 
 def refusals(_name: str) -> Iterator[str]:
     """The table of what TensorRT-LLM refuses after its options are parsed."""
-    yield "| rule | name | lane | releases | severity | finds | says who | what to do |"
+    yield "| rule | name | backend | releases | severity | finds | says who | what to do |"
     yield "|---|---|---|---|---|---|---|---|"
     for rule in REFUSALS:
-        lane = ", ".join(_LANES[each] for each in rule.lanes)
+        backend = ", ".join(_BACKENDS[each] for each in rule.toolchains)
         spans = [f"from {rule.since} on"] * bool(rule.since) + [f"before {rule.before}"] * bool(rule.before)
         cells = (
             rule.name,
-            lane,
+            backend,
             ", ".join(spans) or "all",
             rule.severity,
             rule.what,

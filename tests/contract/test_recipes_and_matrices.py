@@ -30,7 +30,7 @@ RECIPES = sorted(path for path in recipes_folder().rglob("*") if path.is_file())
 MATRICES = sorted(path for path in matrices_folder().rglob("*") if path.is_file())
 CELLS = {
     "gpt2": 1,
-    "lanes": 8,
+    "backends": 8,
     "llama2": 1,
     "nightly": 6,
     "phi3": 1,
@@ -241,7 +241,7 @@ def test_qwen2_is_the_well_known_script_row_by_row() -> None:
 
 
 def test_lanes_are_an_axis() -> None:
-    cells = expand(load_matrix(matrices_folder() / "lanes.yaml"), default_toolchain="embedded")
+    cells = expand(load_matrix(matrices_folder() / "backends.yaml"), default_toolchain="embedded")
     by_lane = {
         lane: {(cell.model, cell.precision, cell.isl, cell.osl) for cell in cells if cell.toolchain == lane}
         for lane in ("tensorrt_llm", "tensorrt_llm_pytorch")

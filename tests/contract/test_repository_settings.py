@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.helpers import fabricated
-from tests.helpers import trtllm_cells as lanes
+from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Repository, Section
 from trtllm_pipeline.stages.params import Field, table
@@ -111,7 +110,7 @@ OF_TENSORRT_LLM = [
 
 @pytest.mark.parametrize(("path", "value"), OF_TENSORRT_LLM, ids=lambda value: value if isinstance(value, str) else "")
 def test_the_embedded_toolchain_refuses_what_it_does_not_have_by_name(path: str, value: object) -> None:
-    asked = replace(fabricated.cell(), settings=lanes.settings_of({path: value}))
+    asked = replace(fabricated.cell(), settings=trtllm_cells.settings_of({path: value}))
     reason = toolchains.load("embedded").infeasible(asked, MACHINE)
     assert reason is not None
     assert reason.startswith(f"settings.{path}")
@@ -120,7 +119,7 @@ def test_the_embedded_toolchain_refuses_what_it_does_not_have_by_name(path: str,
 def test_the_embedded_toolchain_takes_its_own() -> None:
     own = {f"repository.{each.name}": examples(each)[-1] for each in TABLE if each.name in EMBEDDED}
     for changes in ({}, own, {"build.max_num_tokens": 64}, {"repository.timeout_s": 5.0, "build.retries": 1}):
-        asked = replace(fabricated.cell(), settings=lanes.settings_of(changes))
+        asked = replace(fabricated.cell(), settings=trtllm_cells.settings_of(changes))
         assert toolchains.load("embedded").infeasible(asked, MACHINE) is None
 
 
@@ -128,6 +127,6 @@ def test_the_embedded_toolchain_takes_its_own() -> None:
     ("path", "value"), [("build.tokens_per_block", 64), ("quantize.options", {"awq_block_size": 64})]
 )
 def test_the_pytorch_lane_refuses_options_of_engines(path: str, value: object) -> None:
-    reason = lanes.infeasible(lanes.cell(toolchain=lanes.PYTORCH, settings={path: value}))
+    reason = trtllm_cells.infeasible(trtllm_cells.cell(toolchain=trtllm_cells.PYTORCH, settings={path: value}))
     assert reason is not None
     assert reason.startswith(f"settings.{path}")

@@ -274,7 +274,7 @@ def test_models_of_later_releases_are_refused_before(planner: Planner, matrix: s
 
 @pytest.mark.parametrize("release", ["1.0.0", "1.2.0"])
 def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
-    planned = planner.plan("lanes", release)
+    planned = planner.plan("backends", release)
     assert len(feasible(planned)) == 8
     scripts = {"convert_checkpoint.py:llama": 1, "convert_checkpoint.py:qwen": 1, "quantize.py": 2}
     assert check_programs(planned, release) == {**scripts, "trtllm-build": 4, "run.py": 4}
@@ -289,7 +289,7 @@ def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
 
 
 def test_after_the_engines_one_lane_of_both_is_left(planner: Planner) -> None:
-    planned = planner.plan("lanes", NO_ENGINES)
+    planned = planner.plan("backends", NO_ENGINES)
     for cell in planned["cells"]:
         engines = cell["axes"]["toolchain"] == ENGINES
         assert cell["feasible"] is not engines
@@ -301,7 +301,7 @@ def test_after_the_engines_one_lane_of_both_is_left(planner: Planner) -> None:
 
 
 def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
-    planned = planner.plan("lanes", "0.16.0")
+    planned = planner.plan("backends", "0.16.0")
     assert {cell["axes"]["toolchain"] for cell in feasible(planned)} == {ENGINES}
     assert {cell["reason"] for cell in planned["cells"] if not cell["feasible"]} == {
         "TensorRT-LLM 0.16.0: its PyTorch backend is for use since 1.0; use the toolchain tensorrt_llm"
@@ -310,7 +310,7 @@ def test_before_pytorch_one_lane_of_both_is_there(planner: Planner) -> None:
 
 
 def check_pytorch(planned: dict[str, Any]) -> None:
-    """The PyTorch lane: weights are served as they are, or from a Hugging Face checkpoint; the layout is the server's."""
+    """The PyTorch backend: weights are served as they are, or from a Hugging Face checkpoint; the layout is the server's."""
     runs = {run["id"]: run for run in planned["stage_runs"]}
     lane = [run for run in runs.values() if run["toolchain"] == PYTORCH and run["scope"] != Scope.IN_SERVICE.value]
     assert {run["stage"] for run in lane} >= {"quantize", "repository", "launch"}

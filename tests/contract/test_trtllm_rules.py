@@ -160,7 +160,7 @@ EXAMPLES: Final[Mapping[str, Example]] = {
 def test_every_rule_has_an_example_and_words() -> None:
     assert list(EXAMPLES) == [rule.id for rule in RULES] == sorted({rule.id for rule in RULES})
     assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(rule.what and rule.source and rule.lanes for rule in RULES)
+    assert all(rule.what and rule.source and rule.toolchains for rule in RULES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -170,7 +170,9 @@ def test_a_rule_finds_its_example_and_nothing_is_wrong_with_the_other(name: str)
     assert found is not None
     assert found[0].id == name, found
     said = infeasible(example.broken, example.on)
-    if found[0].lanes == (PYTORCH,) or name != "TLM103":  # a lane that is missing at all says so in words of its own
+    if (
+        found[0].toolchains == (PYTORCH,) or name != "TLM103"
+    ):  # a backend that is missing at all says so in words of its own
         assert said is not None
     assert infeasible(example.good, example.good_on or example.on) is None
 
@@ -230,7 +232,7 @@ def cells(lane: str) -> Iterator[Cell]:
             if model == VARIED:
                 points += [((1, 1), cache, number) for cache in CACHES for number in range(len(VARIANTS))][1:]
             for (tp, pp), cache, number in points:
-                # The PyTorch lane has none of the builder's switches.
+                # The PyTorch backend has none of the builder's switches.
                 if lane == PYTORCH and any(name.startswith("build.") for name in VARIANTS[number]):
                     continue
                 yield Cell(

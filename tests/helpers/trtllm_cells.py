@@ -1,4 +1,4 @@
-"""Cells of the TensorRT-LLM lanes, and plans for machines that are only described: nothing is run."""
+"""Cells of the TensorRT-LLM backends, and plans for machines that are only described: nothing is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 RELEASE: Final = "1.0.0"
-"""Has both lanes, and trtllm-serve for both."""
+"""Has both backends, and trtllm-serve for both."""
 RECIPE: Final[Mapping[str, Json]] = {
     "family": "llama",
     "source": {"hugging_face": "some/model", "revision": "1"},

@@ -400,7 +400,7 @@ class Repository(Section):
     """What is written into the Triton model repository."""
 
     llm_args: dict[str, JsonValue] = {}
-    """Further arguments of TensorRT-LLM's LLM API, for the PyTorch lane in Triton."""
+    """Further arguments of TensorRT-LLM's LLM API, for the PyTorch backend in Triton."""
     parameters: dict[str, Scalar] = {}
     """Values of any other placeholder in the templates of TensorRT-LLM's release."""
 

@@ -96,7 +96,7 @@ class Stage:
     applies: Callable[[Cell, Machine], bool] = _always
     """Whether a cell has this stage on a machine. One that it lacks cannot be an input of another that it has."""
     shared: bool = False
-    """The same work whichever toolchain asks, so that lanes side by side share it."""
+    """The same work whichever toolchain asks, so that backends side by side share it."""
     files: Callable[[Cell], Mapping[str, str]] = _no_files
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import trtllm_cells as lanes
+from tests.helpers import trtllm_cells
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, stage
@@ -45,7 +45,7 @@ def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
 def test_a_stage_is_that_of_the_toolchain_this_machine_has(
     monkeypatch: pytest.MonkeyPatch, release: str, name: str, program: str
 ) -> None:
-    here(monkeypatch, lanes.machine(release))
+    here(monkeypatch, trtllm_cells.machine(release))
     embedded = replace(toolchains.load("embedded"), missing=lambda _machine: None)
     load = toolchains.load
     monkeypatch.setattr(toolchains, "load", lambda asked: embedded if asked == "embedded" else load(asked))
@@ -152,7 +152,7 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
     matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axis: str | None, inputs: dict[str, str]
 ) -> None:
-    here(monkeypatch, replace(lanes.machine(), assumed=False))
+    here(monkeypatch, replace(trtllm_cells.machine(), assumed=False))
     if axis is not None:
         matrix.write_text(matrix.read_text().replace("axes:\n", f"axes:\n  toolchain: [{axis}]\n"))
     served: list[tuple[Stage, dict[str, Any], Any]] = []

@@ -1,4 +1,4 @@
-"""Verbs of the engine lane on explicit files: what would fail late, or make something else, is refused in words."""
+"""Verbs of the engine backend on explicit files: what would fail late, or make something else, is refused in words."""
 
 from __future__ import annotations
 

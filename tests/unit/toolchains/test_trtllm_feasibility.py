@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import trtllm_cells as lanes
+from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
@@ -273,11 +273,11 @@ def test_what_keeps_chunked_context_out_is_named(option: str, value: str, said: 
         "repository.batching_strategy": "V1",
     }
     assert said in str(
-        infeasible(lanes.cell(settings=settings), parse("tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80"))
+        infeasible(trtllm_cells.cell(settings=settings), parse("tensorrt_llm==1.2.0,sm=90,gpus=8,gpu_memory_gib=80"))
     )
 
 
 def test_a_machine_without_a_gpu_is_told_so() -> None:
-    found = infeasible(lanes.cell("fp8"), parse("tensorrt_llm==0.20.0,gpus=0"))
+    found = infeasible(trtllm_cells.cell("fp8"), parse("tensorrt_llm==0.20.0,gpus=0"))
     assert "GPU" in str(found)
     assert "use_paged_context_fmha" not in str(found)

@@ -1,4 +1,4 @@
-"""What the two lanes of TensorRT-LLM have in common: how a checkpoint is made, what identifies the software, its size."""
+"""What the two backends of TensorRT-LLM have in common: how a checkpoint is made, what identifies the software, its size."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
 
 
 def missing(machine: Machine) -> str | None:
-    """What both lanes need and a machine does not have, or None."""
+    """What both backends need and a machine does not have, or None."""
     if machine.tensorrt_llm is None:
         return "TensorRT-LLM is not installed"
     if not machine.gpus:

@@ -1,4 +1,4 @@
-"""The engine lane of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
+"""The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
 
 download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy
 """

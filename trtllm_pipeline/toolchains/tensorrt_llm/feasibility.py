@@ -16,7 +16,7 @@ def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> 
     assert machine.tensorrt_llm is not None
     case = Case.of(cell, machine, machine.tensorrt_llm, installed_help)
     for rule in RULES:
-        if cell.toolchain in rule.lanes and rule.holds_in(case.release) and (said := rule.check(case)) is not None:
+        if cell.toolchain in rule.toolchains and rule.holds_in(case.release) and (said := rule.check(case)) is not None:
             return rule, said
     return None
 

@@ -1,4 +1,4 @@
-"""Programs of the repository and launch stages: what a server is started from, for each lane and each frontend.
+"""Programs of the repository and launch stages: what a server is started from, for each backend and each frontend.
 
 For Triton that is a model repository. For `trtllm-serve` it is `serve.json`, the command line without its address, and
 beside it the settings of the LLM API that have no option of their own.

@@ -1,4 +1,4 @@
-"""The Triton repository of the PyTorch lane: TensorRT-LLM's LLM API inside one Python model.
+"""The Triton repository of the PyTorch backend: TensorRT-LLM's LLM API inside one Python model.
 
 The model's code and tensors are those of the installed release (`all_models/llmapi`, from 0.19 on). What it runs is said
 in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_config`, which the code hands to Triton.

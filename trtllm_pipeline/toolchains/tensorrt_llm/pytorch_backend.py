@@ -1,4 +1,4 @@
-"""The PyTorch lane of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
+"""The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
 """

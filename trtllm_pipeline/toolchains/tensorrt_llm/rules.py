@@ -17,8 +17,7 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
-from trtllm_pipeline.toolchains.tensorrt_llm import backends as lanes
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, memory, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, memory, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
@@ -56,7 +55,7 @@ class Rule:
     id: str
     name: str
     severity: Severity
-    lanes: tuple[str, ...]
+    toolchains: tuple[str, ...]
     since: str | None
     """First release with it, None for all from the first on. `0.19` counts every build of that line."""
     before: str | None
@@ -83,12 +82,12 @@ def rule(
     source: str,
     hint: str,
     *,
-    lanes: tuple[str, ...] = (ENGINES,),
+    toolchains: tuple[str, ...] = (ENGINES,),
     since: str | None = None,
     before: str | None = None,
 ) -> Callable[[Callable[[Case], str | None]], Rule]:
     """Make a rule of a function that says what it finds."""
-    return lambda check: Rule(number, name, severity, lanes, since, before, what, source, hint, check)
+    return lambda check: Rule(number, name, severity, toolchains, since, before, what, source, hint, check)
 
 
 # ------------------------------------------------------------------------------------ TLM1: what a release has at all
@@ -143,7 +142,7 @@ def no_family(case: Case) -> str | None:
     f"the PyTorch runtime before {FIRST_PYTORCH}, where it was a preview",
     "release notes",
     f"use the toolchain {ENGINES}",
-    lanes=(PYTORCH,),
+    toolchains=(PYTORCH,),
     before=FIRST_PYTORCH,
 )
 def no_pytorch(case: Case) -> str | None:
@@ -158,7 +157,7 @@ def no_pytorch(case: Case) -> str | None:
     "a precision or release that the model's recipe leaves out",
     "the recipe, whose comments say from where it knows",
     "`pipeline recipes show MODEL` has what works",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def not_in_recipe(case: Case) -> str | None:
     """What is known of one model."""
@@ -307,7 +306,7 @@ def integers_on_blackwell(case: Case) -> str | None:
     "a precision or cache that the PyTorch runtime has no form of",
     "its page on quantization",
     f"the toolchain {ENGINES} has more",
-    lanes=(PYTORCH,),
+    toolchains=(PYTORCH,),
 )
 def not_in_pytorch(case: Case) -> str | None:
     """Weight-only and SmoothQuant are the engines'."""
@@ -325,7 +324,7 @@ def not_in_pytorch(case: Case) -> str | None:
     "AWQ weights in the PyTorch runtime on SM 100 and newer",
     "the hardware matrix of its page on quantization, which has AWQ for Ampere (int4_awq), Ada and Hopper",
     "fp8 and nvfp4 work there",
-    lanes=(PYTORCH,),
+    toolchains=(PYTORCH,),
 )
 def awq_on_blackwell(case: Case) -> str | None:
     """No kernels."""
@@ -341,7 +340,7 @@ def awq_on_blackwell(case: Case) -> str | None:
     f"a precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from {_MARLIN} on, by Marlin",
     f"support matrices; pull request 13476 for {_MARLIN}",
     "take another precision or GPU",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def gpu_precision(case: Case) -> str | None:
     """BF16 needs Ampere, FP8 Ada, FP4 Blackwell."""
@@ -365,7 +364,7 @@ def gpu_precision(case: Case) -> str | None:
     "an unquantized cache of another data type than the model's",
     "the builder makes the cache of the data type of attention",
     "leave the cache's precision out, or name the model's",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def cache_type(case: Case) -> str | None:
     """FP16 weights with a BF16 cache."""
@@ -431,7 +430,7 @@ def not_by_model_optimizer(case: Case) -> str | None:
         why = f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
     else:
         return None
-    lacks = lanes.quantizing_lacks(case.machine)
+    lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
     if case.family not in MODEL_TYPES or cell.precision == "fp32":
@@ -466,7 +465,7 @@ def gemma2_as_gemma(case: Case) -> str | None:
 )
 def calibration_data(case: Case) -> str | None:
     """It would be calibrated on something else."""
-    if case.installed.examples is None or case.route != "quantize" or not lanes.has_own_calibration_data(case.cell):
+    if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
         return None
     return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} takes none"
 
@@ -849,7 +848,7 @@ def device_ids(case: Case) -> str | None:
     "options for engines where there is none",
     "the PyTorch runtime loads weights as they are",
     "an `override` with `where: { toolchain: tensorrt_llm }` gives them to engines alone",
-    lanes=(PYTORCH,),
+    toolchains=(PYTORCH,),
 )
 def engine_settings(case: Case) -> str | None:
     """`settings.build`, `settings.quantize.options`."""
@@ -872,7 +871,7 @@ def engine_settings(case: Case) -> str | None:
     "more ranks than GPUs, or heads and layers that they do not divide",
     "the models' own assertions",
     "take another tp and pp",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def layout(case: Case) -> str | None:
     """28 heads do not go over 8 GPUs."""
@@ -897,7 +896,7 @@ def layout(case: Case) -> str | None:
     "more tokens than the model has positions, or a prompt longer than a forward pass",
     "config.json of the model; `max_num_tokens` of the engine",
     "",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def lengths(case: Case) -> str | None:
     """Of prompt and answer together."""
@@ -938,7 +937,7 @@ def gemma2_lengths(case: Case) -> str | None:
     "weights, and the KV cache of one request, that do not fit on a GPU",
     "memory reference: parameters, layers, heads and bytes of each",
     "more of tp or pp, or a smaller precision, makes it less",
-    lanes=_BOTH,
+    toolchains=_BOTH,
 )
 def fits(case: Case) -> str | None:
     """A lower limit: what the runtime adds is left out."""

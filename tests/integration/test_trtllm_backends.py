@@ -1,4 +1,4 @@
-"""The engine lane of TensorRT-LLM from a model to an answering server, release by release, through stand-ins.
+"""The engine backend of TensorRT-LLM from a model to an answering server, release by release, through stand-ins.
 
 Their programs take what the release took and nothing else. The servers are real Tritons with a stand-in for the engine
 model, and several ranks of one are real processes under a real mpirun. No TensorRT-LLM runs here.
