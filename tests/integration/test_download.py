@@ -276,6 +276,7 @@ def test_a_redirect_without_end_is_given_up(hub: FakeHub, tmp_path: Path) -> Non
         get("hugging_face", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Path) -> None:
     pinned = resolve([{"hugging_face": MODEL}])
     hub.faults = [Fault(f"tiny/{BIG}", "drop", after=2_000_000), Fault(f"tiny/{BIG}", "slow", delay_s=20.0)]

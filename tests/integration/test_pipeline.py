@@ -107,6 +107,7 @@ def test_every_cell_ends_with_numbers(done: Path) -> None:
         assert cell["accuracy"].keys() >= {"exact", "contains"}
 
 
+@pytest.mark.slow
 def test_a_moved_workspace_says_what_to_do_and_keeps_all_but_its_repositories(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()

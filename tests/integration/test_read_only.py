@@ -112,6 +112,7 @@ WRITES = (
 )
 
 
+@pytest.mark.slow
 def test_all_of_it_can_be_looked_at_and_nothing_changes(folder: Path) -> None:
     shutil.copytree(folder / "ws", folder / "kept", symlinks=True)
     expected = [pipeline(folder, *words)[:2] for words in LOOKS]

@@ -78,6 +78,7 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
     assert {stage: made.count(stage) for stage in stages} == stages
 
 
+@pytest.mark.slow
 def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0")
     lane.workspace = tmp_path / "a b'\";$(touch OWNED)`touch OWNED`(&*\\\n世ü,x:" / "w"
@@ -112,7 +113,14 @@ def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
     assert (lane.artifacts(), lane.starts()) == before
 
 
-@pytest.mark.parametrize(("release", "backend"), [("0.16.0", None), ("1.0.0", "trt"), ("1.2.0", "tensorrt")])
+@pytest.mark.parametrize(
+    ("release", "backend"),
+    [
+        pytest.param("0.16.0", None, marks=pytest.mark.slow),
+        pytest.param("1.0.0", "trt", marks=pytest.mark.slow),
+        ("1.2.0", "tensorrt"),
+    ],
+)
 def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, backend: str | None) -> None:
     lane = done(release)
     before = lane.starts()
@@ -269,7 +277,7 @@ def test_an_engine_of_another_release_is_refused_before_anything_is_started(mach
     config.write_text(config.read_text().replace('"version": "0.16.0"', '"version": "0.15.0"'))
     (cell,) = machine.run(*SERVED, *words, code=1).values()
     assert (cell["failed_stage"], cell["failure"]) == ("launch", "infeasible")
-    assert "version: the engine needs TensorRT-LLM 0.15.0, here is 0.16.0" in cell["reason"]
+    assert "version: the engine needs TensorRT-LLM 0.15.0, found 0.16.0" in cell["reason"]
     assert not list(machine.workspace.glob("work/*/server.log"))
 
 

@@ -135,8 +135,11 @@ def read_run(folder: Path) -> Outline:
     return read_plan(folder / NAME)
 
 
-def find_cell(outline: Outline, wanted: str) -> OutlineCell:
-    """The one cell that `wanted` means: its id, a pattern, or a part of the id. Raises UsageError."""
+def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> OutlineCell:
+    """The one cell that `wanted` means: its id, a pattern, or a part of the id. Raises UsageError.
+
+    With `stage` also the first of several that share that stage's run: it is the same whichever is meant.
+    """
     ids = {str(cell.id): cell for cell in outline.cells}
     for matches in (
         lambda cell: cell == wanted,
@@ -144,7 +147,7 @@ def find_cell(outline: Outline, wanted: str) -> OutlineCell:
         lambda cell: wanted in cell,
     ):
         found = [cell for cell in ids if matches(cell)]
-        if len(found) == 1:
+        if len(found) == 1 or (stage and _share(outline, [ids[cell] for cell in found], stage)):
             return ids[found[0]]
         if found:
             raise UsageError(f"{wanted!r} fits {len(found)} cells", hint=f"they are {_some(found)}")
@@ -159,6 +162,12 @@ def find_stage(outline: Outline, cell: OutlineCell, stage: str) -> OutlineRun:
     if stage not in runs:
         raise UsageError(f"{cell.id} has no stage {stage!r}", hint=_near(stage, runs, "stages"))
     return runs[stage]
+
+
+def _share(outline: Outline, cells: Sequence[OutlineCell], stage: str) -> bool:
+    """Whether all of `cells` have one and the same run of `stage`."""
+    runs = [[run for run in cell.stage_runs if outline.stage_runs[run].stage == stage] for cell in cells]
+    return bool(runs) and all(each and each == runs[0] for each in runs)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ def stage_run_of(
     by_id = outline.stage_runs.get(StageRunId(cell))
     if by_id is not None and stage is None:
         return by_id, ""
-    found = find_cell(outline, cell)
+    found = find_cell(outline, cell, stage)
     if stage is not None:
         return find_stage(outline, found, stage), ""
     if found.reason is not None:

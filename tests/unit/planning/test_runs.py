@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.request import FILE, Request
-from trtllm_pipeline.planning.runs import find_run, newest_cells
+from trtllm_pipeline.planning.runs import find_cell, find_run, newest_cells
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
 from trtllm_pipeline.report.writers import to_json
@@ -119,6 +119,15 @@ def test_only_runs_of_the_same_matrix_since_the_last_whole_one_count(store: Stor
     assert newest_cells(store).folders == (part, whole)
     again = left(WHOLE)
     assert newest_cells(store).folders == (again,)
+
+
+def test_a_stage_that_cells_share_may_be_named_by_any_part_of_their_ids(store: Store, left: Left) -> None:
+    left(fabricated.plan(FP16, fabricated.cell("fp16", 8)))
+    outline = newest_cells(store).outline
+    assert find_cell(outline, "fp16", "convert") is outline.cells[0]
+    for stage in ("build", None):
+        with pytest.raises(UsageError, match="'fp16' fits 2 cells"):
+            find_cell(outline, "fp16", stage)
 
 
 def test_runs_are_listed(store: Store, left: Left, capsys: pytest.CaptureFixture[str]) -> None:
