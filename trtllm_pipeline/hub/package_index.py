@@ -122,9 +122,10 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
 def _size_bytes(folder: Path) -> int:
     """Total size of the files below `folder`, which may change meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size
+    for base, _, names in os.walk(folder):  # passes over folders that are gone; Path.rglob raises
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
     return total
 
 
