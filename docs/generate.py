@@ -32,7 +32,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
 from trtllm_pipeline.triton_repository.lint import RULES
 
 FOLDER: Final = Path(__file__).parent
-BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w ]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
 SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
 """Options explained once, at the top of commands.md."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
@@ -88,7 +88,7 @@ def options(name: str) -> Iterator[str]:
 
 def _default(param: Any, context: Any) -> str:
     """The default as people type it."""
-    if param.default is None or param.default is False or not param.show_default:
+    if param.default is None or param.default is False or param.default == "" or not param.show_default:
         return ""
     shown = param._get_default_string(ctx=context, show_default_is_str=False, default_value=param.default)  # noqa: SLF001
     return f" (default {shown})"

@@ -1,6 +1,6 @@
 """From a matrix of models to measured Triton servers.
 
-The flow, each arrow one function with one plain type on either side (`runner.py` shows them in order):
+The flow, each arrow one function with one plain type on either side (`flow.py` shows them in order):
 
     matrix + recipes -> cells -> plan -> schedule -> stage runs -> artifacts -> report
 """

@@ -299,11 +299,11 @@ def document(machine: Machine, checks: Sequence[Check], verdicts: Sequence[Verdi
 
 def _host(machine: Machine) -> Iterator[Check]:
     total = os.cpu_count() or machine.cpus
-    share = f"{machine.cpus} of {total} CPUs, by affinity or quota" if machine.cpus < total else f"{total} CPUs"
+    share = f"{machine.cpus} of {total} CPUs, limited by affinity or quota" if machine.cpus < total else f"{total} CPUs"
     yield Check("host.cpus", Status.OK, machine.cpus, f"{share}: {machine.cpu}")
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = min(physical, _cgroup_memory() or physical)
-    why = f" of {_size(physical)}, by cgroup" if allowed < physical else ""
+    why = f" of {_size(physical)}, limited by cgroup" if allowed < physical else ""
     yield Check("host.memory", Status.OK, allowed, f"{_size(allowed)}{why}")
     python = ".".join(map(str, sys.version_info[:3]))
     yield Check("host.python", Status.OK, python, f"{python}: {sys.executable}")
@@ -335,7 +335,7 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
         yield Check("gpu.problem", Status.WARNING, problem, problem, "nvidia-smi may tell more")
     if graphics.driver:
         cuda = f", for CUDA up to {graphics.cuda}" if graphics.cuda else ""
-        yield Check("gpu.driver", Status.OK, graphics.driver, f"{graphics.driver}{cuda}, asked by {graphics.source}")
+        yield Check("gpu.driver", Status.OK, graphics.driver, f"{graphics.driver}{cuda}, reported by {graphics.source}")
     if not graphics.everything:
         yield Check(
             "gpu.devices",
@@ -379,7 +379,7 @@ def _device(number: int, device: gpus.Device) -> Check:
         Status.WARNING,
         gpu.uuid,
         f"{text}; in use{whose}, {_size(taken)} taken",
-        f"other work spoils measurements: nvidia-smi lists it; {gpus.MASK_VARIABLE} leaves the GPU out",
+        f"other processes distort measurements: nvidia-smi lists them; {gpus.MASK_VARIABLE} can exclude this GPU",
     )
 
 

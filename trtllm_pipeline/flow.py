@@ -212,7 +212,7 @@ def run(
             raise
         raise StateError(
             f"{store.workspace}: the workspace is gone: moved or removed while it was used",
-            hint="run again; nothing of it can be gone on with",
+            hint="run again; this run cannot be resumed",
         ) from error
     finally:
         store.index.end_run(run_id, code)

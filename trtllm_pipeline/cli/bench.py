@@ -329,7 +329,7 @@ def analyze(
     slo: Slo = None,
     format: Format = "table",
 ) -> None:
-    """Compute every figure of a load run again from its event file.
+    """Recompute every figure of a load run from its event file.
 
     No server is needed. The exit code is 1 if the measurement is not valid.
 
@@ -361,8 +361,9 @@ def self_test(
 ) -> None:
     """Measure the error of the load client on this machine.
 
-    It is measured against a scripted server that notes when it really sent each byte. The test also looks whether the client
-    recognises merged and cut events, stalls, errors and false counts. The exit code is 1 if it does not, or is too late.
+    It is measured against a scripted server that records when it really sent each byte. The test also checks that the
+    client recognises merged and cut events, stalls, errors and false counts. The exit code is 1 if it does not, or if it
+    is too late.
 
     examples:
       pipeline bench self-test

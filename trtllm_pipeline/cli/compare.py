@@ -20,7 +20,7 @@ def compare(
     run: options.MeasuredRun = "latest",
     baseline: Annotated[
         str | None,
-        typer.Argument(metavar="BASELINE", help="what it is compared with", autocompletion=options.completion.runs),
+        typer.Argument(metavar="BASELINE", help="what to compare RUN with", autocompletion=options.completion.runs),
     ] = None,
     by: Annotated[
         str | None,
@@ -37,7 +37,7 @@ def compare(
         typer.Option(
             "--metrics",
             metavar="NAMES",
-            help="such as ttft_p99 or accuracy.contains, several with commas (default: the main ones)",
+            help="such as ttft_p99,accuracy.contains (default: the main ones)",
         ),
     ] = None,
     fail_on: Annotated[
@@ -45,7 +45,7 @@ def compare(
         typer.Option(
             "--fail-on",
             metavar="CONDITIONS",
-            help="exit with 1 if a figure rises (+) or falls (-) by more: ttft_p99:+10% or output_tps:-5%; a missing one fails too",
+            help="exit with 1 if a metric rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails too",
         ),
     ] = None,
     beyond_noise: Annotated[

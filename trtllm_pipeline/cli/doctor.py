@@ -20,14 +20,14 @@ def doctor(
         typer.Option(
             "--toolchain",
             metavar="NAME",
-            help="judge by this toolchain, not by the one a run would take",
+            help="judge this toolchain instead of the one that a run would use",
             autocompletion=options.completion.toolchains,
         ),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Say what this machine has and lacks, what to do about it, and which toolchains it can use.
+    """Show what this machine has and lacks, what to do about it, and which toolchains it can use.
 
     GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
 

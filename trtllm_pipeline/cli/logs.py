@@ -38,7 +38,7 @@ def logs(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow/--no-follow", help="go on printing until the attempt ends")
+        bool, typer.Option("-f", "--follow/--no-follow", help="keep printing until the attempt ends")
     ] = False,
     lines: Annotated[
         int | None, typer.Option("-n", "--lines", metavar="N", min=1, help="only the last N lines")
@@ -50,8 +50,8 @@ def logs(
 ) -> None:
     """Print the log of a cell's stage: of the attempt that runs now, or else of the latest.
 
-    Without a stage it is that of the stage that failed or runs; where there is none, the logs that exist are listed. The
-    log of perf ends with the table of its figures.
+    Without a stage, it is the one that failed or is running; if there is none, the existing logs are listed. The log of
+    perf is followed by the table of its figures.
 
     examples:
       pipeline logs 'qwen2*/fp8/*' build

@@ -91,7 +91,7 @@ def show(
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """List the cells of a matrix, and why some cannot work.
+    """List the cells of a matrix, and why some can never work.
 
     examples:
       pipeline matrix show quickstart
@@ -114,7 +114,7 @@ def show(
         )
     else:
         for cell in found:
-            emit(cell.id if cell.reason is None else f"{cell.id}  cannot work: {cell.reason}")
+            emit(cell.id if cell.reason is None else f"{cell.id}  can never work: {cell.reason}")
 
 
 def list_(format: options.TextOrJson = "text") -> None:

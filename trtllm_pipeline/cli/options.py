@@ -19,7 +19,13 @@ WORKSPACE = ".pipeline"
 
 Workspace = Annotated[
     str,
-    typer.Option("-w", "--workspace", metavar="DIR", envvar="PIPELINE_WORKSPACE", help="folder of all results"),
+    typer.Option(
+        "-w",
+        "--workspace",
+        metavar="DIR",
+        envvar="PIPELINE_WORKSPACE",
+        help="the workspace: folder of all results",
+    ),
 ]
 Matrix = Annotated[
     str,
@@ -46,7 +52,7 @@ Cells = Annotated[
     typer.Option(
         "--cells",
         metavar="PATTERN",
-        help="only cells like this, e.g. 'qwen2*/fp8'; '!PATTERN' leaves cells out; can be given several times",
+        help="only cells that match, e.g. 'qwen2*/fp8'; '!PATTERN' excludes cells; can be given several times",
         autocompletion=completion.cells,
     ),
 ]
@@ -90,14 +96,14 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="NAMES",
-        help="compare although these differ: workload, system, or single fields of them, such as driver or protocol; several with commas",
+        help="compare even if these differ: workload, system, or single fields such as driver,protocol",
     ),
 ]
 MeasuredRun = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="a run (latest, latest~1, an id or its beginning), a report.json, or what a load left",
+        help="a run (latest, latest~1, an id or its beginning), a report.json, or the result of a load run",
         autocompletion=completion.runs,
     ),
 ]
@@ -113,10 +119,8 @@ Until = Annotated[
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose/--no-verbose", help="show everything: all rows, notes and definitions")
 ]
-TableFormat = Annotated[
-    Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="format of the report")
-]
-TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="format of what is printed")]
+TableFormat = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="output format")]
+TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="output format")]
 
 
 def request(

@@ -33,7 +33,7 @@ def show(
     ],
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show all that is known of one model.
+    """Show everything known about one model.
 
     examples:
       pipeline recipes show smollm2-135m-instruct

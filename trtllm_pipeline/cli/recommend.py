@@ -42,7 +42,8 @@ def recommend(
 ) -> None:
     """Recommend the cheapest configuration that meets the objectives, and say why not the others.
 
-    Without --min-accuracy, cells fall out that are clearly (95 %) less accurate than the unquantized one, as on the HTML page.
+    Without --min-accuracy, cells that are significantly (95 %) less accurate than the unquantized one are excluded, as on
+    the HTML page.
     Cells of other models, lengths or prompts, or measured on another system, are not compared: each group has a
     recommendation of its own. The exit code is 3 if no configuration meets the objectives.
 

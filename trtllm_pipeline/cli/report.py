@@ -39,7 +39,7 @@ def report(
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Show what came out, one row a cell: status, build time, size, latency, throughput, accuracy, and failures.
+    """Show the results, one row for each cell: status, build time, size, latency, throughput, accuracy, and failures.
 
     It needs no matrix. The cells are all of the latest run's matrix, each as the newest run left it; of a run that has not
     ended it shows what is there so far. The HTML page is one file that needs no network: which configuration to take,

@@ -1,4 +1,4 @@
-"""`pipeline repository`: look for what is wrong with a Triton model repository."""
+"""`pipeline repository lint`: find faults in a Triton model repository."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lint(
     ] = None,
     format: Annotated[Literal["text", "json", "github"], typer.Option("--format", help="output format")] = "text",
 ) -> None:
-    """Look for what is wrong with a Triton model repository: of this project, filled by hand, or any other.
+    """Find faults in a Triton model repository: made by this project, filled by hand, or any other.
 
     Nothing is started and nothing is changed. The exit code is 1 if there are errors.
 

@@ -22,7 +22,7 @@ DryRun = Annotated[
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast/--no-fail-fast", help="start nothing new after the first failure")]
 RetryInfeasible = Annotated[
-    bool, typer.Option("--retry-infeasible/--no-retry-infeasible", help="try again what was found never to work")
+    bool, typer.Option("--retry-infeasible/--no-retry-infeasible", help="retry what was found never to work")
 ]
 Refresh = Annotated[
     bool, typer.Option("--refresh/--no-refresh", help="ask the hubs again which revision a branch is at")
@@ -54,9 +54,9 @@ def run(
     form: options.TableFormat = "table",
     verbose: options.Verbose = False,
 ) -> int:
-    """Do everything a matrix asks for that is not done yet, and show what came out.
+    """Run everything in a matrix that is not done yet, and show the results.
 
-    Interrupt it whenever you like: what is finished stays finished.
+    You can interrupt it at any time: what is finished stays finished.
 
     examples:
       pipeline run --matrix matrices/quickstart.yaml
@@ -89,7 +89,7 @@ def resume(
     form: options.TableFormat = "table",
     verbose: options.Verbose = False,
 ) -> int:
-    """Go on with what the latest run of this workspace was asked for.
+    """Continue what the latest run of this workspace was asked for.
 
     examples:
       pipeline resume
@@ -127,7 +127,7 @@ def _run(
         verbose=verbose,
     )
     if result.outcome.interrupted:
-        note(f"interrupted; go on with: {_resume(workspace)}")
+        note(f"interrupted; to continue: {_resume(workspace)}")
     elif result.outcome.exit_code:
         note(f"some cells failed; fix the cause, then: {_resume(workspace)}")
     return result.outcome.exit_code

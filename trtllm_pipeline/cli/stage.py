@@ -39,7 +39,13 @@ if TYPE_CHECKING:
 
 _Matrix = Annotated[
     str | None,
-    typer.Option("-m", "--matrix", metavar="FILE", help="matrix file", autocompletion=completion.matrices),
+    typer.Option(
+        "-m",
+        "--matrix",
+        metavar="FILE",
+        help="matrix file, or the name of a shipped one (pipeline matrix list)",
+        autocompletion=completion.matrices,
+    ),
 ]
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
@@ -97,7 +103,7 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
         text = f"what pipeline {upstream} --format json printed" if place == "service" else f"what {upstream} left"
         own.append(_text(f"in_{place}", flag(place), text, metavar="FILE" if place == "service" else "DIR"))
     own += [
-        _text(f"file_{file}", flag(file), "file of yours, or builtin:NAME", metavar="FILE")
+        _text(f"file_{file}", flag(file), "your own file, or builtin:NAME", metavar="FILE")
         for file in dict.fromkeys(each for stage in stages for each in stage.file_names)
     ]
     if stages[0].scope is not Scope.SERVICE:
@@ -111,8 +117,8 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
     lines = (*_EXAMPLES[name], f"{'stage ' * (name == 'repository')}{name} {matrix}")
     command.__doc__ = (
         f"{stages[0].summary[0].upper()}{stages[0].summary[1:]}.\n\n"
-        "With --matrix: for the cells it selects, with all that comes before, in the workspace. Without: on the files "
-        "you name; nothing else is read or written.\n\nexamples:\n" + "\n".join(f"  pipeline {line}" for line in lines)
+        "With --matrix: for the selected cells, after all earlier stages, in the workspace. Without: on the files you "
+        "name; nothing else is read or written.\n\nexamples:\n" + "\n".join(f"  pipeline {line}" for line in lines)
     )
     return command
 

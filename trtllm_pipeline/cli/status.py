@@ -17,9 +17,9 @@ def status(
     workspace: options.Workspace = options.WORKSPACE,
     form: options.TextOrJson = "text",
 ) -> None:
-    """Show how far each cell is, what runs right now in whichever invocation, and why something failed.
+    """Show the progress of each cell, what is running in any invocation, and why something failed.
 
-    The cells are all of the latest run's matrix, also those that this run left out.
+    The cells are all of the latest run's matrix, including those that this run left out.
 
     examples:
       pipeline status

@@ -1,1 +1,1 @@
-"""From cells to a plan: which stage runs there are, what they share, why each runs, and how long it takes."""
+"""From cells to a plan: which stage runs there are, what they share, and why each has to run."""

@@ -66,4 +66,4 @@ def read_request(path: Path) -> Request:
             data.get("assume"),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts anew") from error
+        raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts over") from error

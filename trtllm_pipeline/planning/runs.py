@@ -50,7 +50,7 @@ def find_run(store: Store, wanted: str | None) -> Path:
     if len(found) == 1:
         return store.runs_dir / found[0]
     if found:
-        raise UsageError(f"{wanted!r} begins the ids of {len(found)} runs", hint=f"they are {_some(found)}")
+        raise UsageError(f"{wanted!r} begins the ids of {len(found)} runs", hint=f"one of {_some(found)}")
     raise UsageError(f"there is no run {wanted!r}", hint=_near(wanted, known, "runs"))
 
 
@@ -150,8 +150,8 @@ def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> Outlin
         if len(found) == 1 or (stage and _share(outline, [ids[cell] for cell in found], stage)):
             return ids[found[0]]
         if found:
-            raise UsageError(f"{wanted!r} fits {len(found)} cells", hint=f"they are {_some(found)}")
-    raise UsageError(f"{wanted!r} fits none of the {len(ids)} cells", hint=_near(wanted, ids, "cells"))
+            raise UsageError(f"{wanted!r} matches {len(found)} cells", hint=f"one of {_some(found)}")
+    raise UsageError(f"{wanted!r} matches none of the {len(ids)} cells", hint=_near(wanted, ids, "cells"))
 
 
 def find_stage(outline: Outline, cell: OutlineCell, stage: str) -> OutlineRun:
@@ -178,4 +178,4 @@ def _near(wanted: str, known: Iterable[str | CellId], what: str) -> str:
     """A hint: the nearest names, or what there is."""
     names = list(known)
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
-    return f"near are {', '.join(close)}" if close else f"the {what} are {_some(names)}"
+    return " or ".join(close) if close else f"the {what} are {_some(names)}"

@@ -62,7 +62,7 @@ def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "matrix", "show", path, "--cells", "small/*/tp1pp1/bs4", "--toolchain", "embedded")
     assert code == 0
     assert out.splitlines()[0] == "small/fp16/tp1pp1/bs4/isl128-osl32"
-    assert "isl128-osl32  cannot work: the recipe small lists only" in out.splitlines()[2]
+    assert "isl128-osl32  can never work: the recipe small lists only" in out.splitlines()[2]
     cells = run_json(capsys, "matrix", "show", path, "--cells", "small/fp16", "--set", "settings.perf.requests=7")[
         "cells"
     ]

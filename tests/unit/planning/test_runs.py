@@ -126,7 +126,7 @@ def test_a_stage_that_cells_share_may_be_named_by_any_part_of_their_ids(store: S
     outline = newest_cells(store).outline
     assert find_cell(outline, "fp16", "convert") is outline.cells[0]
     for stage in ("build", None):
-        with pytest.raises(UsageError, match="'fp16' fits 2 cells"):
+        with pytest.raises(UsageError, match="'fp16' matches 2 cells"):
             find_cell(outline, "fp16", stage)
 
 

@@ -90,7 +90,7 @@ def test_report_says_which_runs_there_are(
     code, out, err = pipeline("report", "--run", "20260103-000000-bb")
     assert (code, out) == (2, "")
     assert "there is no run '20260103-000000-bb'" in err
-    assert "near are 2026010" in err
+    assert "try: 2026010" in err
     code, _, err = pipeline("report", "--run", "2026010")
     assert code == 2
     assert "begins the ids of 2 runs" in err
@@ -177,9 +177,9 @@ def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("tp1pp1", "build"), "fits 4 cells"),
-        (("qwen", "build"), "fits none of the 4 cells"),
-        (("fp16", "biuld"), "near are build"),
+        (("tp1pp1", "build"), "matches 4 cells"),
+        (("qwen", "build"), "matches none of the 4 cells"),
+        (("fp16", "biuld"), "try: build"),
         (("fp8",), "can never work: precision fp8"),
         (("fp8", "build"), "can never work: precision fp8"),
         (("int4_wo", "build"), "has not run in this workspace"),
