@@ -12,6 +12,7 @@ from trtllm_pipeline.cli.output import emit, emit_json
 
 
 def explain(
+    ctx: typer.Context,
     cell: Annotated[
         str,
         typer.Argument(metavar="CELL", help="a cell's id, a pattern or part of it", autocompletion=completion.cells),
@@ -40,7 +41,7 @@ def explain(
     from trtllm_pipeline.report.explain import to_json, to_text
 
     store = options.store_at(workspace)
-    request = options.request_or_latest(store, matrix, [cell], sets, None, toolchain, None)
+    request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
     plan = flow.plan_of(request, store)
     explained = to_json(plan, forecast(plan, store), stage)
     emit_json(explained) if form == "json" else emit(to_text(explained, full=stage is not None))

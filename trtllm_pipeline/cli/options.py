@@ -17,6 +17,14 @@ from trtllm_pipeline.store.store import Store
 
 WORKSPACE = ".pipeline"
 
+
+def _named(folder: str) -> str:
+    """A workspace that is named: the empty text, as of a variable that is not set, would be the current folder."""
+    if not folder:
+        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
+    return folder
+
+
 Workspace = Annotated[
     str,
     typer.Option(
@@ -25,6 +33,7 @@ Workspace = Annotated[
         metavar="DIR",
         envvar="PIPELINE_WORKSPACE",
         help="the workspace: folder of all results",
+        callback=_named,
     ),
 ]
 Matrix = Annotated[
@@ -138,6 +147,7 @@ def request(
 
 
 def request_or_latest(
+    ctx: typer.Context,
     store: Store | None,
     matrix: str | None,
     cells: Sequence[str] | None,
@@ -151,8 +161,11 @@ def request_or_latest(
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
-    changes = Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
-    return read_request(run_folders(store)[0] / REQUEST).changed(changes)
+    latest = read_request(run_folders(store)[0] / REQUEST)
+    source = ctx.get_parameter_source("toolchain")
+    if latest.toolchain is not None and source is not None and source.name == "ENVIRONMENT":
+        toolchain = None  # the environment says what to take where nobody said anything
+    return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))
 
 
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:
@@ -164,9 +177,7 @@ def pair(option: str, text: str, sign: str) -> tuple[str, str]:
 
 
 def store_at(workspace: str) -> Store | None:
-    """The workspace, or None when there is none yet; looking never makes one. Raises UsageError."""
-    if not workspace:
-        raise UsageError("--workspace: is empty", hint=f"name a folder, or leave it out for {WORKSPACE}")
+    """The workspace, or None when there is none yet; looking never makes one."""
     folder = Path(workspace)
     return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
 

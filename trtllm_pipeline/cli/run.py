@@ -74,6 +74,7 @@ def run(
 
 
 def resume(
+    ctx: typer.Context,
     matrix: options.MatrixOrLatest = None,
     cells: options.Cells = None,
     sets: options.Sets = None,
@@ -96,7 +97,7 @@ def resume(
       pipeline resume --retry-infeasible --workspace /data/results
     """
     store = options.known_store(workspace)
-    request = options.request_or_latest(store, matrix, cells, sets, until, toolchain, assume)
+    request = options.request_or_latest(ctx, store, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
         return show(request, store, as_json=form == "json", verbose=verbose)
     _forget(store, infeasible=retry_infeasible, pins=refresh)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.store.inspection import Discrepancy, Kind
-from trtllm_pipeline.store.store import Store
 
 
 def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
@@ -21,7 +18,7 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
     examples:
       pipeline store list
     """
-    store = _store(workspace)
+    store = options.known_store(workspace)
     rows = store.index.all_artifacts()
     if format == "json":
         shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
@@ -47,7 +44,7 @@ def verify(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
     """
     checked = damaged = 0
     findings: list[Json] = []
-    for of_one in _store(workspace).verify():
+    for of_one in options.known_store(workspace).verify():
         checked += 1
         damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
         findings += _told(of_one)
@@ -63,7 +60,7 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
     examples:
       pipeline store repair
     """
-    count, lost, done = _store(workspace).repair()
+    count, lost, done = options.known_store(workspace).repair()
     note(f"the index was rebuilt from the manifests and the history, {lost}")
     _show({"artifacts": count}, [*_told(done)], format)
 
@@ -74,13 +71,7 @@ def gc(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJ
     examples:
       pipeline store gc
     """
-    _show({"removed": _store(workspace).sweep()}, None, format)
-
-
-def _store(workspace: str) -> Store:
-    if not Path(workspace).is_dir():
-        raise UsageError(f"{workspace}: there is no such workspace", hint="--workspace DIR names one")
-    return Store(Path(workspace))
+    _show({"removed": options.known_store(workspace).sweep()}, None, format)
 
 
 def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:

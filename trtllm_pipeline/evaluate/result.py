@@ -69,6 +69,8 @@ def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Me
 
     Raises StageError for names that mean nothing.
     """
+    if not names:
+        raise StageError("metrics: none is named", failure=FailureClass.USER, hint=_known())
     found = dict(METRICS)
     for name in names:
         if ":" in name:

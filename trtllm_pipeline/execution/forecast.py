@@ -19,6 +19,7 @@ from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.toolchains.tensorrt_llm.commands import kv_precision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes, weights_bytes
 
 _GB: Final = 1e9
@@ -159,8 +160,13 @@ def _serving_bytes(cell: Cell, machine: Machine) -> int:
     shape = _shape(cell)
     if shape is None:
         return 0
-    kv = cell.settings["quantize"]["kv_cache_precision"]
-    element_bytes = kv_element_bytes(cell.precision, None if kv is None else str(kv))
+    asked = cell.settings["quantize"]["kv_cache_precision"]
+    if cell.toolchain == "embedded":
+        element_bytes = 2.0  # its cache has 16 bits whatever the weights have
+    else:
+        element_bytes = kv_element_bytes(
+            cell.precision, kv_precision(cell.precision, None if asked is None else str(asked))
+        )
     per_token = kv_bytes_per_token(shape, element_bytes, cell.tp, cell.pp)
     requests = 1 if machine.gpus else cell.max_batch_size
     return weights_bytes(shape, cell.precision, cell.tp, cell.pp) + per_token * requests * (cell.isl + cell.osl)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.execution.executor import failure_of, read_job
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.stages.base import JOB, OUT
@@ -47,7 +47,14 @@ def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable
     for command in job.commands:
         show(command)
         before = out_of_memory.counts()
-        code = subprocess.call(command, stdout=_STDERR, env={**os.environ, **job.environment})
+        try:
+            code = subprocess.call(command, stdout=_STDERR, env={**os.environ, **job.environment})
+        except OSError as error:
+            raise StageError(
+                f"{job.stage}: {command[0]} cannot be started: {error.strerror}", failure=FailureClass.USER
+            ) from error
         if code:
-            raise failure_of(job, code, timed_out=False, before=before)
+            failure = failure_of(job, code, timed_out=False, before=before)
+            failure.log = None  # what it said went to stderr
+            raise failure
     return Path(job.out)

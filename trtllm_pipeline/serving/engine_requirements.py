@@ -169,15 +169,19 @@ def _check_ranks(engine: Path, world_size: int) -> None:
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:
     """Raise ServerError unless the file is as it was built, DownloadError for a link out of the folder."""
-    hint = "build or copy the engine again"
+
+    def damaged(what: str) -> ServerError:
+        hint = "build or copy the engine again"
+        return ServerError(f"{engine / name} is not as it was built: {what}", failure=FailureClass.USER, hint=hint)
+
     path = find(engine, name)
     if path is None:
-        raise _differs(engine / name, "digests", f"a file of {built.size} bytes", "none", hint)
+        raise damaged(f"expected a file of {built.size} bytes, found none")
     status = path.stat()
     if status.st_size != built.size:
-        raise _differs(path, "size", f"{built.size} bytes", f"{status.st_size} bytes", hint)
+        raise damaged(f"expected {built.size} bytes, found {status.st_size}")
     if status.st_mtime_ns != built.mtime_ns and (digest := digest_file(path)) != built.blake3:
-        raise _differs(path, "digest", built.blake3, digest, hint)
+        raise damaged(f"expected digest {built.blake3}, found {digest}")
 
 
 def _differs(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -36,6 +37,8 @@ from trtllm_pipeline.store.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 LOG: Final = "log"
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
+"""Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
 _DURABLE_AFTER_S: Final = 1.0
 """The files of work that took longer are synced before they are published."""
 
@@ -356,7 +359,8 @@ class Store:
         """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
         self.check_writable()
         removed = 0
-        folders = [name for name in _names(self.work_dir) if not name.endswith(".lock") and name != "partial"]
+        # Whatever else lies there is not ours: somebody may have named a folder that is no workspace.
+        folders = [name for name in _names(self.work_dir) if _ATTEMPT.fullmatch(name)]
         latest = self.index.attempts({Fingerprint(name.split(".")[0]) for name in folders})
         for name in folders:
             fingerprint = Fingerprint(name.split(".")[0])

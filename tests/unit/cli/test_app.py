@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
+import typer
+from typer.main import get_command
 
-from trtllm_pipeline.cli import app
+from trtllm_pipeline.cli import app, options
+from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.planning import request
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
 
@@ -92,3 +99,39 @@ def test_help_on_a_terminal_stands_in_panels_and_leaves_rich_whole() -> None:
     assert "╭─" in text
     assert "settings.perf.concurrency=[1,8]" in text.replace("\x1b[0m", ""), "brackets are no markup"
     assert text.rstrip().endswith("Markdown")
+
+
+@pytest.mark.parametrize(
+    "words", [("store", "gc"), ("store", "verify"), ("store", "repair"), ("status",)], ids=" ".join
+)
+@pytest.mark.parametrize("workspace", ["", "."])
+def test_a_folder_that_is_no_workspace_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], workspace: str
+) -> None:
+    (tmp_path / "work" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--workspace", workspace]) == 2
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["work", "work/mine"]
+
+
+def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "r"
+    folder.mkdir(parents=True)
+    asked = Request(Path("m.yaml"), toolchain="tensorrt_llm")
+    (folder / request.FILE).write_text(json.dumps(asked.to_json()))
+    monkeypatch.setattr(options, "run_folders", lambda _store: [folder])
+    found: list[str | None] = []
+
+    def command(ctx: typer.Context, toolchain: options.Toolchain = None) -> None:
+        found.append(
+            options.request_or_latest(ctx, cast("Store", object()), None, None, None, None, toolchain, None).toolchain
+        )
+
+    app = typer.Typer()
+    app.command()(command)
+    monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
+    for words in ([], ["--toolchain", "embedded"]):
+        get_command(app).main(words, standalone_mode=False)
+    assert found == ["tensorrt_llm", "embedded"]

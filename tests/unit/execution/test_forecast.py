@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
+from trtllm_pipeline.execution.forecast import Durations, _serving_bytes, forecast, guess_s
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.planning.names import about, size
 from trtllm_pipeline.planning.plan import Plan
@@ -82,6 +82,20 @@ def test_disk_and_memory_are_those_of_the_weights() -> None:
     )
     on = parse("tensorrt_llm==1.0.0,sm=90,gpus=4")
     assert seen.needs(on).endswith(f"GPU memory: at least {size(seen.memory_bytes)} on each GPU")
+
+
+def test_a_cache_that_is_not_quantized_takes_two_bytes_a_number() -> None:
+    def memory(kv: str | None, precision: str = "fp16") -> int:
+        asked = cell(precision=precision)
+        settings = {**asked.settings, "quantize": {**asked.settings["quantize"], "kv_cache_precision": kv}}
+        return _serving_bytes(dataclasses.replace(asked, toolchain="tensorrt_llm", settings=settings), MACHINE)
+
+    assert memory("fp16") == memory(None) > memory("int8")
+    assert memory(None, "fp8") == memory("fp8", "fp8"), "FP8 weights bring an FP8 cache"
+    embedded = cell(precision="fp32")
+    assert _serving_bytes(embedded, MACHINE) < _serving_bytes(
+        dataclasses.replace(embedded, toolchain="tensorrt_llm"), MACHINE
+    ), "the embedded cache has 16 bits"
 
 
 def test_what_nobody_knows_the_size_of_is_left_out() -> None:

@@ -116,14 +116,14 @@ def test_a_mapping_that_contradicts_itself_is_refused(engine: Path) -> None:
 
 def test_a_shortened_file_is_refused(engine: Path) -> None:
     (engine / "rank1.engine").write_bytes(b"pl")
-    assert "size: the engine needs 6 bytes, found 2 bytes" in refused(engine).message
+    assert "expected 6 bytes, found 2" in refused(engine).message
 
 
 def test_a_changed_file_is_refused_and_a_copy_is_not(engine: Path) -> None:
     os.utime(engine / "rank1.engine", ns=(1, 1))
     engine_requirements.check(engine, MACHINE)
     (engine / "rank1.engine").write_bytes(b"PLAN 1")
-    assert "rank1.engine does not fit this machine: digest" in refused(engine).message
+    assert "rank1.engine is not as it was built: expected digest" in refused(engine).message
 
 
 def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypat
 
 def test_a_missing_file_is_named(engine: Path) -> None:
     (engine / "rank0_managed_weights.safetensors").unlink()
-    assert "rank0_managed_weights.safetensors does not fit this machine: digests" in refused(engine).message
+    assert "rank0_managed_weights.safetensors is not as it was built: expected a file" in refused(engine).message
 
 
 def test_an_incomplete_engine_gets_no_contract(engine: Path) -> None:

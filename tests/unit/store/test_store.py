@@ -711,6 +711,13 @@ def test_what_an_attempt_left_that_the_index_does_not_know_is_not_worked_in(stor
     assert [path.name for path in store.work_dir.iterdir()] == [attempt.folder.name]
 
 
+def test_sweep_leaves_alone_what_is_not_the_store_s(store: Store) -> None:
+    (store.work_dir / "thesis").mkdir()
+    (store.work_dir / "thesis.1").mkdir()
+    assert store.sweep() == 0
+    assert (store.work_dir / "thesis.1").is_dir()
+
+
 def test_sweep_removes_what_killed_pipelines_left_but_not_what_others_work_on(store: Store) -> None:
     dead = store.begin("run", "build", Fingerprint("d" * 32))
     live = store.begin("run", "build", Fingerprint("e" * 32))
