@@ -175,7 +175,7 @@ def test_rich_text_is_cleaned_inside_its_colours() -> None:
 def test_a_traceback_of_ours_is_cleaned_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.cli.store._store", lambda _workspace: 1 / len(""))
+    monkeypatch.setattr("trtllm_pipeline.cli.options.known_store", lambda _workspace: 1 / len(""))
     with pytest.raises(ZeroDivisionError):
         main(["store", "list"])
     print(HOSTILE, file=sys.stderr)
