@@ -85,10 +85,10 @@ def _cells_of(params: dict[str, Any]) -> list[str]:
 
 
 def _store(ctx: typer.Context) -> Store | None:
-    from trtllm_pipeline.cli.options import WORKSPACE
+    from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE
     from trtllm_pipeline.store.store import Store
 
-    folder = Path(ctx.params.get("workspace") or WORKSPACE)
+    folder = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE)
     return Store(folder) if (folder / "state.db").exists() else None
 
 

@@ -10,12 +10,12 @@ import typer
 
 from trtllm_pipeline.cli import completion
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request, read_request
 from trtllm_pipeline.planning.request import FILE as REQUEST
-from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.store.store import Store
 
-WORKSPACE = ".pipeline"
+WORKSPACE = DEFAULT_WORKSPACE
 
 
 def _named(folder: str) -> str:

@@ -11,6 +11,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 
 FILE: Final = "request.json"
+DEFAULT_WORKSPACE: Final = ".pipeline"
 
 
 @dataclass(frozen=True, slots=True)
