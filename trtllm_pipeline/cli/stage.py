@@ -393,12 +393,18 @@ def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
             "pipeline download: which model?", hint="pipeline download Qwen/Qwen2.5-0.5B-Instruct --output-dir model"
         )
     name, _, revision = model.partition("@")
+    recipes = list_recipes(Path())
     sources: list[Mapping[str, Json]]
-    if name in list_recipes(Path()):
-        recipe = load_recipe(find_recipe(name, Path()))
+    if model in recipes:
+        recipe = load_recipe(find_recipe(model, Path()))
         sources = [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
-    elif Path(name).is_dir() or name.startswith(("./", "../", "/", "~")):
-        sources = [{"local": str(Path(name).expanduser().absolute())}]
+    elif Path(model).is_dir() or model.startswith(("./", "../", "/", "~")):
+        sources = [{"local": str(Path(model).expanduser().absolute())}]
+    elif name in recipes:
+        raise UsageError(
+            f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
+            hint=f"pipeline recipes show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
+        )
     elif name.count("/") == 1:
         sources = [{"hugging_face": name, "revision": revision or "main"}]
     else:

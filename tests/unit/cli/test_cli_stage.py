@@ -242,6 +242,8 @@ def test_rows_to_calibrate_on_have_options_of_their_own(inputs: Path, monkeypatc
         ("org/name", {"hugging_face": "org/name", "revision": "main"}),
         ("tiny", {"generated": "llama", "seed": 0}),
         ("./d", {"local": "/d"}),
+        ("./d@v2", {"local": "/d@v2"}),
+        ("d@v2", {"local": "/d@v2"}),
     ],
 )
 def test_a_model_is_what_people_call_it(
@@ -258,12 +260,26 @@ def test_a_model_is_what_people_call_it(
         return {**sources[0], "revision": "0123abc"} if "hugging_face" in sources[0] else sources[0]
 
     monkeypatch.setattr(hub, "resolve", resolve)
+    (inputs / "d@v2").mkdir()
+    if "local" in source:
+        source = {"local": f"{inputs}{source['local']}"}
     found = asked(monkeypatch, "download", model)
-    assert listed == [source if "local" not in source else {"local": str(inputs / "d")}]
+    assert listed == [source]
     if "hugging_face" in source:
         assert found.source == {**source, "revision": "0123abc"}
         assert "hugging_face: org/name, revision 0123abc" in capsys.readouterr().err
-    assert found.folder == (str(inputs / "d") if "local" in source else None)
+    assert found.folder == source.get("local")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("tiny@deadbeef", "tiny is a recipe, which says itself"), ("d@v2", "there is no such recipe or folder")],
+)
+def test_a_revision_of_what_has_none_is_refused(
+    inputs: Path, capsys: pytest.CaptureFixture[str], model: str, said: str
+) -> None:
+    assert app.main(["download", model, "--output-dir", "o"]) == 2
+    assert f"{model}: {said}" in capsys.readouterr().err
 
 
 def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
