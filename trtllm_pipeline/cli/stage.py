@@ -62,8 +62,10 @@ _EXAMPLES = {
     "smoke": ("smoke --service service.json --repository repository --engine engine --output-dir smoke",),
     "perf": ("perf --service service.json --repository repository --engine engine --max-tokens 64 --output-dir perf",),
     "accuracy": ("accuracy --service service.json --engine engine --output-dir accuracy",),
-    "score": ("score --perf perf --engine engine --output-dir scores",),
+    "score": ("score --perf perf --engine engine --input-data questions.jsonl --output-dir scores",),
 }
+_OF_ANOTHER = {("score", "input_data"): "perf"}
+"""Files that are another stage's setting: by hand nobody knows what that stage was given."""
 
 
 _SHARED: tuple[tuple[str, Any, Any], ...] = (
@@ -103,7 +105,7 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
         text = f"what pipeline {upstream} --format json printed" if place == "service" else f"what {upstream} left"
         own.append(_text(f"in_{place}", flag(place), text, metavar="FILE" if place == "service" else "DIR"))
     own += [
-        _text(f"file_{file}", flag(file), "your own file, or builtin:NAME", metavar="FILE")
+        _text(f"file_{file}", flag(file), _about_file(name, file), metavar="FILE")
         for file in dict.fromkeys(each for stage in stages for each in stage.file_names)
     ]
     if stages[0].scope is not Scope.SERVICE:
@@ -135,6 +137,12 @@ def _text(name: str, option: str, text: str, *, metavar: str, panel: str = _BY_H
 def flag(name: str) -> str:
     """The command-line flag of an input, file or parameter."""
     return "--" + name.replace("_", "-")
+
+
+def _about_file(stage: str, name: str) -> str:
+    if of := _OF_ANOTHER.get((stage, name)):
+        return f"the file, or builtin:NAME, that {of} was given (required)"
+    return "your own file, or builtin:NAME"
 
 
 def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
@@ -471,6 +479,11 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [f"{flag(name)} is required" for name, path in inputs.items() if path is None]
+    wrong += [
+        f"{flag(name)} is required: the file, or builtin:NAME, that {of} was given"
+        for (each, name), of in _OF_ANOTHER.items()
+        if each == stage.name and f"file_{name}" not in typed
+    ]
     for name, path in (*inputs.items(), *_files(stage, typed).items()):
         if path and name in inputs and name != "service":
             there = os.path.exists(path)  # noqa: PTH110  (Path.exists raises for a name that is too long)

@@ -282,6 +282,11 @@ def test_a_revision_of_what_has_none_is_refused(
     assert f"{model}: {said}" in capsys.readouterr().err
 
 
+def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
+    assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
+
+
 def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["convert", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
