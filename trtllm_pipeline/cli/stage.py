@@ -269,11 +269,17 @@ def _mapping(pairs: list[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
-        inner = found
+        inner: Any = found
         *path, last = name.split(".")
         for step in path:
-            inner = inner.setdefault(step, {})
+            inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or last in inner:
+            raise ValueError(f"{pair!r}: {name}, or what it is part of, has a value already")
         inner[last] = decode_yaml(text.encode())
+        try:
+            json.dumps(inner[last], allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"{pair!r}: {text} is no value of JSON; to give it as text: {name}='\"{text}\"'") from None
     return found
 
 

@@ -282,6 +282,22 @@ def test_a_revision_of_what_has_none_is_refused(
     assert f"{model}: {said}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--llm-args", "a=1", "--llm-args", "a.b=2"), "'a.b=2': a.b, or what it is part of, has a value already"),
+        (("--llm-args", "a.b=2", "--llm-args", "a=1"), "'a=1': a, or what it is part of, has a value already"),
+        (("--llm-args", "x=2024-01-01"), "'x=2024-01-01': 2024-01-01 is no value of JSON"),
+        (("--llm-args", "x=.nan"), "'x=.nan': .nan is no value of JSON"),
+    ],
+)
+def test_pairs_that_say_nothing_sensible_are_refused_in_words(
+    inputs: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert app.main([*PYTORCH, *words, "--output-dir", "o"]) == 2
+    assert f"--llm-args: {said}" in capsys.readouterr().err
+
+
 def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
     assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
