@@ -168,7 +168,8 @@ def _option(same: list[Field]) -> inspect.Parameter:
             flag(name), metavar="NAME=VALUE", help=text, rich_help_panel=_PARAMETERS, show_default=False
         )
         return _shared(name, Annotated[list[str] | None, info], None)
-    choices = list(dict.fromkeys(word for each in same for word in each.choices))
+    every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
+    choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
     metavar = "|".join(choices) if choices and len(choices) < 4 else _metavar(field)
     more = {"autocompletion": lambda: choices} if choices else {}
     if len(choices) > 3:

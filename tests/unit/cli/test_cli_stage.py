@@ -303,6 +303,13 @@ def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: p
     assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["convert", "quantize", "build"])
+def test_a_family_that_has_no_engines_is_refused(inputs: Path, capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    words = ("--toolchain", "tensorrt_llm", "--model", "d", "--precision", "fp16", "--family", "qwem2")
+    assert app.main([verb, *words, "--output-dir", "o"]) == 2
+    assert "--family \"qwem2\" is not allowed; did you mean 'qwen2'?" in capsys.readouterr().err
+
+
 def test_parameters_of_every_toolchain_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["convert", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())

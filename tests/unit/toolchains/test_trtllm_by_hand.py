@@ -51,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "convert --model model --family llama --precision fp16 --kv-cache-precision fp8",
             "does not make fp16 with a cache of fp8 for llama",
         ),
-        ("convert --model model --family lama --precision fp16", "there is no family 'lama'"),
+        ("convert --model model --family lama --precision fp16", '--family "lama" is not allowed'),
         ("convert --model model --family llama --precision fp17", '--precision "fp17" is not allowed'),
         (
             "convert --model model --family llama --precision fp16 --options [1]",

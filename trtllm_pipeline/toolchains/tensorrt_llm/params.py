@@ -10,17 +10,19 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from trtllm_pipeline.stages.params import GENERAL_PROMPT, ITSELF, Frontend, Param, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 
 NONE: Final = "none"
 """Precision of a KV cache that is not quantized."""
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
 """Those with a Hugging Face form that the PyTorch backend loads."""
 _ENGINE_PRECISIONS: Final = tuple(dict.fromkeys(("fp16", "bf16", "fp32", *formats.PRECISIONS)))
+_FAMILY_HELP: Final = "architecture family: model_type of the model's config.json"
 _CACHE_HELP: Final = "precision of the KV cache; none is the model's own"
 
 Precision = Annotated[str, Param("precision of the weights", choices=_ENGINE_PRECISIONS)]
 EngineCache = Annotated[Literal["none", "fp8", "int8"], Param(_CACHE_HELP)]
-Family = Annotated[str, Param("architecture family: model_type of the model's config.json")]
+Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
 Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
 ServeOptions = Annotated[
@@ -61,7 +63,7 @@ class HuggingFaceCheckpoint:
 
     precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
     kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
-    family: Family
+    family: Annotated[str, Param(_FAMILY_HELP)]
     calibration: Calibrated = None
     checkpoint_format: Annotated[Literal["hugging_face"], Param("what is written")] = "hugging_face"
     batch_size: RowsAtATime = None

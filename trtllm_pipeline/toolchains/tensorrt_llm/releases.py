@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
-
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.errors import UsageError
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 FIRST: Final = "0.8"
 """First release with `trtllm-build` and checkpoints as they are today."""
@@ -70,6 +71,8 @@ def transformers_of(release: str) -> str | None:
 @lru_cache(maxsize=256)
 def parse(release: str) -> Version:
     """The release as something that compares. Raises UsageError for what is not a version."""
+    from packaging.version import InvalidVersion, Version  # here: workers without it read FAMILIES
+
     try:
         return Version(release)
     except InvalidVersion as error:
@@ -82,7 +85,7 @@ def parse(release: str) -> Version:
 def at_least(release: str, since: str) -> bool:
     """Whether `release` is `since` or newer. `0.17` counts every build of that line, nightly ones too; `0.17.0` is exact."""
     first = f"{since}.dev0" if since.count(".") == 1 else since
-    return parse(release) >= Version(first)
+    return parse(release) >= parse(first)
 
 
 def _family(name: str) -> Family:
