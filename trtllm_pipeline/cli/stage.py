@@ -223,18 +223,23 @@ def _values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
                 found.setdefault(outer.name, {})[each.name.removeprefix(f"{outer.name}_")] = value
             else:
                 found[outer.name] = value
-    others = {
-        each.name
-        for name in toolchains.names()
-        for stage_ in toolchains.load(name).stages
-        if stage_.name == stage.name
-        for each in _flat(stage_.params)
-    }
-    own = {each.name for each in _flat(stage.params)}
-    wrong += [f"{flag(name)}: this toolchain has no such parameter" for name in typed if name in others - own]
+    stages = [each for name in toolchains.names() for each in toolchains.load(name).stages if each.name == stage.name]
+    others = {name for each in stages for name in _names(each)} - {*_names(stage)}
+    wrong += [f"{_flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
     if wrong:
         raise UsageError("\n  ".join(wrong))
     return found
+
+
+def _names(stage: Stage) -> Iterator[str]:
+    """The names under which inputs, files and parameters of a stage are typed."""
+    yield from (f"in_{each}" for each in stage.inputs)
+    yield from (f"file_{each}" for each in stage.file_names)
+    yield from (each.name for each in _flat(stage.params))
+
+
+def _flag_of(typed: str) -> str:
+    return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 
 def _read(field: Field, text: Any) -> Any:
@@ -305,12 +310,11 @@ def _run(name: str, typed: dict[str, Any]) -> int:
         raise UsageError(f"{' and '.join(only)} need a matrix", hint="give --matrix FILE as well")
     values = _values(stage, typed)
     settled: dict[str, Any] = {"source": {}} if name == "download" else {}
-    wrong = _wrong_paths(stage, typed) + _wrong(stage, {**settled, **values})
-    if wrong:
-        raise UsageError(
-            f"pipeline {name}: " + "\n  ".join(wrong),
-            hint=f"pipeline help {name} lists all options; or give a matrix: --matrix FILE --cells ID",
-        )
+    _refuse(
+        name,
+        _wrong_paths(stage, typed) + _wrong(stage, {**settled, **values}),
+        "; or give a matrix: --matrix FILE --cells ID",
+    )
     if name == "download":
         options.empty_folder(typed["output_dir"])  # before a hub is asked
         values = _download(typed, values)
@@ -319,6 +323,13 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     except ValueError as error:
         raise UsageError(f"pipeline {name}: {error}", hint=f"pipeline help {name} lists all options") from error
     return _by_hand(stage, typed, asked)
+
+
+def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
+    """Raise UsageError if anything is wrong."""
+    if wrong:
+        hint = f"pipeline help {name} lists all options{or_else}"
+        raise UsageError(f"pipeline {name}: " + "\n  ".join(wrong), hint=hint)
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
@@ -346,30 +357,34 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
 
     service = stage.scope is Scope.SERVICE
     shared = {name for name, _, _ in _SHARED}
-    if more := [name for name in typed if name not in shared and not (service and name != "output_dir")]:
-        section = stage.section or stage.name
+    if more := [name for name in typed if name not in shared and not (service and not name.startswith("in_"))]:
         raise UsageError(
-            f"{flag(more[0].removeprefix('in_').removeprefix('file_'))} is for a stage on explicit files, without --matrix",
-            hint=f"--set settings.{section}.{more[0]}=VALUE changes a setting of the matrix",
+            f"{_flag_of(more[0])} is for a stage on explicit files, without --matrix", hint=_instead(stage, more[0])
         )
     until = stage.upstream("repository")[0] if service else stage.name
     request = options.request(
         typed["matrix"], typed.get("cells"), typed.get("sets"), until, typed.get("toolchain"), assume=None
     )
+    values: dict[str, Any] = {}
     if service:
         machine = flow.machine_of(request)
-        cells = [cell.id for cell in flow.select_cells(request, flow.load(request), machine) if cell.reason is None]
+        cells = [cell for cell in flow.select_cells(request, flow.load(request), machine) if cell.reason is None]
         if len(cells) > 1:
+            ids = ", ".join(cell.id for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
             raise UsageError(
-                f"{len(cells)} cells are selected, a server is launched for one",
-                hint="--cells ID; one of " + ", ".join(cells[:8]) + (", ..." if len(cells) > 8 else ""),
+                f"{len(cells)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
             )
+        for only in cells:
+            # The cell's own toolchain may be another than the one that the command line was read for.
+            stage = toolchains.load(only.toolchain).stage(stage.name)
+            values = _values(stage, typed)
+            _refuse(stage.name, _wrong(stage, values))
     store = Store(Path(typed["workspace"]))
     plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
         return outcome.exit_code
     if service:
-        return _serve_cell(stage.name, typed, plan, store)
+        return _serve_cell(stage, typed, values, plan, store)
     folders = {
         cell.id: str(store.folder(until, found.fingerprint) / "out")
         for cell in plan.feasible
@@ -384,17 +399,35 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     return 0
 
 
-def _serve_cell(name: str, typed: dict[str, Any], plan: Plan, store: Store) -> int:
-    """Serve the plan's one cell by hand: with what its stages left and the matrix's settings, and what was typed over them."""
+def _instead(stage: Stage, typed: str) -> str:
+    """What to do with a matrix instead of typing this option of the stage."""
+    from pydantic import BaseModel
+
+    from trtllm_pipeline.config.models import Axes, Settings
+
+    name = typed.removeprefix("file_")
+    section = _OF_ANOTHER.get((stage.name, name), stage.section or stage.name)
+    settings: BaseModel = getattr(Settings(), section)
+    keys = {key: key for key in type(settings).model_fields}
+    for outer, value in settings:
+        if isinstance(value, BaseModel):
+            keys |= {f"{outer}_{key}": f"{outer}.{key}" for key in type(value).model_fields}
+    if name in keys:
+        return f"--set settings.{section}.{keys[name]}=VALUE changes this setting of the matrix"
+    if name in Axes.model_fields:
+        return f"--set axes.{name}=[VALUE] changes an axis of the matrix"
+    return "leave it out: the matrix says what its cells are made of"
+
+
+def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], plan: Plan, store: Store) -> int:
+    """Serve the plan's one cell by hand: with what its stages left and the matrix's settings, and `values` over them."""
     (cell,) = plan.feasible
-    # The cell's own toolchain may be another than the one that the command line was read for.
-    stage = toolchains.load(cell.toolchain).stage(name)
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
     for place in stage.inputs:
         found = next(made[upstream] for upstream in stage.upstream(place) if upstream in made)
         typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
     of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
-    return _by_hand(stage, typed, replace(of_matrix, **_values(stage, typed)))
+    return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
 def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,6 +180,60 @@ def test_a_cell_is_served_by_its_own_toolchain_from_all_that_it_reads(
     assert (asked.frontend, asked.http_port, asked.stop_timeout_s, asked.restarts) == ("trtllm_serve", 8123, 9.0, 3)
 
 
+@pytest.fixture
+def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A matrix of which nothing may be built, for a machine that could."""
+    here(monkeypatch, replace(trtllm_cells.machine(), assumed=False))
+
+    def build(*_arguments: object) -> None:
+        raise AssertionError("a build was about to start")
+
+    monkeypatch.setattr(flow, "bring_up_to_date", build)
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--http-port", "70000"), "--http-port should be less than or equal to 65535, not 70000"),
+        (("--http-port", "abc"), "--http-port: 'abc' is not a whole number"),
+        (("--frontend", "foo"), '--frontend "foo" is not allowed'),
+        (("--ready-timeout-s", "nan"), "--ready-timeout-s should be a finite number"),
+        (("--restarts", "-1"), "--restarts should be greater than or equal to 0, not -1"),
+        (("--threads", "2"), "--threads: this toolchain has no such option"),
+        (("--repository", "d"), "--repository is for a stage on explicit files, without --matrix"),
+    ],
+)
+def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
+    unbuilt: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], said: str
+) -> None:
+    assert app.main(["launch", "--matrix", str(unbuilt), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("build --max-num-tokens 64", "--set settings.build.max_num_tokens=VALUE"),
+        ("build --max-batch-size 4", "--set axes.max_batch_size=[VALUE]"),
+        ("build --checkpoint d", "leave it out"),
+        ("build --model d", "leave it out"),
+        ("build --output-dir d", "leave it out"),
+        ("quantize --calibration-samples 8", "--set settings.quantize.calibration.samples=VALUE"),
+        ("quantize --calibration-data d", "--set settings.quantize.calibration.data=VALUE"),
+        ("check --prompt Hi", "leave it out"),
+        ("score --input-data d", "--set settings.perf.input_data=VALUE"),
+        ("score --min-score 0.5", "--set settings.accuracy.min_score=VALUE"),
+    ],
+)
+def test_what_a_matrix_says_itself_is_refused_with_what_works(
+    unbuilt: Path, capsys: pytest.CaptureFixture[str], words: str, hint: str
+) -> None:
+    assert app.main([*words.split(), "--matrix", str(unbuilt)]) == 2
+    said = capsys.readouterr().err
+    assert f"{words.split()[1]} is for a stage on explicit files, without --matrix\n  try: {hint}" in said
+
+
 # ------------------------------------------------------------------------------------------------------- parameters
 
 
@@ -296,6 +350,21 @@ def test_pairs_that_say_nothing_sensible_are_refused_in_words(
 ) -> None:
     assert app.main([*PYTORCH, *words, "--output-dir", "o"]) == 2
     assert f"--llm-args: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("build", "--toolchain", "embedded", "--checkpoint", "d", "--model", "/nowhere"), "--model"),
+        (("convert", "--toolchain", "tensorrt_llm", "--model", "d", "--calibration-data", "d"), "--calibration-data"),
+        (("build", "--toolchain", "embedded", "--checkpoint", "d", "--family", "llama"), "--family"),
+    ],
+)
+def test_what_only_another_toolchain_has_is_refused(
+    inputs: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], option: str
+) -> None:
+    assert app.main([*words, "--output-dir", "o"]) == 2
+    assert f"error: {option}: this toolchain has no such option" in capsys.readouterr().err
 
 
 def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
