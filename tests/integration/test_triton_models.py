@@ -322,7 +322,7 @@ def test_a_client_gets_the_outputs_that_it_asks_for_and_no_process_dies(client: 
             )
             answers = stream.finish()
         assert ids(answers["1"]) == b"BCDE"
-        assert answers["2"].text == "BCDE"
+        assert answers["2"].text == "BCDE", answers["2"].error
         names = {
             id_: {each.name for result in answer.results for each in result.get_response().outputs}
             for id_, answer in answers.items()
