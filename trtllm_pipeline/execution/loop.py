@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -384,6 +385,11 @@ class _Execution:
             self._store.index.add_infeasible(run.fingerprint, error.message)
         return _ended_event(run, scheduling.Failure(error.failure, error.message))
 
+    @cached_property
+    def _system(self) -> dict[str, Json]:
+        """Of this machine, which a run looks at once, and only if it makes something."""
+        return here()
+
     def _seal(self, held: _Running, usage: Usage, *, in_thread: bool) -> Future[Manifest]:
         run = held.run
         provenance: dict[str, Json] = {
@@ -393,7 +399,7 @@ class _Execution:
             "duration_s": round(usage.wall_s, 3),
             "cpu_s": round(usage.cpu_s, 3),
             "max_rss_bytes": usage.max_rss_bytes,
-            "system": here(),
+            "system": self._system,
         }
         arguments = (held.attempt, run.key, run.label, provenance)
         if in_thread:
