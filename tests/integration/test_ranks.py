@@ -309,7 +309,7 @@ def test_the_stage_says_where_it_is_and_ends_when_told(stage: Stage, launched: C
     service = launched()
     said = service.ready()
     assert said["server"] == {"name": "stand-in", "version": "1"}
-    assert "rank 0 starts" in (service.attempt / said["log"]).read_text()
+    assert "rank 0 complains" in (service.attempt / said["log"]).read_text()
     service.process.terminate()
     assert service.process.wait(10) == 0
     assert not (service.attempt / "service.json").exists()

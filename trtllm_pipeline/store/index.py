@@ -48,7 +48,8 @@ _EVENTS: Final = {
     "VALUES (?, ?, ?, ?, ?, ?, ?)",
     "attempt_ended": "UPDATE attempts SET ended_s = ?, outcome = ?, folder = ?, failure = ?, message = ?, hint = ? "
     "WHERE id = ?",
-    "latest": "INSERT OR REPLACE INTO latest VALUES (?1, ?2, ?3, (SELECT key FROM artifacts WHERE fingerprint = ?3))",
+    "latest": "INSERT OR REPLACE INTO latest SELECT new.*, key FROM "
+    "(SELECT ? AS cell, ? AS stage, ? AS fingerprint) AS new LEFT JOIN artifacts USING (fingerprint)",
     "infeasible": "INSERT OR REPLACE INTO infeasible VALUES (?, ?)",
     "infeasible_forgotten": "DELETE FROM infeasible",
     "pin": "INSERT OR REPLACE INTO pins VALUES (?, ?)",
