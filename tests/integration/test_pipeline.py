@@ -309,6 +309,7 @@ def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
     assert pipeline("report", "--format", "json", cwd=done) == before
 
 
+@pytest.mark.slow
 def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"input": 5}\n')
     words = ("--set", f"settings.perf.input_data={tmp_path}/prompts.jsonl", "--cells", "tiny/fp16")
@@ -321,6 +322,7 @@ def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path
     assert cell["failure"] == "user"
 
 
+@pytest.mark.slow
 def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(done: Path) -> None:
     first = min((done / ".pipeline" / "runs").iterdir()).name
     pipeline("run", "--matrix", TINY, "--set", "settings.accuracy.min_score=0.9", cwd=done, code=1)

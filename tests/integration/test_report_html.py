@@ -91,7 +91,7 @@ def texts(browser: Browser, selector: str) -> list[str]:
     [
         *((cells, width, dark) for cells in (2, 40) for width in (1280, 390) for dark in (False, True)),
         (1000, 1280, False),
-        (1000, 390, True),
+        pytest.param(1000, 390, True, marks=pytest.mark.slow),
     ],
 )
 def test_looks_right_and_complains_of_nothing(

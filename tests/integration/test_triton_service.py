@@ -223,6 +223,7 @@ def test_a_server_that_dies_is_reported(models: Path, tmp_path: Path) -> None:
         assert not shared_memory(service.process.pid)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_started_again_where_it_was(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt", restarts=1) as service:
         first = service.ready()
@@ -250,7 +251,7 @@ def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
         assert not shared_memory(service.process.pid)
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path: Path, protocol: str) -> None:
     async def ask(path: Path) -> str | None:
         async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=60) as client:

@@ -299,7 +299,7 @@ def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> N
 
 
 def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
-    lane = done("0.16.0")
+    lane = done("0.8.0")
     other = ("--set", "settings.smoke.prompt=Once upon a time", "--cells", LARGER)
     process = lane.start(*lane.words(*SERVED, *other), variables={"TRTLLM_STANDIN_TOKEN_S": "1"})
     said: dict[str, Any] = {}
