@@ -27,8 +27,7 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import make_plan
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import refusal
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}

@@ -10,8 +10,8 @@ from trtllm_pipeline.domain import Cell, CellId, Json
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
-from trtllm_pipeline.toolchains.tensorrt_llm.feasibility import infeasible
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
+from trtllm_pipeline.toolchains.tensorrt_llm.rules import infeasible
 
 GIB = 1 << 30
 QWEN2_7B: dict[str, Json] = {

@@ -80,6 +80,11 @@ class Case:
             precision=self.cell.precision, kv=self.kv, extra=self.build
         )
 
+    @property
+    def in_triton(self) -> bool:
+        """Whether Triton serves it, and not trtllm-serve."""
+        return bool(self.cell.settings["serve"]["frontend"] == "triton")
+
     def switch(self, name: str) -> bool | None:
         """What a matrix says of a switch of trtllm-build, None where it says nothing."""
         return options.switched(self.build, name)

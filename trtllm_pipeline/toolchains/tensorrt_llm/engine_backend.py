@@ -26,8 +26,8 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     checkpoint,
     commands,
     dataset,
-    feasibility,
     releases,
+    rules,
     templates,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
@@ -317,7 +317,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
     asked = help_for(machine, case.build_options(cell), program)
     return (
-        feasibility.infeasible(cell, machine, asked)
+        rules.infeasible(cell, machine, asked)
         or backends.unservable(cell, machine, _read_settings(cell))
         or _unfilled(cell, machine)
     )

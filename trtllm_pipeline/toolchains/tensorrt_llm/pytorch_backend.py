@@ -17,7 +17,7 @@ from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, feasibility
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
@@ -100,7 +100,7 @@ def _read_settings(cell: Cell) -> Collection[str]:
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    reason = feasibility.infeasible(cell, machine) or backends.unservable(cell, machine, _read_settings(cell))
+    reason = rules.infeasible(cell, machine) or backends.unservable(cell, machine, _read_settings(cell))
     lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 

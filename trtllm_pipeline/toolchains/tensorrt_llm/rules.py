@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, memory, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import (
     FAMILIES,
@@ -36,10 +39,8 @@ Severity = Literal["error", "warning"]
 for, so that something else would be measured than the cell says."""
 
 _BOTH: Final = (ENGINES, PYTORCH)
-_TRITON: Final = "triton"
 _LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
 _NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8_awq"})
-_AWQ: Final = frozenset({"int4_awq", "w4a8_awq"})
 _NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
 _MARLIN: Final = "1.3.0rc20"
 """First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
@@ -74,20 +75,55 @@ class Rule:
         return begun and (self.before is None or not at_least(release, self.before))
 
 
+RULES: Final[list[Rule]] = []
+"""In the order in which they are asked."""
+
+
 def rule(
     number: str,
-    name: str,
-    severity: Severity,
-    what: str,
-    source: str,
-    hint: str,
+    hint: str = "",
     *,
+    severity: Severity = "error",
     toolchains: tuple[str, ...] = (ENGINES,),
     since: str | None = None,
     before: str | None = None,
-) -> Callable[[Callable[[Case], str | None]], Rule]:
-    """Make a rule of a function that says what it finds."""
-    return lambda check: Rule(number, name, severity, toolchains, since, before, what, source, hint, check)
+) -> Callable[[Callable[[Case], str | None]], None]:
+    """Define a rule by a function from a case to words. The function's name is the rule's; its docstring says what it
+    finds and, after "Source:", who says so.
+    """
+
+    def define(check: Callable[[Case], str | None]) -> None:
+        name = check.__name__.replace("_", "-")
+        what, _, source = " ".join((check.__doc__ or "").split()).rstrip(".").partition(". Source: ")
+        RULES.append(Rule(number, name, severity, toolchains, since, before, what, source, hint, check))
+
+    return define
+
+
+def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> tuple[Rule, str] | None:
+    """The first rule of the release that `cell` breaks, with its words, or None. The machine has TensorRT-LLM.
+
+    `installed_help` is what the installed `trtllm-build --help` prints, where there is one to ask.
+    """
+    assert machine.tensorrt_llm is not None
+    case = Case.of(cell, machine, machine.tensorrt_llm, installed_help)
+    for each in _rules_of(cell.toolchain, case.release):
+        if (said := each.check(case)) is not None:
+            return each, said
+    return None
+
+
+def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) -> str | None:
+    """Why `cell` can never work on `machine`, and what to do, or None; for both toolchains of TensorRT-LLM."""
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    found = refusal(cell, machine, installed_help)
+    return None if found is None else "; ".join(filter(None, (found[1], found[0].hint)))
+
+
+@lru_cache(maxsize=64)
+def _rules_of(toolchain: str, release: str) -> tuple[Rule, ...]:
+    return tuple(each for each in RULES if toolchain in each.toolchains and each.holds_in(release))
 
 
 # ------------------------------------------------------------------------------------ TLM1: what a release has at all
@@ -95,37 +131,32 @@ def rule(
 
 @rule(
     "TLM101",
-    "no-builder",
-    "error",
-    "engines with a release, or an installation, that has no `trtllm-build`",
-    f"the release page of {LAST_WITH_ENGINES}, which calls itself the last one with the TensorRT backend",
     f"engines need trtllm-build, which is part of the package from {FIRST} to {LAST_WITH_ENGINES}; the toolchain {PYTORCH} "
     "needs none",
 )
 def no_builder(case: Case) -> str | None:
-    """What is installed decides, not the number of the release."""
+    """Engines with a release, or an installation, that has no `trtllm-build`. Source: the release page of 1.3.0rc20,
+    which calls itself the last one with the TensorRT backend.
+    """
     if not at_least(case.release, FIRST):
         return f"TensorRT-LLM {case.release}: engines are built this way since {FIRST}"
+    # What is installed decides, not the number of the release.
     return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
 
 
-@rule(
-    "TLM102",
-    "no-family",
-    "error",
-    "an architecture, or a layout of it over GPUs, that the release's converter does not have",
-    "support matrices, and the converters themselves",
-    "take a release or a layout of the table of families",
-)
+@rule("TLM102", "take a release or a layout of the table of families")
 def no_family(case: Case) -> str | None:
-    """Families by `model_type`."""
+    """An architecture, or a layout of it over GPUs, that the release's converter does not have. Source: support matrices,
+    and the converters themselves.
+    """
     cell, release, family = case.cell, case.release, FAMILIES.get(case.family)
     if family is None:
         return (
             f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
         )
     if not at_least(release, family.since):
-        return f"family {case.family}: TensorRT-LLM converts it since {_short(family.since)}, this is {release}"
+        since = ".".join(family.since.split(".")[:2])
+        return f"family {case.family}: TensorRT-LLM converts it since {since}, this is {release}"
     if cell.tp > 1 and not at_least(release, family.tensor_parallel):
         return f"tp{cell.tp}: {case.family} is split over GPUs since {family.tensor_parallel}, this is {release}"
     if cell.pp > 1 and family.pipeline_parallel is None:
@@ -135,32 +166,17 @@ def no_family(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM103",
-    "no-pytorch",
-    "error",
-    f"the PyTorch runtime before {FIRST_PYTORCH}, where it was a preview",
-    "release notes",
-    f"use the toolchain {ENGINES}",
-    toolchains=(PYTORCH,),
-    before=FIRST_PYTORCH,
-)
+@rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
 def no_pytorch(case: Case) -> str | None:
-    """It became the default with 1.0."""
+    """The PyTorch runtime before 1.0, where it was a preview. Source: release notes."""
     return f"TensorRT-LLM {case.release}: its PyTorch backend is for use since {FIRST_PYTORCH}"
 
 
-@rule(
-    "TLM104",
-    "not-in-recipe",
-    "error",
-    "a precision or release that the model's recipe leaves out",
-    "the recipe, whose comments say from where it knows",
-    "`pipeline recipes show MODEL` has what works",
-    toolchains=_BOTH,
-)
+@rule("TLM104", "`pipeline recipes show MODEL` has what works", toolchains=_BOTH)
 def not_in_recipe(case: Case) -> str | None:
-    """What is known of one model."""
+    """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments say from where it
+    knows.
+    """
     cell = case.cell
     listed = cell.recipe.get("precisions")
     works = listed.get(cell.toolchain) if isinstance(listed, dict) else listed
@@ -168,35 +184,31 @@ def not_in_recipe(case: Case) -> str | None:
         known = ", ".join(map(str, works)) or "none"
         return f"precision {cell.precision}: the recipe of {cell.model} has for {cell.toolchain}: {known}"
     limits = _of_toolchain(case, "releases")
-    if isinstance(limits, str) and parse(case.release) not in _specifier(limits):
+    if isinstance(limits, str) and not _within(case.release, limits):
         return f"{cell.model}: TensorRT-LLM has it in releases {limits}, this is {case.release}"
     later = _of_toolchain(case, "precision_releases")
     limits = later.get(cell.precision) if isinstance(later, dict) else None
-    if isinstance(limits, str) and parse(case.release) not in _specifier(limits):
+    if isinstance(limits, str) and not _within(case.release, limits):
         return f"precision {cell.precision}: works with {cell.model} in releases {limits}, this is {case.release}"
     return None
 
 
 @rule(
     "TLM105",
-    "needs-code",
-    "error",
-    "a model whose repository brings code that transformers needs to load it, and that nobody has said to trust",
-    "the converters, which load with `trust_remote_code=True`; wheels of transformers, for what they have themselves",
     "name the files under `code` in the recipe, with their SHA-256, read them, and set "
     "settings.download.trust_remote_code: true; or take a release with a newer transformers",
 )
 def needs_code(case: Case) -> str | None:
-    """Where transformers has the architecture itself, the download takes the references to code away instead."""
+    """A model whose repository brings code that transformers needs to load it, and that nobody has said to trust. Source:
+    the converters, which load with `trust_remote_code=True`; wheels of transformers, for what they have themselves.
+    """
     family = FAMILIES.get(case.family)
-    if (
-        family is None
-        or family.transformers == ""
-        or (case.cell.recipe.get("code") and case.cell.settings["download"].get("trust_remote_code"))
-    ):
+    trusted = case.cell.recipe.get("code") and case.cell.settings["download"].get("trust_remote_code")
+    if family is None or family.transformers == "" or trusted:
         return None
     if family.transformers is None:
         return f"family {case.family}: no transformers has it, it is loaded by Python code of the model's repository"
+    # Where transformers has the architecture itself, the download takes the references to code away.
     found = case.installed.transformers or transformers_of(case.release)
     if found is None or parse(found) >= parse(family.transformers):
         return None
@@ -209,16 +221,9 @@ def needs_code(case: Case) -> str | None:
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
 
 
-@rule(
-    "TLM201",
-    "no-precision",
-    "error",
-    "a precision that no script of the release makes",
-    "the choices of `--qformat` and of the converters",
-    "take one of those, or another release",
-)
+@rule("TLM201", "take one of those, or another release")
 def no_precision(case: Case) -> str | None:
-    """Engines."""
+    """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
     precision, release = case.cell.precision, case.release
     if case.route == "quantize" and precision not in PLAIN:
         made = options.known("quantize.py", release)["--qformat"].choices or ()
@@ -232,66 +237,38 @@ def no_precision(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM202",
-    "w4a8-on-ada",
-    "error",
-    "w4a8_awq on SM 89 before 0.10",
-    "release notes",
-    "take SM 90, or a newer release",
-    before="0.10",
-)
+@rule("TLM202", "take SM 90, or a newer release", before="0.10")
 def w4a8_on_ada(case: Case) -> str | None:
-    """Its kernels came for Hopper."""
+    """w4a8_awq on SM 89 before 0.10. Source: release notes."""
     if case.cell.precision != "w4a8_awq" or case.sm != 89:
         return None
     return f"precision w4a8_awq: TensorRT-LLM has it for SM 89 since 0.10, this is {case.release}"
 
 
-@rule(
-    "TLM203",
-    "gpu-too-new",
-    "error",
-    "SM 100 and newer before 0.17",
-    "release notes",
-    "install a newer release",
-    before="0.17.0",
-)
+@rule("TLM203", "install a newer release", before="0.17.0")
 def gpu_too_new(case: Case) -> str | None:
-    """Blackwell."""
+    """SM 100 and newer before 0.17. Source: release notes."""
     if case.sm is None or case.sm < 100:
         return None
     return f"SM {case.sm}: TensorRT-LLM builds for it since 0.17, this is {case.release}"
 
 
-@rule(
-    "TLM204",
-    "gpu-too-old",
-    "error",
-    "SM 70 from 0.16 on",
-    "release notes",
-    "install an older release",
-    since="0.16",
-)
+@rule("TLM204", "install an older release", since="0.16")
 def gpu_too_old(case: Case) -> str | None:
-    """Volta."""
-    return (
-        f"SM {case.sm}: TensorRT-LLM dropped it before 0.16, this is {case.release}" if (case.sm or 75) < 75 else None
-    )
+    """SM 70 from 0.16 on. Source: release notes."""
+    if case.sm is None or case.sm >= 75:
+        return None
+    return f"SM {case.sm}: TensorRT-LLM dropped it before 0.16, this is {case.release}"
 
 
-@rule(
-    "TLM205",
-    "integers-on-blackwell",
-    "error",
-    "INT4 and INT8 weights (int8_wo, int4_wo, int4_awq, w4a8_awq), SmoothQuant or an INT8 KV cache on SM 100 to 119",
-    "`build` in builder.py of 1.2.0 and 1.3.0rc3",
-    "fp8 and nvfp4 work there, and an fp8 cache",
-)
+@rule("TLM205", "fp8 and nvfp4 work there, and an fp8 cache")
 def integers_on_blackwell(case: Case) -> str | None:
-    """AWQ's groups do not keep `is_int4_weight_only` from being true."""
+    """INT4 and INT8 weights (int8_wo, int4_wo, int4_awq, w4a8_awq), SmoothQuant or an INT8 KV cache on SM 100 to 119.
+    Source: `build` in builder.py of 1.2.0 and 1.3.0rc3.
+    """
     if case.sm is None or not 100 <= case.sm < 120:
         return None
+    # AWQ's groups do not keep `is_int4_weight_only` from being true.
     if case.cell.precision in _NOT_ON_BLACKWELL:
         return f"precision {case.cell.precision}: TensorRT-LLM refuses it on SM 100 and above, this is SM {case.sm}"
     if case.kv == "int8":
@@ -299,17 +276,9 @@ def integers_on_blackwell(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM206",
-    "not-in-pytorch",
-    "error",
-    "a precision or cache that the PyTorch runtime has no form of",
-    "its page on quantization",
-    f"the toolchain {ENGINES} has more",
-    toolchains=(PYTORCH,),
-)
+@rule("TLM206", "the toolchain tensorrt_llm has more", toolchains=(PYTORCH,))
 def not_in_pytorch(case: Case) -> str | None:
-    """Weight-only and SmoothQuant are the engines'."""
+    """A precision or cache that the PyTorch runtime has no form of. Source: its page on quantization."""
     if case.cell.precision not in PYTORCH_PRECISIONS:
         return f"precision {case.cell.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
     if case.kv == "int8":
@@ -317,33 +286,21 @@ def not_in_pytorch(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM207",
-    "awq-on-blackwell",
-    "error",
-    "AWQ weights in the PyTorch runtime on SM 100 and newer",
-    "the hardware matrix of its page on quantization, which has AWQ for Ampere (int4_awq), Ada and Hopper",
-    "fp8 and nvfp4 work there",
-    toolchains=(PYTORCH,),
-)
+@rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
 def awq_on_blackwell(case: Case) -> str | None:
-    """No kernels."""
-    if case.cell.precision not in _AWQ or case.sm is None or case.sm < 100:
+    """AWQ weights in the PyTorch runtime on SM 100 and newer. Source: the hardware matrix of its page on quantization,
+    which has AWQ for Ampere (int4_awq), Ada and Hopper.
+    """
+    if case.cell.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
         return None
     return f"precision {case.cell.precision}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
 
 
-@rule(
-    "TLM208",
-    "gpu-precision",
-    "error",
-    f"a precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from {_MARLIN} on, by Marlin",
-    f"support matrices; pull request 13476 for {_MARLIN}",
-    "take another precision or GPU",
-    toolchains=_BOTH,
-)
+@rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
 def gpu_precision(case: Case) -> str | None:
-    """BF16 needs Ampere, FP8 Ada, FP4 Blackwell."""
+    """A precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from 1.3.0rc20 on, by Marlin. Source:
+    support matrices; pull request 13476 for 1.3.0rc20.
+    """
     sm, precision = case.sm, case.cell.precision
     if sm is None:
         return None
@@ -357,17 +314,11 @@ def gpu_precision(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM209",
-    "cache-type",
-    "error",
-    "an unquantized cache of another data type than the model's",
-    "the builder makes the cache of the data type of attention",
-    "leave the cache's precision out, or name the model's",
-    toolchains=_BOTH,
-)
+@rule("TLM209", "leave the cache's precision out, or name the model's", toolchains=_BOTH)
 def cache_type(case: Case) -> str | None:
-    """FP16 weights with a BF16 cache."""
+    """An unquantized cache of another data type than the model's. Source: the builder makes the cache of the data type of
+    attention.
+    """
     dtype = commands.data_type(case.cell.precision, case.family)
     if case.asked_kv is None or case.kv is not None or PLAIN[case.asked_kv] == dtype:
         return None
@@ -379,16 +330,11 @@ def cache_type(case: Case) -> str | None:
 # ------------------------------------------------------------------------------------------------ TLM3: checkpoints
 
 
-@rule(
-    "TLM301",
-    "script-options",
-    "error",
-    "options of a script that does not make the cell's checkpoint, or that the release does not have",
-    "the table of options",
-    "",
-)
+@rule("TLM301")
 def script_options(case: Case) -> str | None:
-    """`settings.quantize.options`."""
+    """Options of a script that does not make the cell's checkpoint, or that the release does not have. Source: the table
+    of options.
+    """
     extra = case.cell.settings["quantize"].get("options")
     if not isinstance(extra, dict) or not extra:
         return None
@@ -413,17 +359,13 @@ def script_options(case: Case) -> str | None:
 
 @rule(
     "TLM302",
-    "not-by-model-optimizer",
-    "error",
-    "checkpoints that Model Optimizer has to make and cannot: where the example scripts are missing, and calibrated ones "
-    "at 0.10",
-    "`get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no folder",
     "the examples of the same release make them, where TENSORRT_LLM_EXAMPLES names their folder; `pipeline doctor` says what "
     "is looked for",
 )
 def not_by_model_optimizer(case: Case) -> str | None:
-    """Of a few families, and only where it is installed."""
-    cell = case.cell
+    """Checkpoints that Model Optimizer has to make and cannot: where the example scripts are missing, and calibrated ones
+    at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no folder.
+    """
     if case.installed.examples is None:
         why = "there are no example scripts of TensorRT-LLM"
     elif case.route == "quantize" and not commands.calibrates_as_told(case.release):
@@ -433,22 +375,22 @@ def not_by_model_optimizer(case: Case) -> str | None:
     lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
-    if case.family not in MODEL_TYPES or cell.precision == "fp32":
-        return f"{case.family} in {cell.precision}: {why}, so Model Optimizer makes checkpoints, and not this one"
+    precision = case.cell.precision
+    if case.family not in MODEL_TYPES or precision == "fp32":
+        return f"{case.family} in {precision}: {why}, so Model Optimizer makes checkpoints, and not this one"
     return None
 
 
 @rule(
     "TLM303",
-    "gemma2-as-gemma",
-    "error",
-    "quantize.py on Gemma 2 before 0.15, which takes it for Gemma 1",
-    "MODEL_NAME_PATTERN_MAP of quantize_by_modelopt.py; issue 2327",
     "what convert_checkpoint.py makes works: fp32, bf16, int8_wo, int4_wo, with the model's own cache",
     before="0.15",
 )
 def gemma2_as_gemma(case: Case) -> str | None:
-    """The checkpoint it writes has no soft caps and no second norms."""
+    """quantize.py on Gemma 2 before 0.15, which takes it for Gemma 1. Source: MODEL_NAME_PATTERN_MAP of
+    quantize_by_modelopt.py; issue 2327.
+    """
+    # The checkpoint it writes has no soft caps and no second norms.
     if case.family != "gemma2" or case.route != "quantize":
         return None
     return f"{case.cell.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} takes it for Gemma 1"
@@ -456,15 +398,14 @@ def gemma2_as_gemma(case: Case) -> str | None:
 
 @rule(
     "TLM304",
-    "calibration-data",
-    "warning",
-    "calibration data of your own before 0.10, whose quantize.py fetches CNN/DailyMail and takes no other",
-    "the options of quantize.py",
     "leave settings.quantize.calibration.data out, or install a newer release",
+    severity="warning",
     before="0.10",
 )
 def calibration_data(case: Case) -> str | None:
-    """It would be calibrated on something else."""
+    """Calibration data of your own before 0.10, whose quantize.py fetches CNN/DailyMail and takes no other. Source: the
+    options of quantize.py.
+    """
     if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
         return None
     return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} takes none"
@@ -473,61 +414,41 @@ def calibration_data(case: Case) -> str | None:
 # ------------------------------------------------------------------------------------------------------ TLM4: engines
 
 
-@rule(
-    "TLM401",
-    "build-options",
-    "error",
-    "options that `trtllm-build` of the release, or the one that is installed, does not take",
-    "the table of options; `trtllm-build --help`",
-    "",
-)
+@rule("TLM401")
 def build_options(case: Case) -> str | None:
-    """`settings.build`."""
+    """Options that `trtllm-build` of the release, or the one that is installed, does not take. Source: the table of
+    options; `trtllm-build --help`.
+    """
     problems = options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
     return "; ".join(f"settings.build.{problem}" for problem in problems) or None
 
 
-@rule(
-    "TLM402",
-    "context-fmha-off",
-    "error",
-    "`context_fmha: disable` with `use_paged_context_fmha` or `use_fp8_context_fmha` on",
-    "`build` in builder.py, which turns both off from 0.19 on; the attention plugin before",
-    "turn both off, or leave context_fmha on",
-)
+@rule("TLM402", "turn both off, or leave context_fmha on")
 def context_fmha_off(case: Case) -> str | None:
-    """Both are kinds of it."""
+    """`context_fmha: disable` with `use_paged_context_fmha` or `use_fp8_context_fmha` on. Source: `build` in builder.py,
+    which turns both off from 0.19 on; the attention plugin before.
+    """
     asked = [name for name in ("use_paged_context_fmha", "use_fp8_context_fmha") if case.switch(name)]
     if case.switch("context_fmha") is not False or not asked:
         return None
     return f"settings.build.{asked[0]} enable contradicts settings.build.context_fmha disable"
 
 
-@rule(
-    "TLM403",
-    "streaming-with-paged",
-    "error",
-    "`streamingllm` with `use_paged_context_fmha` on",
-    "the attention operator; `build` in builder.py turns the latter off from 0.19 on",
-    "turn one of them off",
-)
+@rule("TLM403", "turn one of them off")
 def streaming_with_paged(case: Case) -> str | None:
-    """Sinks are not read from pages."""
+    """`streamingllm` with `use_paged_context_fmha` on. Source: the attention operator; `build` in builder.py turns the
+    latter off from 0.19 on.
+    """
     if not (case.switch("streamingllm") and case.switch("use_paged_context_fmha")):
         return None
     return "settings.build.use_paged_context_fmha enable contradicts settings.build.streamingllm enable"
 
 
-@rule(
-    "TLM404",
-    "fp8-attention",
-    "error",
-    "`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU that the release has no kernels for",
-    "`build` in builder.py; the attention operator's own checks",
-    "leave it out: it is on where it can be",
-)
+@rule("TLM404", "leave it out: it is on where it can be")
 def fp8_attention(case: Case) -> str | None:
-    """Asked for by a matrix."""
+    """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU that the release has no kernels for.
+    Source: `build` in builder.py; the attention operator's own checks.
+    """
     if not case.switch("use_fp8_context_fmha"):
         return None
     release, precision = case.release, case.cell.precision
@@ -535,39 +456,30 @@ def fp8_attention(case: Case) -> str | None:
     early = not at_least(release, "0.12") and case.sm == 90 and precision != "nvfp4"
     if precision in FP8_INPUTS and case.kv == "fp8" and (early or commands.has_fp8_context_fmha(release, case.sm)):
         return None
+    spans = {"0.12": "90", "0.17": "89 and 90", "0.20": "89 to 119"}
+    gpus = next((gpus for before, gpus in spans.items() if not at_least(release, before)), "89 and above")
     return (
         f"settings.build.use_fp8_context_fmha: TensorRT-LLM {release} has it for fp8, w4a8_awq and nvfp4 with an "
-        f"FP8 cache on SM {_fp8_context_fmha_gpus(release)}; "
-        f"this is {precision} with {case.kv or 'no quantized'} cache on SM {case.sm}"
+        f"FP8 cache on SM {gpus}; this is {precision} with {case.kv or 'no quantized'} cache on SM {case.sm}"
     )
 
 
-@rule(
-    "TLM405",
-    "paged-int8",
-    "error",
-    "`use_paged_context_fmha` with an INT8 KV cache",
-    "`build` in builder.py: a RuntimeError at first, turned off from 0.19 on",
-    "leave it out: it is on where it can be",
-)
+@rule("TLM405", "leave it out: it is on where it can be")
 def paged_int8(case: Case) -> str | None:
-    """No kernels read INT8 pages."""
+    """`use_paged_context_fmha` with an INT8 KV cache. Source: `build` in builder.py: a RuntimeError at first, turned off
+    from 0.19 on.
+    """
     if not case.switch("use_paged_context_fmha") or case.kv != "int8":
         return None
     return "settings.build.use_paged_context_fmha: it does not go with an INT8 KV cache"
 
 
-@rule(
-    "TLM406",
-    "paged-fp8-refused",
-    "error",
-    "`use_paged_context_fmha` with an FP8 KV cache and weights that are not fp8, before 0.19",
-    "`build` in builder.py of 0.11 and the attention operators of 0.12 to 0.17",
-    "leave it out, or take fp8 weights",
-    before="0.19",
-)
+@rule("TLM406", "leave it out, or take fp8 weights", before="0.19")
 def paged_fp8_refused(case: Case) -> str | None:
-    """An FP8 cache alone is not the FP8 workflow; nor is w4a8_awq, for which TLM407 stands."""
+    """`use_paged_context_fmha` with an FP8 KV cache and weights that are not fp8, before 0.19. Source: `build` in
+    builder.py of 0.11 and the attention operators of 0.12 to 0.17.
+    """
+    # An FP8 cache alone is not the FP8 workflow; nor is w4a8_awq, for which TLM407 stands.
     if not case.attention.paged or case.kv != "fp8" or case.cell.precision in FP8_INPUTS:
         return None
     return (
@@ -576,17 +488,12 @@ def paged_fp8_refused(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM407",
-    "paged-w4a8",
-    "error",
-    f"`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before {W4A8_PAGED}, the first release known to take it",
-    f"the attention operators of 0.12 to 0.17; `build` in builder.py of {W4A8_PAGED}. 0.17.0 to 1.1 were not read",
-    "leave it out, or take the model's own cache",
-    before=W4A8_PAGED,
-)
+@rule("TLM407", "leave it out, or take the model's own cache", before=W4A8_PAGED)
 def paged_w4a8(case: Case) -> str | None:
-    """Its quantization mode has no FP8_QDQ."""
+    """`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before 1.2.0, the first release known to take it. Source:
+    the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
+    """
+    # Its quantization mode has no FP8_QDQ.
     if not case.attention.paged or case.kv != "fp8" or case.cell.precision != "w4a8_awq":
         return None
     return (
@@ -595,17 +502,11 @@ def paged_w4a8(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM408",
-    "paged-turned-off",
-    "warning",
-    "`use_paged_context_fmha` with an FP8 KV cache and weights without FP8 activations, from 0.19 on",
-    "`build` in builder.py of 1.2.0 and 1.3.0rc3: turned off, with a warning",
-    "leave it out, or take fp8 weights",
-    since="0.19",
-)
+@rule("TLM408", "leave it out, or take fp8 weights", severity="warning", since="0.19")
 def paged_turned_off(case: Case) -> str | None:
-    """Asked for by a matrix, it would not be in the engine."""
+    """`use_paged_context_fmha` with an FP8 KV cache and weights without FP8 activations, from 0.19 on. Source: `build` in
+    builder.py of 1.2.0 and 1.3.0rc3: turned off, with a warning.
+    """
     if not case.switch("use_paged_context_fmha") or case.kv != "fp8" or case.cell.precision in FP8_INPUTS:
         return None
     return (
@@ -614,16 +515,11 @@ def paged_turned_off(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM409",
-    "paged-turns-fp8-on",
-    "warning",
-    "`use_paged_context_fmha` on and `use_fp8_context_fmha` off, with FP8 activations and an FP8 KV cache",
-    "`build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning",
-    "turn both off, or leave the latter on where the GPU has it",
-)
+@rule("TLM409", "turn both off, or leave the latter on where the GPU has it", severity="warning")
 def paged_turns_fp8_on(case: Case) -> str | None:
-    """Pages in FP8 are read by the FP8 kernels only."""
+    """`use_paged_context_fmha` on and `use_fp8_context_fmha` off, with FP8 activations and an FP8 KV cache. Source:
+    `build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning.
+    """
     attention = case.attention
     if case.kv != "fp8" or case.cell.precision not in FP8_INPUTS or not attention.paged or attention.fp8:
         return None
@@ -635,16 +531,14 @@ def paged_turns_fp8_on(case: Case) -> str | None:
 
 @rule(
     "TLM410",
-    "paged-needed",
-    "error",
-    "quantized weights without `use_paged_context_fmha` at 0.20",
-    "pull request 131 of NVIDIA-NeMo/Export-Deploy: such builds fail",
     "leave it on, with a cache that goes with it, or take another release",
     since="0.20",
     before="0.21",
 )
 def paged_needed(case: Case) -> str | None:
-    """Of one line of releases."""
+    """Quantized weights without `use_paged_context_fmha` at 0.20. Source: pull request 131 of NVIDIA-NeMo/Export-Deploy:
+    such builds fail.
+    """
     if case.sm is None or case.cell.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
         return None
     return (
@@ -653,32 +547,19 @@ def paged_needed(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM411",
-    "no-streamingllm",
-    "error",
-    "`streamingllm` from 1.1 on",
-    "`trtllm-build` of 1.1.0rc6",
-    "leave it out",
-    since="1.1.0rc6",
-)
+@rule("TLM411", "leave it out", since="1.1.0rc6")
 def no_streamingllm(case: Case) -> str | None:
-    """The option is still parsed."""
-    return (
-        f"settings.build.streamingllm: TensorRT-LLM {case.release} refuses it" if case.switch("streamingllm") else None
-    )
+    """`streamingllm` from 1.1 on, which is still parsed. Source: `trtllm-build` of 1.1.0rc6."""
+    if not case.switch("streamingllm"):
+        return None
+    return f"settings.build.streamingllm: TensorRT-LLM {case.release} refuses it"
 
 
-@rule(
-    "TLM412",
-    "plugins-on-blackwell",
-    "error",
-    "gemm_swiglu_plugin, fp8_rowwise_gemm_plugin or low_latency_gemm_plugin on SM 100 to 119",
-    "plugin.py of 1.3.0rc3",
-    "leave it out",
-)
+@rule("TLM412", "leave it out")
 def plugins_on_blackwell(case: Case) -> str | None:
-    """Their kernels are Hopper's and Ada's."""
+    """gemm_swiglu_plugin, fp8_rowwise_gemm_plugin or low_latency_gemm_plugin on SM 100 to 119. Source: plugin.py of
+    1.3.0rc3.
+    """
     if case.sm is None or not 100 <= case.sm < 120:
         return None
     for name in _NOT_ON_BLACKWELL_PLUGINS:
@@ -690,149 +571,82 @@ def plugins_on_blackwell(case: Case) -> str | None:
 # -------------------------------------------------------------------------------------------------- TLM5: what serves
 
 
-@rule(
-    "TLM501",
-    "beam-width",
-    "error",
-    "a server's `max_beam_width` above the engine's",
-    "the runtime's check when it loads an engine",
-    "settings.build.max_beam_width builds an engine with more",
-)
+@rule("TLM501", "settings.build.max_beam_width builds an engine with more")
 def beam_width(case: Case) -> str | None:
-    """An engine has one beam unless it is built for more."""
-    built = _whole(case.option("max_beam_width", 1))
-    for name, asked in _served(case, "max_beam_width"):
-        if built is not None and asked > built:
-            return f"{name} {asked} is above the engine's, {built}"
-    return None
+    """A server's `max_beam_width` above the engine's. Source: the runtime's check when it loads an engine."""
+    return _above(case, "max_beam_width", _whole(case.option("max_beam_width", 1)))
 
 
-@rule(
-    "TLM502",
-    "batch-size",
-    "error",
-    "a server's batch above the engine's",
-    "the runtime's check when it loads an engine",
-    "the axis max_batch_size is the engine's and the server's",
-)
+@rule("TLM502", "the axis max_batch_size is the engine's and the server's")
 def batch_size(case: Case) -> str | None:
-    """Only options of trtllm-serve can say so; the linter looks at repositories."""
-    for name, asked in _served(case, "max_batch_size"):
-        if asked > case.cell.max_batch_size:
-            return f"{name} {asked} is above the engine's, {case.cell.max_batch_size}"
-    return None
+    """A server's batch above the engine's. Source: the runtime's check when it loads an engine."""
+    # Only options of trtllm-serve can say so; the linter looks at repositories.
+    return _above(case, "max_batch_size", case.cell.max_batch_size)
 
 
-@rule(
-    "TLM503",
-    "sinks-with-paged",
-    "error",
-    "`sink_token_length` with an engine that has `use_paged_context_fmha`",
-    "the attention operator, at the first request",
-    "settings.build.use_paged_context_fmha: disable, or no sink_token_length",
-)
+@rule("TLM503", "settings.build.use_paged_context_fmha: disable, or no sink_token_length")
 def sinks_with_paged(case: Case) -> str | None:
-    """StreamingLLM."""
+    """`sink_token_length` with an engine that has `use_paged_context_fmha`. Source: the attention operator, at the first
+    request.
+    """
     tokens = _whole(case.repository("sink_token_length"))
     if not tokens or not case.paged_context_fmha:
         return None
     return f"settings.repository.sink_token_length {tokens}: the engine has use_paged_context_fmha, which excludes it"
 
 
-@rule(
-    "TLM504",
-    "chunked-context",
-    "error",
-    "`enable_chunked_context: true` with an engine without `use_paged_context_fmha`",
-    "the runtime's check when it loads an engine",
-    "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
-)
+@rule("TLM504", "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide")
 def chunked_context(case: Case) -> str | None:
-    """Whether a prompt would be split or not."""
-    if not splits_prompts(case.cell) or case.paged_context_fmha:
-        return None
-    return (
-        "settings.repository.enable_chunked_context: engines have it with use_paged_context_fmha, which is off "
-        f"{_why_not_paged(case)}"
-    )
+    """`enable_chunked_context: true` with an engine without `use_paged_context_fmha`. Source: the runtime's check when it
+    loads an engine.
+    """
+    return _without_pages(case, "enable_chunked_context")
 
 
 @rule(
     "TLM505",
-    "kv-cache-reuse",
-    "warning",
-    "`enable_kv_cache_reuse: true` with an engine without `use_paged_context_fmha`",
-    "the runtime turns it off, with a warning",
     "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
+    severity="warning",
 )
 def kv_cache_reuse(case: Case) -> str | None:
-    """Numbers without reuse would be taken for numbers with it."""
-    if case.repository("enable_kv_cache_reuse") is not True or case.paged_context_fmha:
-        return None
-    return (
-        "settings.repository.enable_kv_cache_reuse: engines have it with use_paged_context_fmha, which is off "
-        f"{_why_not_paged(case)}"
-    )
+    """`enable_kv_cache_reuse: true` with an engine without `use_paged_context_fmha`. Source: the runtime turns it off,
+    with a warning.
+    """
+    return _without_pages(case, "enable_kv_cache_reuse")
 
 
-@rule(
-    "TLM506",
-    "kv-tokens",
-    "error",
-    "a KV cache too small for one request of the cell's lengths",
-    "the runtime's check when it loads an engine",
-    "raise max_tokens_in_paged_kv_cache, or remove it",
-)
+@rule("TLM506", "raise max_tokens_in_paged_kv_cache, or remove it")
 def kv_tokens(case: Case) -> str | None:
-    """The pool must hold at least one sequence."""
+    """A KV cache too small for one request of the cell's lengths. Source: the runtime's check when it loads an engine."""
     tokens, longest = _whole(case.repository("max_tokens_in_paged_kv_cache")), case.cell.isl + case.cell.osl
     if tokens is None or tokens >= longest:
         return None
     return f"settings.repository.max_tokens_in_paged_kv_cache {tokens} is less than a request of {longest} tokens"
 
 
-@rule(
-    "TLM507",
-    "unpaged-inflight",
-    "error",
-    "in-flight batching of an engine without a paged KV cache",
-    "the runtime's check when it loads an engine",
-    "build a paged cache, or set settings.repository.batching_strategy: V1",
-)
+@rule("TLM507", "build a paged cache, or set settings.repository.batching_strategy: V1")
 def unpaged_inflight(case: Case) -> str | None:
-    """In-flight batching is the default."""
-    if not commands.unpaged(case.build) or not _in_triton(case) or case.repository("batching_strategy") == "V1":
+    """In-flight batching of an engine without a paged KV cache. Source: the runtime's check when it loads an engine."""
+    if not commands.unpaged(case.build) or not case.in_triton or case.repository("batching_strategy") == "V1":
         return None
     return "settings.build: the KV cache is not paged, which in-flight batching needs"
 
 
-@rule(
-    "TLM508",
-    "lookahead-sizes",
-    "error",
-    "lookahead decoding without its three sizes",
-    "the backend reads them in that mode",
-    "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size",
-)
+@rule("TLM508", "give lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size")
 def lookahead_sizes(case: Case) -> str | None:
-    """The model does not load."""
-    names = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
-    lacking = [name for name in names if not case.repository(name)]
-    if case.repository("decoding_mode") != "lookahead" or not lacking:
+    """Lookahead decoding without its three sizes. Source: the backend reads them in that mode."""
+    if case.repository("decoding_mode") != "lookahead":
         return None
-    return f"settings.repository.decoding_mode lookahead: {', '.join(lacking)} missing"
+    names = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
+    lacking = ", ".join(name for name in names if not case.repository(name))
+    return f"settings.repository.decoding_mode lookahead: {lacking} missing" if lacking else None
 
 
-@rule(
-    "TLM509",
-    "device-ids",
-    "error",
-    "`gpu_device_ids` or `participant_ids` that are not as many as the engine has ranks",
-    "the runtime's check when it loads an engine",
-    "name one for each rank, or remove it",
-)
+@rule("TLM509", "name one for each rank, or remove it")
 def device_ids(case: Case) -> str | None:
-    """One GPU and one MPI rank each."""
+    """`gpu_device_ids` or `participant_ids` that are not as many as the engine has ranks. Source: the runtime's check when
+    it loads an engine.
+    """
     ranks = case.cell.tp * case.cell.pp
     for name in ("gpu_device_ids", "participant_ids"):
         ids = case.repository(name)
@@ -843,15 +657,11 @@ def device_ids(case: Case) -> str | None:
 
 @rule(
     "TLM510",
-    "engine-settings",
-    "error",
-    "options for engines where there is none",
-    "the PyTorch runtime loads weights as they are",
     "an `override` with `where: { toolchain: tensorrt_llm }` gives them to engines alone",
     toolchains=(PYTORCH,),
 )
 def engine_settings(case: Case) -> str | None:
-    """`settings.build`, `settings.quantize.options`."""
+    """Options for engines where there is none. Source: the PyTorch runtime loads weights as they are."""
     if case.build:
         return f"settings.build.{next(iter(case.build))}: the PyTorch backend builds no engine"
     if case.cell.settings["quantize"].get("options"):
@@ -864,17 +674,9 @@ def engine_settings(case: Case) -> str | None:
 # ---------------------------------------------------------------------------------------------------- TLM6: sizes
 
 
-@rule(
-    "TLM601",
-    "layout",
-    "error",
-    "more ranks than GPUs, or heads and layers that they do not divide",
-    "the models' own assertions",
-    "take another tp and pp",
-    toolchains=_BOTH,
-)
+@rule("TLM601", "take another tp and pp", toolchains=_BOTH)
 def layout(case: Case) -> str | None:
-    """28 heads do not go over 8 GPUs."""
+    """More ranks than GPUs, or heads and layers that they do not divide. Source: the models' own assertions."""
     shape, tp, pp = case.shape, case.cell.tp, case.cell.pp
     gpus = len(case.machine.gpus)
     if tp * pp > gpus:
@@ -889,17 +691,11 @@ def layout(case: Case) -> str | None:
     return None
 
 
-@rule(
-    "TLM602",
-    "lengths",
-    "error",
-    "more tokens than the model has positions, or a prompt longer than a forward pass",
-    "config.json of the model; `max_num_tokens` of the engine",
-    "",
-    toolchains=_BOTH,
-)
+@rule("TLM602", toolchains=_BOTH)
 def lengths(case: Case) -> str | None:
-    """Of prompt and answer together."""
+    """More tokens than the model has positions, or a prompt longer than a forward pass. Source: config.json of the model;
+    `max_num_tokens` of the engine.
+    """
     cell, most = case.cell, case.shape.max_position_embeddings
     if cell.isl + cell.osl > most:
         return f"lengths {cell.isl},{cell.osl} are {cell.isl + cell.osl} tokens, {cell.model} has {most} positions"
@@ -912,16 +708,12 @@ def lengths(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM603",
-    "gemma2-lengths",
-    "error",
-    f"engines of Gemma 2 for more than {_GEMMA2_TOKENS} tokens, the window of every other layer",
-    "README of examples/gemma in 0.17; no later release is known to lift it",
-    "shorter lengths",
-)
+@rule("TLM603", "shorter lengths")
 def gemma2_lengths(case: Case) -> str | None:
-    """Beyond it every layer would have to see its own window."""
+    """Engines of Gemma 2 for more than 4096 tokens, the window of every other layer. Source: README of examples/gemma in
+    0.17; no later release is known to lift it.
+    """
+    # Beyond it every layer would have to see its own window.
     tokens = case.cell.isl + case.cell.osl
     if case.family != "gemma2" or tokens <= _GEMMA2_TOKENS:
         return None
@@ -930,25 +722,17 @@ def gemma2_lengths(case: Case) -> str | None:
     )
 
 
-@rule(
-    "TLM604",
-    "memory",
-    "error",
-    "weights, and the KV cache of one request, that do not fit on a GPU",
-    "memory reference: parameters, layers, heads and bytes of each",
-    "more of tp or pp, or a smaller precision, makes it less",
-    toolchains=_BOTH,
-)
-def fits(case: Case) -> str | None:
-    """A lower limit: what the runtime adds is left out."""
+@rule("TLM604", "more of tp or pp, or a smaller precision, makes it less", toolchains=_BOTH)
+def memory(case: Case) -> str | None:
+    """Weights, and the KV cache of one request, that do not fit on a GPU. Source: memory reference: parameters, layers,
+    heads and bytes of each.
+    """
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
-    if smallest is None:
-        return None
-    weights, cache = memory.least_bytes(
+    weights, cache = least_bytes(
         case.shape, precision=cell.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
     )
-    if weights + cache <= smallest:
+    if smallest is None or weights + cache <= smallest:
         return None
     return (
         f"needs {(weights + cache) / _GIB:.1f} GiB on each GPU ({weights / _GIB:.1f} of weights, {cache / _GIB:.1f} of KV "
@@ -956,33 +740,32 @@ def fits(case: Case) -> str | None:
     )
 
 
-RULES: Final[tuple[Rule, ...]] = tuple(each for each in list(globals().values()) if isinstance(each, Rule))
-"""In the order in which they are asked."""
-
-
-def _why_not_paged(case: Case) -> str:
-    """What keeps use_paged_context_fmha off: an option of the matrix, or the weights and the cache."""
+def _without_pages(case: Case, setting: str) -> str | None:
+    """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
+    if case.repository(setting) is not True or case.paged_context_fmha:
+        return None
+    why = f"for {case.cell.precision} with {case.kv or 'no quantized'} cache here"
+    if commands.unpaged(case.build):
+        why = "without a paged KV cache (settings.build)"
     for name, off in (("use_paged_context_fmha", False), ("context_fmha", False), ("streamingllm", True)):
         if case.switch(name) is off:
-            return f"by settings.build.{name}"
-    if commands.unpaged(case.build):
-        return "without a paged KV cache (settings.build)"
-    return f"for {case.cell.precision} with {case.kv or 'no quantized'} cache here"
+            why = f"by settings.build.{name}"
+            break
+    return f"settings.repository.{setting}: engines have it with use_paged_context_fmha, which is off {why}"
 
 
-def _in_triton(case: Case) -> bool:
-    return case.cell.settings["serve"]["frontend"] == _TRITON
-
-
-def _served(case: Case, name: str) -> list[tuple[str, int]]:
-    """What a server is told of one of the engine's limits, with the setting's name."""
-    if _in_triton(case):
-        found = {f"settings.repository.{name}": case.repository(name)}
+def _above(case: Case, name: str, built: int | None) -> str | None:
+    """Words for a limit that a server is told and that is above what the engine is built for."""
+    if case.in_triton:
+        setting, value = f"settings.repository.{name}", case.repository(name)
     else:
-        given = case.cell.settings["serve"]["options"]
+        given: Json = case.cell.settings["serve"]["options"]
         given = given if isinstance(given, dict) else {}
-        found = {f"settings.serve.options.{name}": given.get(name, given.get(f"--{name}"))}
-    return [(setting, number) for setting, value in found.items() if (number := _whole(value)) is not None]
+        setting, value = f"settings.serve.options.{name}", given.get(name, given.get(f"--{name}"))
+    asked = _whole(value)
+    if asked is None or built is None or asked <= built:
+        return None
+    return f"{setting} {asked} is above the engine's, {built}"
 
 
 def _whole(value: Json) -> int | None:
@@ -996,17 +779,6 @@ def _of_toolchain(case: Case, key: str) -> Json:
     return known.get(case.cell.toolchain) if isinstance(known, dict) else None
 
 
-def _specifier(limits: str) -> SpecifierSet:
-    return SpecifierSet(limits, prereleases=True)
-
-
-def _fp8_context_fmha_gpus(release: str) -> str:
-    if not at_least(release, "0.12"):
-        return "90"
-    if not at_least(release, "0.17"):
-        return "89 and 90"
-    return "89 to 119" if not at_least(release, "0.20") else "89 and above"
-
-
-def _short(release: str) -> str:
-    return ".".join(release.split(".")[:2])
+@lru_cache(maxsize=256)
+def _within(release: str, limits: str) -> bool:
+    return parse(release) in SpecifierSet(limits, prereleases=True)

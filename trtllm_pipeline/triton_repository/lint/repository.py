@@ -21,6 +21,15 @@ _UNSET: Final = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One violation of a rule."""
+
+    path: Path
+    message: str
+    line: int | None = None
+
+
 @dataclass(frozen=True)
 class Model:
     """One model folder. Without a config.pbtxt `text` is None; without one that parses `config` is None."""
@@ -81,13 +90,14 @@ class Model:
         match = re.search(pattern, self._code)
         return None if match is None else self._code.count("\n", 0, match.start()) + 1
 
-    def line_of(self, field: str, value: object = None) -> int | None:
-        """First line where `field` is set, to `value` (a word or a string) where one is given."""
-        return self.line(rf"\b{field}\b" if value is None else rf"""\b{field}\s*:\s*["']?{re.escape(str(value))}\b""")
+    def at(self, field: str, message: str, *, value: object = None) -> Violation:
+        """A violation at the first line where `field` is set, to `value` (a word or a string) where one is given."""
+        pattern = rf"\b{field}\b" if value is None else rf"""\b{field}\s*:\s*["']?{re.escape(str(value))}\b"""
+        return Violation(self.path, message, self.line(pattern))
 
-    def line_of_parameter(self, key: str) -> int | None:
-        """Line of a parameter's key."""
-        return self.line(rf"""\bkey\s*:\s*["']{re.escape(key)}["']""")
+    def at_parameter(self, key: str, message: str) -> Violation:
+        """A violation at a parameter's key."""
+        return Violation(self.path, message, self.line(rf"""\bkey\s*:\s*["']{re.escape(key)}["']"""))
 
     def matches(self, pattern: str) -> Iterator[tuple[str, int]]:
         """First group and line of every match of a regular expression outside comments."""
@@ -108,6 +118,10 @@ class ModelRepository:
     engine: Engine | None
     """The engine that is served, if it could be read."""
     release: str | None
+
+    def with_config(self) -> list[Model]:
+        """The models that have a config.pbtxt, whether or not it can be read."""
+        return [model for model in self.models.values() if model.text is not None]
 
     def parsed(self) -> Iterator[tuple[Model, ModelConfig]]:
         """The models whose configuration can be read, with it."""

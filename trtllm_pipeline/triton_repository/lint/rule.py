@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
+from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, Violation
 
 Severity = Literal["error", "warning", "note"]
 """error: the model does not load, or does not behave as the file says. warning: it loads, but a setting has no effect or
 fails later. note: information."""
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One violation of a rule."""
-
-    path: Path
-    message: str
-    line: int | None = None
-    hint: str | None = None
-    """Hint for this violation, if the rule's own hint is too general."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +65,27 @@ def _property(text: str) -> str:
     return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
+DEFINED: Final[list[LintRule]] = []
+"""Every rule of the modules that are imported."""
+
+
 def rule(
-    number: str, name: str, severity: Severity, what: str, hint: str
-) -> Callable[[Callable[[ModelRepository], Iterator[Violation]]], LintRule]:
-    """Turn a function that yields violations into a rule."""
-    return lambda check: LintRule(number, name, severity, what, hint, check)
+    number: str,
+    hint: str,
+    *,
+    severity: Severity = "error",
+    each: Callable[[ModelRepository], Iterable[tuple[Any, ...]]] = lambda repository: [(repository,)],
+) -> Callable[[Callable[..., Iterator[Violation]]], None]:
+    """Define a rule by a function that yields violations. The function's name is the rule's, its docstring what it finds.
+
+    It is called with everything that `each` gives: the repository, or the models that the rule is about.
+    """
+
+    def define(find: Callable[..., Iterator[Violation]]) -> None:
+        def check(repository: ModelRepository) -> Iterator[Violation]:
+            return (violation for subject in each(repository) for violation in find(*subject))
+
+        what = " ".join((find.__doc__ or "").split()).rstrip(".")
+        DEFINED.append(LintRule(number, find.__name__.replace("_", "-"), severity, what, hint, check))
+
+    return define

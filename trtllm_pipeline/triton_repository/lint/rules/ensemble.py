@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_pipeline.triton_repository import model_config
-from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository
-from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
+from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.rule import rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class End:
     batched: bool
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> list[int]:
         """With the batch dimension, where there is one."""
-        return ((-1,) if self.batched else ()) + tuple(self.tensor.dims)
+        return [-1] * self.batched + list(self.tensor.dims)
 
     @property
     def type(self) -> str:
@@ -33,245 +33,186 @@ class End:
         return f"{self.owner} {self.tensor.name}"
 
 
-def _ensembles(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
-    yield from ((model, config) for model, config in repository.parsed() if model.is_ensemble)
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """An ensemble with its steps, where their models are known."""
+
+    config: Any
+    steps: Sequence[tuple[Any, Any]]
+    """Each step with its model's config."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every step's model could be read: what is missing cannot be told otherwise."""
+        return len(self.steps) == len(self.config.ensemble_scheduling.step)
+
+    def writers(self) -> dict[str, list[End]]:
+        """Who writes each ensemble tensor: requests, and outputs of steps."""
+        found: dict[str, list[End]] = {}
+        for tensor in self.config.input:
+            found.setdefault(tensor.name, []).append(End("input", tensor, self.config.max_batch_size > 0))
+        for step, model in self.steps:
+            for name, end in _ends(step, model, model.output, step.output_map):
+                found.setdefault(name, []).append(end)
+        return found
+
+    def readers(self) -> dict[str, list[End]]:
+        """Who reads each ensemble tensor: inputs of steps, and responses."""
+        found: dict[str, list[End]] = {}
+        for step, model in self.steps:
+            for name, end in _ends(step, model, model.input, step.input_map):
+                found.setdefault(name, []).append(end)
+        for tensor in self.config.output:
+            found.setdefault(tensor.name, []).append(End("output", tensor, self.config.max_batch_size > 0))
+        return found
+
+    def pairs(self) -> Iterator[tuple[str, End, End]]:
+        """Ensemble tensor, who writes it, who reads it."""
+        readers = self.readers()
+        for name, writers in self.writers().items():
+            for reader in readers.get(name, ()):
+                yield from ((name, writer, reader) for writer in writers)
 
 
-def _steps(repository: ModelRepository, config: Any) -> Iterator[tuple[Any, Any]]:
-    """Each step with its model's config, where that is known."""
-    for step in config.ensemble_scheduling.step:
-        model = repository.models.get(step.model_name)
-        if model is not None and model.config is not None:
-            yield step, model.config
+def _ends(step: Any, model: Any, tensors: Any, mapped: Any) -> Iterator[tuple[str, End]]:
+    """Ensemble tensors that a step's map names, each with the model's own, where it has that."""
+    own = {tensor.name: tensor for tensor in tensors}
+    for name, target in mapped.items():
+        if name in own:
+            yield target, End(step.model_name, own[name], model.max_batch_size > 0)
 
 
-def _whole(repository: ModelRepository, config: Any) -> bool:
-    """Whether every step's model could be read: what is missing cannot be told otherwise."""
-    return len(list(_steps(repository, config))) == len(config.ensemble_scheduling.step)
-
-
-def _writers(repository: ModelRepository, config: Any) -> dict[str, list[End]]:
-    """Who writes each ensemble tensor: requests, and outputs of steps."""
-    found: dict[str, list[End]] = {}
-    for tensor in config.input:
-        found.setdefault(tensor.name, []).append(End("input", tensor, config.max_batch_size > 0))
-    for step, model in _steps(repository, config):
-        outputs = {tensor.name: tensor for tensor in model.output}
-        for name, target in step.output_map.items():
-            if name in outputs:
-                found.setdefault(target, []).append(End(step.model_name, outputs[name], model.max_batch_size > 0))
-    return found
-
-
-def _readers(repository: ModelRepository, config: Any) -> dict[str, list[End]]:
-    """Who reads each ensemble tensor: inputs of steps, and responses."""
-    found: dict[str, list[End]] = {}
-    for step, model in _steps(repository, config):
-        inputs = {tensor.name: tensor for tensor in model.input}
-        for name, source in step.input_map.items():
-            if name in inputs:
-                found.setdefault(source, []).append(End(step.model_name, inputs[name], model.max_batch_size > 0))
-    for tensor in config.output:
-        found.setdefault(tensor.name, []).append(End("output", tensor, config.max_batch_size > 0))
-    return found
-
-
-def _pairs(repository: ModelRepository, config: Any) -> Iterator[tuple[str, End, End]]:
-    """Ensemble tensor, who writes it, who reads it."""
-    readers = _readers(repository, config)
-    for name, writers in _writers(repository, config).items():
-        for reader in readers.get(name, ()):
-            yield from ((name, writer, reader) for writer in writers)
+def _ensembles(repository: ModelRepository) -> Iterator[tuple[Model, Ensemble]]:
+    configs = {model.name: config for model, config in repository.parsed()}
+    for model, config in repository.parsed():
+        if model.is_ensemble:
+            steps = config.ensemble_scheduling.step
+            yield (
+                model,
+                Ensemble(config, [(each, configs[each.model_name]) for each in steps if each.model_name in configs]),
+            )
 
 
 def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(a == b or -1 in {a, b} for a, b in zip(one, other, strict=True))
 
 
-@rule(
-    "TRT301",
-    "not-an-ensemble",
-    "error",
-    "an ensemble platform without steps, or steps without the platform",
-    'an ensemble needs platform: "ensemble" and ensemble_scheduling with its steps',
-)
-def not_an_ensemble(repository: ModelRepository) -> Iterator[Violation]:
-    """One of the two is missing."""
-    for model, config in _ensembles(repository):
-        if config.platform != "ensemble":
-            yield Violation(model.path, "has ensemble_scheduling, but its platform is not ensemble")
-        elif not config.ensemble_scheduling.step:
-            yield Violation(model.path, "is an ensemble without steps", model.line_of("platform"))
+@rule("TRT301", 'an ensemble needs platform: "ensemble" and ensemble_scheduling with its steps', each=_ensembles)
+def not_an_ensemble(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """An ensemble platform without steps, or steps without the platform."""
+    if ensemble.config.platform != "ensemble":
+        yield Violation(model.path, "has ensemble_scheduling, but its platform is not ensemble")
+    elif not ensemble.config.ensemble_scheduling.step:
+        yield model.at("platform", "is an ensemble without steps")
 
 
-@rule(
-    "TRT302",
-    "unknown-model",
-    "error",
-    "a step whose model is not in the repository",
-    "add the model, or correct model_name",
-)
+@rule("TRT302", "add the model, or correct model_name")
 def unknown_model(repository: ModelRepository) -> Iterator[Violation]:
-    """The ensemble does not load without it."""
-    for model, config in _ensembles(repository):
-        for step in config.ensemble_scheduling.step:
+    """A step whose model is not in the repository."""
+    for model, ensemble in _ensembles(repository):
+        for step in ensemble.config.ensemble_scheduling.step:
             if step.model_name not in repository.models:
-                line = model.line_of("model_name", step.model_name)
-                yield Violation(
-                    model.path, f"a step uses model {step.model_name!r}, which is not in the repository", line
-                )
+                said = f"a step uses model {step.model_name!r}, which is not in the repository"
+                yield model.at("model_name", said, value=step.model_name)
 
 
 @rule(
     "TRT303",
-    "unknown-tensor",
-    "error",
-    "a mapped tensor that the step's model does not have",
     "the keys of input_map and output_map are the model's own tensors, the values the ensemble's",
+    each=_ensembles,
 )
-def unknown_tensor(repository: ModelRepository) -> Iterator[Violation]:
-    """Misspelt, or renamed between releases."""
-    for model, config in _ensembles(repository):
-        for step, member in _steps(repository, config):
-            for kind, names, tensors in (
-                ("input", step.input_map, member.input),
-                ("output", step.output_map, member.output),
-            ):
-                known = {tensor.name for tensor in tensors}
-                for name in sorted(set(names) - known):
-                    said = f"{step.model_name} has no {kind} {name}"
-                    yield Violation(model.path, said, model.line_of("key", name))
+def unknown_tensor(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A mapped tensor that the step's model does not have."""
+    for step, member in ensemble.steps:
+        for kind, names, tensors in (
+            ("input", step.input_map, member.input),
+            ("output", step.output_map, member.output),
+        ):
+            for name in sorted(set(names) - {tensor.name for tensor in tensors}):
+                yield model.at("key", f"{step.model_name} has no {kind} {name}", value=name)
 
 
-@rule(
-    "TRT304",
-    "types-differ",
-    "error",
-    "a tensor written as one data type and read as another",
-    "give both ends the same type; logits_datatype must be the same in all models",
-)
-def types_differ(repository: ModelRepository) -> Iterator[Violation]:
-    """Triton refuses the ensemble."""
-    for model, config in _ensembles(repository):
-        for name, writer, reader in _pairs(repository, config):
-            if writer.type != reader.type:
-                said = f"{name}: {writer} is {writer.type}, but {reader} expects {reader.type}"
-                yield Violation(model.path, said, model.line_of("value", name))
+@rule("TRT304", "give both ends the same type; logits_datatype must be the same in all models", each=_ensembles)
+def types_differ(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A tensor written as one data type and read as another."""
+    for name, writer, reader in ensemble.pairs():
+        if writer.type != reader.type:
+            said = f"{name}: {writer} is {writer.type}, but {reader} expects {reader.type}"
+            yield model.at("value", said, value=name)
 
 
-@rule(
-    "TRT305",
-    "dims-differ",
-    "error",
-    "a tensor whose dims differ between writer and reader, the batch dimension included",
-    "-1 fits any size; a model with max_batch_size 0 has no batch dimension",
-)
-def dims_differ(repository: ModelRepository) -> Iterator[Violation]:
-    """Triton refuses the ensemble."""
-    for model, config in _ensembles(repository):
-        for name, writer, reader in _pairs(repository, config):
-            if not _fits(writer.shape, reader.shape):
-                said = f"{name}: {writer} is {list(writer.shape)}, but {reader} expects {list(reader.shape)}"
-                yield Violation(model.path, said, model.line_of("value", name))
+@rule("TRT305", "-1 fits any size; a model with max_batch_size 0 has no batch dimension", each=_ensembles)
+def dims_differ(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A tensor whose dims differ between writer and reader, the batch dimension included."""
+    for name, writer, reader in ensemble.pairs():
+        if not _fits(writer.shape, reader.shape):
+            said = f"{name}: {writer} is {writer.shape}, but {reader} expects {reader.shape}"
+            yield model.at("value", said, value=name)
 
 
-@rule("TRT306", "input-not-mapped", "error", "a step without an input that its model needs", "add it to input_map")
-def input_not_mapped(repository: ModelRepository) -> Iterator[Violation]:
-    """Not optional, and in no input_map."""
-    for model, config in _ensembles(repository):
-        for step, member in _steps(repository, config):
-            for tensor in member.input:
-                if not tensor.optional and tensor.name not in step.input_map:
-                    line = model.line_of("model_name", step.model_name)
-                    yield Violation(model.path, f"nothing is mapped to input {tensor.name} of {step.model_name}", line)
+@rule("TRT306", "add it to input_map", each=_ensembles)
+def input_not_mapped(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A step without an input that its model needs."""
+    for step, member in ensemble.steps:
+        for tensor in member.input:
+            if not tensor.optional and tensor.name not in step.input_map:
+                said = f"nothing is mapped to input {tensor.name} of {step.model_name}"
+                yield model.at("model_name", said, value=step.model_name)
 
 
-@rule(
-    "TRT307",
-    "not-written",
-    "error",
-    "a tensor that is read or returned but never written",
-    "map an output of a step to it, or make it an input of the ensemble",
-)
-def not_written(repository: ModelRepository) -> Iterator[Violation]:
-    """An output of the ensemble, or a step's input, from nowhere."""
-    for model, config in _ensembles(repository):
-        if not _whole(repository, config):
-            continue
-        # By the maps alone, so that a tensor its model does not have is TRT303's alone.
-        written = {tensor.name for tensor in config.input}
-        written |= {target for step in config.ensemble_scheduling.step for target in step.output_map.values()}
-        for name, readers in _readers(repository, config).items():
-            if name not in written:
-                said = f"{name} is read by {readers[0]} but never written"
-                yield Violation(model.path, said, model.line_of("value", name))
+@rule("TRT307", "map an output of a step to it, or make it an input of the ensemble", each=_ensembles)
+def not_written(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A tensor that is read or returned but never written."""
+    # By the maps alone, so that a tensor its model does not have is TRT303's alone.
+    written = {tensor.name for tensor in ensemble.config.input}
+    written |= {target for step in ensemble.config.ensemble_scheduling.step for target in step.output_map.values()}
+    for name, readers in ensemble.readers().items() if ensemble.whole else ():
+        if name not in written:
+            yield model.at("value", f"{name} is read by {readers[0]} but never written", value=name)
 
 
 @rule(
     "TRT308",
-    "not-read",
-    "error",
-    "a tensor of a request or a step that is never read",
     "map it to a step's input or make it an output of the ensemble, or remove it",
+    each=_ensembles,
 )
-def not_read(repository: ModelRepository) -> Iterator[Violation]:
-    """Triton refuses the ensemble."""
-    for model, config in _ensembles(repository):
-        if not _whole(repository, config):
-            continue
-        read = {tensor.name for tensor in config.output}
-        read |= {source for step in config.ensemble_scheduling.step for source in step.input_map.values()}
-        for name, writers in _writers(repository, config).items():
-            if name not in read:
-                line = model.line_of("value", name) or model.line_of("name", name)
-                yield Violation(model.path, f"{name}, written by {writers[0]}, is never read", line)
+def not_read(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A tensor of a request or a step that is never read."""
+    read = {tensor.name for tensor in ensemble.config.output}
+    read |= {source for step in ensemble.config.ensemble_scheduling.step for source in step.input_map.values()}
+    for name, writers in ensemble.writers().items() if ensemble.whole else ():
+        if name not in read:
+            said = f"{name}, written by {writers[0]}, is never read"
+            mapped = model.at("value", said, value=name)
+            yield mapped if mapped.line is not None else model.at("name", said, value=name)
 
 
-@rule("TRT309", "written-twice", "error", "a tensor that two steps write", "give one of them another name")
-def written_twice(repository: ModelRepository) -> Iterator[Violation]:
-    """Which of them counts is not defined."""
-    for model, config in _ensembles(repository):
-        for name, writers in _writers(repository, config).items():
-            if len(writers) > 1:
-                said = f"{name} is written by {' and by '.join(map(str, writers))}"
-                yield Violation(model.path, said, model.line_of("value", name))
+@rule("TRT309", "give one of them another name", each=_ensembles)
+def written_twice(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """A tensor that two steps write."""
+    for name, writers in ensemble.writers().items():
+        if len(writers) > 1:
+            yield model.at("value", f"{name} is written by {' and by '.join(map(str, writers))}", value=name)
 
 
-@rule(
-    "TRT310",
-    "ensemble-batch-size",
-    "error",
-    "an ensemble with a larger max_batch_size than one of its models",
-    "Triton rejects it: its max_batch_size must not exceed that of any of its models",
-)
-def ensemble_batch_size(repository: ModelRepository) -> Iterator[Violation]:
-    """A batch that a member could not take."""
-    for model, config in _ensembles(repository):
-        for step, member in _steps(repository, config):
-            if 0 < member.max_batch_size < config.max_batch_size:
-                said = f"max_batch_size is {config.max_batch_size}, but that of {step.model_name} is {member.max_batch_size}"
-                yield Violation(model.path, said, model.line_of("max_batch_size"))
+@rule("TRT310", "Triton rejects it: its max_batch_size must not exceed that of any of its models", each=_ensembles)
+def ensemble_batch_size(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """An ensemble with a larger max_batch_size than one of its models."""
+    size = ensemble.config.max_batch_size
+    for step, member in ensemble.steps:
+        if 0 < member.max_batch_size < size:
+            said = f"max_batch_size is {size}, but that of {step.model_name} is {member.max_batch_size}"
+            yield model.at("max_batch_size", said)
 
 
-@rule(
-    "TRT311",
-    "decoupled-differs",
-    "error",
-    "a tensorrt_llm_bls model that is decoupled while the model it calls is not, or vice versa",
-    "set decoupled_mode to the same value in both: true to stream, false for one response per request",
-)
+@rule("TRT311", "set decoupled_mode to the same value in both: true to stream, false for one response per request")
 def decoupled_differs(repository: ModelRepository) -> Iterator[Violation]:
-    """Streaming needs both; one response a request needs neither."""
+    """A tensorrt_llm_bls model that is decoupled while the model it calls is not, or vice versa."""
     for model, config in repository.parsed():
         callee = repository.models.get(model.parameters.get("tensorrt_llm_model_name") or "tensorrt_llm")
-        is_bls = "accumulate_tokens" in config.parameters
-        if not is_bls or callee is None or callee.config is None:
+        if "accumulate_tokens" not in config.parameters or callee is None or callee.config is None:
             continue
         own, other = (each.model_transaction_policy.decoupled for each in (config, callee.config))
         if own != other:
-            said = f"is {_words(own)}, but {callee.name}, which it calls, is {_words(other)}"
-            yield Violation(model.path, said, model.line_of("decoupled"))
-
-
-def _words(decoupled: bool) -> str:
-    return "decoupled" if decoupled else "not decoupled"
+            own_words, other_words = ("decoupled" if each else "not decoupled" for each in (own, other))
+            yield model.at("decoupled", f"is {own_words}, but {callee.name}, which it calls, is {other_words}")

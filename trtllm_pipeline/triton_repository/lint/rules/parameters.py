@@ -6,12 +6,12 @@ a wrong word here often does not fail, it silently does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trtllm_pipeline.triton_repository.lint.repository import ModelRepository
-from trtllm_pipeline.triton_repository.lint.rule import Violation, rule
+from trtllm_pipeline.triton_repository.lint.repository import Model, ModelRepository, Violation
+from trtllm_pipeline.triton_repository.lint.rule import rule
 
 BATCHING: Final = ("inflight_fused_batching", "inflight_batching", "V1", "v1")
 POLICIES: Final = ("guaranteed_no_evict", "max_utilization")
@@ -85,57 +85,41 @@ TAKEN_FOR_UNSET: Final[Mapping[str, str]] = {
 there. What they cannot do without, other rules look for."""
 
 
-def _wrong(
-    repository: ModelRepository, names: tuple[str, ...], fault: Callable[[str], str | None]
-) -> Iterator[Violation]:
+def _wrong(model: Model, names: Iterable[str], fault: Callable[[str], str | None]) -> Iterator[Violation]:
     """Parameters of these names, with a value, that `fault` has words for."""
-    for model, _ in repository.parsed():
-        for name in names:
-            value = model.parameters.get(name, "")
-            said = fault(value) if value else None
-            if said:
-                yield Violation(model.path, f"{name} is {value!r}; {said}", model.line_of_parameter(name))
+    for name in names:
+        value = model.parameters.get(name, "")
+        if value and (said := fault(value)):
+            yield model.at_parameter(name, f"{name} is {value!r}; {said}")
 
 
-def _one_of(known: tuple[str, ...]) -> Callable[[str], str | None]:
-    return lambda value: None if value in known else f"expected one of {', '.join(known)}"
+def _one_of(model: Model, name: str, known: tuple[str, ...]) -> Iterator[Violation]:
+    said = f"expected one of {', '.join(known)}"
+    return _wrong(model, (name,), lambda value: None if value in known else said)
 
 
-@rule(
-    "TRT501",
-    "batching-strategy",
-    "error",
-    "a gpt_model_type that does not exist",
-    "use inflight_fused_batching; V1 turns in-flight batching off",
-)
-def batching_strategy(repository: ModelRepository) -> Iterator[Violation]:
-    """The model does not load."""
-    yield from _wrong(repository, ("gpt_model_type",), _one_of(BATCHING))
+@rule("TRT501", "use inflight_fused_batching; V1 turns in-flight batching off", each=ModelRepository.parsed)
+def batching_strategy(model: Model, _config: Any) -> Iterator[Violation]:
+    """A gpt_model_type that does not exist."""
+    return _one_of(model, "gpt_model_type", BATCHING)
 
 
-@rule(
-    "TRT502",
-    "scheduler-policy",
-    "error",
-    "a batch_scheduler_policy that does not exist; the backend logs it and uses guaranteed_no_evict",
-    "use guaranteed_no_evict or max_utilization",
-)
-def scheduler_policy(repository: ModelRepository) -> Iterator[Violation]:
-    """Silently the default."""
-    yield from _wrong(repository, ("batch_scheduler_policy",), _one_of(POLICIES))
+@rule("TRT502", "use guaranteed_no_evict or max_utilization", each=ModelRepository.parsed)
+def scheduler_policy(model: Model, _config: Any) -> Iterator[Violation]:
+    """A batch_scheduler_policy that does not exist; the backend logs it and uses guaranteed_no_evict."""
+    return _one_of(model, "batch_scheduler_policy", POLICIES)
 
 
 @rule(
     "TRT503",
-    "fraction",
-    "error",
-    "a memory fraction that is not above 0 and at most 1",
     "fractions refer to the memory that is free after loading the engine; 0.9 is the backend's default for the KV cache",
+    each=ModelRepository.parsed,
 )
-def fraction(repository: ModelRepository) -> Iterator[Violation]:
-    """90 instead of 0.9, or a word. No weights at all on the GPU is possible: they are streamed."""
-    yield from _wrong(repository, _FRACTIONS, _not_a_fraction)
-    yield from _wrong(repository, ("gpu_weights_percent",), lambda value: _not_a_fraction(value, zero=True))
+def fraction(model: Model, _config: Any) -> Iterator[Violation]:
+    """A memory fraction that is not above 0 and at most 1."""
+    yield from _wrong(model, _FRACTIONS, _not_a_fraction)
+    # No weights at all on the GPU is possible: they are streamed.
+    yield from _wrong(model, ("gpu_weights_percent",), lambda value: _not_a_fraction(value, zero=True))
 
 
 def _not_a_fraction(value: str, *, zero: bool = False) -> str | None:
@@ -147,139 +131,99 @@ def _not_a_fraction(value: str, *, zero: bool = False) -> str | None:
 
 @rule(
     "TRT504",
-    "two-kv-limits",
-    "note",
-    "two limits for the KV cache; the smaller one wins",
     "set only one of max_tokens_in_paged_kv_cache and kv_cache_free_gpu_mem_fraction, unless you mean both",
+    severity="note",
+    each=ModelRepository.parsed,
 )
-def two_kv_limits(repository: ModelRepository) -> Iterator[Violation]:
-    """Often the fraction is left from another time."""
-    for model, _ in repository.parsed():
-        if all(model.parameters.get(name) for name in ("max_tokens_in_paged_kv_cache", _FRACTIONS[0])):
-            said = f"max_tokens_in_paged_kv_cache and {_FRACTIONS[0]} are both set"
-            yield Violation(model.path, said, model.line_of_parameter("max_tokens_in_paged_kv_cache"))
+def two_kv_limits(model: Model, _config: Any) -> Iterator[Violation]:
+    """Two limits for the KV cache; the smaller one wins."""
+    limits = ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction")
+    if all(map(model.parameters.get, limits)):
+        yield model.at_parameter(limits[0], f"{' and '.join(limits)} are both set")
 
 
-@rule("TRT505", "switch", "error", "a switch that is neither true nor false and has no effect", "write true or false")
-def switch(repository: ModelRepository) -> Iterator[Violation]:
-    """`yes`, `on`, `enable`."""
+@rule("TRT505", "write true or false", each=ModelRepository.parsed)
+def switch(model: Model, _config: Any) -> Iterator[Violation]:
+    """A switch that is neither true nor false and has no effect."""
     known = ("true", "false", "1", "0")
-    yield from _wrong(repository, _SWITCHES, lambda value: None if value.lower() in known else "expected true or false")
+    return _wrong(model, _SWITCHES, lambda value: None if value.lower() in known else "expected true or false")
 
 
-@rule(
-    "TRT506",
-    "whole-number",
-    "error",
-    "a number that is not whole, negative, or zero where at least 1 is required; it has no effect or stops the model",
-    "write a whole number, or remove the parameter",
-)
-def whole_number(repository: ModelRepository) -> Iterator[Violation]:
-    """Counts, sizes and periods."""
+@rule("TRT506", "write a whole number, or remove the parameter", each=ModelRepository.parsed)
+def whole_number(model: Model, _config: Any) -> Iterator[Violation]:
+    """A number that is not whole, negative, or zero where at least 1 is required; it has no effect or stops the model."""
     said = "expected a whole number of at least"
-    yield from _wrong(repository, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{said} 0")
-    yield from _wrong(repository, _FROM_ONE, lambda value: None if value.strip("0") else f"{said} 1")
+    yield from _wrong(model, _NUMBERS, lambda value: None if value.isascii() and value.isdigit() else f"{said} 0")
+    yield from _wrong(model, _FROM_ONE, lambda value: None if value.strip("0") else f"{said} 1")
 
 
-@rule(
-    "TRT507",
-    "triton-backend",
-    "error",
-    "an engine model whose backend is neither tensorrtllm nor python",
-    "set triton_backend to tensorrtllm (C++) or python",
-)
-def triton_backend(repository: ModelRepository) -> Iterator[Violation]:
-    """Such as tensorrt_llm or tensorrt."""
-    for model, config in repository.engines():
-        if config.backend and config.backend not in BACKENDS:
-            said = f"backend is {config.backend!r}; expected {' or '.join(BACKENDS)}"
-            yield Violation(model.path, said, model.line_of("backend"))
+@rule("TRT507", "set triton_backend to tensorrtllm (C++) or python", each=ModelRepository.engines)
+def triton_backend(model: Model, config: Any) -> Iterator[Violation]:
+    """An engine model whose backend is neither tensorrtllm nor python."""
+    if config.backend and config.backend not in BACKENDS:
+        yield model.at("backend", f"backend is {config.backend!r}; expected {' or '.join(BACKENDS)}")
 
 
 @rule(
     "TRT508",
-    "tokenizer",
-    "error",
-    "a tokenizer_dir that is missing, relative, or without tokenizer files",
     "give the absolute path of the model's Hugging Face folder, as the server sees it; anything else is treated as "
     "the name of a model to download",
+    each=ModelRepository.parsed,
 )
-def tokenizer(repository: ModelRepository) -> Iterator[Violation]:
-    """Preprocessing and postprocessing load it when they start."""
-    for model, config in repository.parsed():
-        if "tokenizer_dir" not in config.parameters or (model.is_engine and not model.parameters.get("tokenizer_dir")):
-            continue
-        line = model.line_of_parameter("tokenizer_dir")
-        said = model.parameters.get("tokenizer_dir", "")
-        path = Path(said)
-        if not said:
-            yield Violation(model.path, "tokenizer_dir has no value", line)
-        elif not path.is_absolute():
-            yield Violation(model.path, f"tokenizer_dir {said} is not an absolute path", line)
-        elif not path.is_dir():
-            yield Violation(model.path, f"tokenizer_dir {said} is not a folder", line)
-        elif not any((path / name).is_file() for name in TOKENIZER_FILES):
-            yield Violation(model.path, f"tokenizer_dir {said} has no tokenizer files", line)
+def tokenizer(model: Model, config: Any) -> Iterator[Violation]:
+    """A tokenizer_dir that is missing, relative, or without tokenizer files."""
+    given = model.parameters.get("tokenizer_dir", "")
+    if "tokenizer_dir" not in config.parameters or (model.is_engine and not given):
+        return
+    path = Path(given)
+    if not given:
+        yield model.at_parameter("tokenizer_dir", "tokenizer_dir has no value")
+    elif not path.is_absolute():
+        yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} is not an absolute path")
+    elif not path.is_dir():
+        yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} is not a folder")
+    elif not any((path / name).is_file() for name in TOKENIZER_FILES):
+        yield model.at_parameter("tokenizer_dir", f"tokenizer_dir {given} has no tokenizer files")
 
 
-@rule(
-    "TRT509",
-    "tokenizers-differ",
-    "warning",
-    "models that tokenize differently",
-    "give preprocessing and postprocessing the same tokenizer_dir",
-)
+@rule("TRT509", "give preprocessing and postprocessing the same tokenizer_dir", severity="warning")
 def tokenizers_differ(repository: ModelRepository) -> Iterator[Violation]:
-    """Text in by one vocabulary, text out by another."""
-    first: tuple[str, str] | None = None
-    for model, _ in repository.parsed():
-        path = model.parameters.get("tokenizer_dir")
-        if not path:
-            continue
-        if first is None:
-            first = model.name, path
-        elif path != first[1]:
-            said = f"tokenizer_dir is {path}, but that of {first[0]} is {first[1]}"
-            yield Violation(model.path, said, model.line_of_parameter("tokenizer_dir"))
+    """Models that tokenize differently."""
+    having = [model for model, _ in repository.parsed() if model.parameters.get("tokenizer_dir")]
+    for model in having[1:]:
+        path, first = (each.parameters["tokenizer_dir"] for each in (model, having[0]))
+        if path != first:
+            said = f"tokenizer_dir is {path}, but that of {having[0].name} is {first}"
+            yield model.at_parameter("tokenizer_dir", said)
 
 
 @rule(
     "TRT510",
-    "decoding-mode",
-    "error",
-    "a decoding_mode that does not exist; the backend logs it and chooses one itself",
     "use one of top_k, top_p, top_k_top_p, beam_search, medusa, redrafter, lookahead, eagle, or none",
+    each=ModelRepository.parsed,
 )
-def decoding_mode(repository: ModelRepository) -> Iterator[Violation]:
-    """Silently the default."""
-    yield from _wrong(repository, ("decoding_mode",), _one_of(DECODING_MODES))
+def decoding_mode(model: Model, _config: Any) -> Iterator[Violation]:
+    """A decoding_mode that does not exist; the backend logs it and chooses one itself."""
+    return _one_of(model, "decoding_mode", DECODING_MODES)
 
 
-@rule(
-    "TRT511",
-    "callee",
-    "error",
-    "a tensorrt_llm_bls model that calls a model outside the repository",
-    "correct the name, or remove the parameter",
-)
+@rule("TRT511", "correct the name, or remove the parameter")
 def callee(repository: ModelRepository) -> Iterator[Violation]:
-    """Requests to it would fail."""
-    models: Mapping[str, object] = repository.models
-    yield from _wrong(repository, _MODEL_NAMES, lambda name: None if name in models else "there is no such model here")
+    """A tensorrt_llm_bls model that calls a model outside the repository."""
+    for model, _ in repository.parsed():
+        yield from _wrong(
+            model, _MODEL_NAMES, lambda name: None if name in repository.models else "there is no such model here"
+        )
 
 
 @rule(
     "TRT512",
-    "lookahead-sizes",
-    "error",
-    "lookahead decoding without its three sizes",
     "set lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size",
+    each=ModelRepository.engines,
 )
-def lookahead_sizes(repository: ModelRepository) -> Iterator[Violation]:
-    """The model does not load."""
-    for model, _ in repository.engines():
-        needed = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
-        lacking = [name for name in needed if not model.parameters.get(name)]
-        if model.parameters.get("decoding_mode") == "lookahead" and lacking:
-            said = f"decoding_mode is lookahead, but {', '.join(lacking)} missing"
-            yield Violation(model.path, said, model.line_of_parameter("decoding_mode"))
+def lookahead_sizes(model: Model, _config: Any) -> Iterator[Violation]:
+    """Lookahead decoding without its three sizes."""
+    needed = (f"lookahead_{each}_size" for each in ("window", "ngram", "verification_set"))
+    lacking = [name for name in needed if not model.parameters.get(name)]
+    if model.parameters.get("decoding_mode") == "lookahead" and lacking:
+        yield model.at_parameter("decoding_mode", f"decoding_mode is lookahead, but {', '.join(lacking)} missing")
