@@ -19,11 +19,10 @@ from tests.helpers.browser import Browser, find_chromium
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.bench.result import Goodput
 from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.report.drift import references
 from trtllm_pipeline.report.html.page import to_html
-from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side
+from trtllm_pipeline.report.measured import Measured, Side
 from trtllm_pipeline.report.recommend import Candidate, recommend
-from trtllm_pipeline.report.rows import CellStatus
+from trtllm_pipeline.report.rows import CellStatus, references
 from trtllm_pipeline.report.workloads import Workload
 
 pytestmark = pytest.mark.integration
@@ -317,20 +316,8 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
     scored = {row.id for row in made if row.accuracy}
     reference = references({row.id: row.axes for row in made})
     rows = [row for row in made if reference.get(row.id, row.id) in scored]
-    cells = tuple(
-        Measured(
-            row.id,
-            row.axes,
-            levels=tuple(map(MeasuredLevel, row.levels)),
-            accuracy=row.accuracy,
-            accuracy_intervals=row.accuracy_intervals,
-            accuracy_drift=row.accuracy_drift,
-            conditions=row.conditions,
-        )
-        for row in rows
-    )
     best: dict[Workload, Candidate] = {}
-    found = recommend(Side("r", cells), (), None, "throughput")
+    found = recommend(Side("r", tuple(map(Measured.of, rows))), (), None, "throughput")
     assert any(each.reason and "significantly (95 %) below" in each.reason for each in found)
     for each in found:
         best.setdefault(each.workload, each)

@@ -108,7 +108,7 @@ def compare(
         allow=allowed,
     )
     if format == "table":
-        text = rendered(compare_writers.to_table(judged.comparison, judged.broken))
+        text = rendered(compare_writers.to_table(judged))
     else:
         text = clean(compare_writers.text_of(judged, format))
     if output is None:

@@ -53,7 +53,6 @@ def recommend(
     """
     from trtllm_pipeline.report import recommend as library
     from trtllm_pipeline.report.measured import load
-    from trtllm_pipeline.report.recommend_writers import to_table
 
     slos = library.parse_slo(slo) if slo else ()
     least = None if min_accuracy is None else library.parse_least(min_accuracy)
@@ -65,5 +64,5 @@ def recommend(
     if format == "json":
         emit_json(found.to_json())
     else:
-        emit_rendered(rendered(to_table(found)))
+        emit_rendered(rendered(library.to_table(found)))
     raise typer.Exit(found.exit_code)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +31,7 @@ _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A figure may not rise (`limit` > 0) or fall (`rising` False) by more than `limit`, a share of the base."""
+    """A metric may not rise (`limit` > 0) or fall (`rising` False) by more than `limit`, a share of the base."""
 
     metric: str
     rising: bool
@@ -58,16 +58,10 @@ class Break:
 
     def to_json(self) -> dict[str, Json]:
         """As in the comparison's JSON."""
-        return {
-            "cell": self.cell,
-            "level": self.level,
-            "metric": self.condition.metric,
-            "limit": self.condition.limit if self.condition.rising else -self.condition.limit,
-            "base": self.delta.base if self.delta else None,
-            "new": self.delta.new if self.delta else None,
-            "change": self.delta.change if self.delta else None,
-            "reason": self.reason,
-        }
+        limit = self.condition.limit if self.condition.rising else -self.condition.limit
+        values = {name: getattr(self.delta, name, None) for name in ("base", "new", "change")}
+        about = {"cell": self.cell, "level": self.level, "metric": self.condition.metric, "limit": limit}
+        return {**about, **values, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +75,22 @@ class Judgement:
     def exit_code(self) -> int:
         """1 where a condition does not hold, NOT_COMPARABLE where cells cannot be compared, else 0."""
         return 1 if self.broken else NOT_COMPARABLE if self.comparison.refused else 0
+
+    @property
+    def verdict(self) -> str | None:
+        """What the gate says in a line; None without conditions. Where cells were refused it cannot pass."""
+        if self.broken is None:
+            return None
+        if self.broken:
+            return f"gate: {count(len(self.broken), 'condition')} broken"
+        return "gate: not evaluated: some cells are not comparable" if self.comparison.refused else "gate: passed"
+
+    def to_json(self) -> dict[str, Json]:
+        """As `pipeline compare --format json` prints it, see docs/formats.md."""
+        judged = not self.comparison.refused
+        broken: list[Json] = [each.to_json() for each in self.broken or ()]
+        gate: Json = {"holds": judged and not broken, "judged": judged, "broken": broken}
+        return {**self.comparison.to_json(), "gate": None if self.broken is None else gate}
 
     @property
     def refusal(self) -> ComparisonError | None:
@@ -98,7 +108,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Which figures are compared, and what they may not do."""
+    """Which metrics are compared, and what they may not do."""
 
     metrics: tuple[str, ...] = DEFAULT
     conditions: tuple[Condition, ...] = ()
@@ -151,64 +161,46 @@ def parse(text: str) -> tuple[Condition, ...]:
 def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_noise: bool) -> tuple[Break, ...]:
     """Every condition that does not hold, cell by cell.
 
-    A value that is missing breaks it: a cell, level or figure that the base has and the new side lacks, a figure
-    that neither has or the base lacks, and a cell that failed on either side. A cell that is infeasible on either side is
+    A value that is missing breaks it: a cell, level or metric that the base has and the new side lacks, a metric
+    that neither has or the base lacks, and a cell that failed on either side. A cell that is infeasible on both sides is
     not missing, nor is a new one; a cell that was refused is not judged. With `beyond_noise` a change breaks a condition
     only if its interval excludes zero, or if it has no interval.
     """
     found: list[Break] = []
-    refused = {cell for cell, _, _ in comparison.refused}
+    why_not = dict((*comparison.only_new, *comparison.unfit))
     for condition in conditions:
-        name = condition.metric
-        of_level = name in LEVEL_METRICS
+        of_level = condition.metric in LEVEL_METRICS
+        lost = comparison.lost if of_level else []
         found += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
-        if of_level:
-            found += [
-                Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})")
-                for cell, level, why in comparison.lost
-            ]
-        seen = set()
-        for pair in comparison.pairs:
-            if (pair.level is not None) == of_level:
-                seen.add(pair.cell)
-                deltas = [each for each in pair.deltas if each.metric == name or _first(each.metric, name)]
-                reasons = _reasons(condition, deltas, beyond_noise=beyond_noise)
-                found += [Break(pair.cell, pair.level, condition, each, reason) for each, reason in reasons]
-        seen |= {cell for cell, _, _ in comparison.lost} if of_level else set()
-        bare = dict((*comparison.only_new, *comparison.unfit))
-        found += [
-            Break(cell, None, condition, None, f"missing: {bare.get(cell, 'neither side has this figure')}")
-            for cell in dict.fromkeys(cell for cell, _ in comparison.matched)
-            if cell not in seen and cell not in refused
-        ]
+        for cell, level, why in lost:
+            found.append(Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})"))
+        pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
+        for pair in pairs:
+            delta = pair.delta(condition.metric)
+            if (reason := _broken(condition, delta, beyond_noise=beyond_noise)) is not None:
+                found.append(Break(pair.cell, pair.level, condition, delta, reason))
+        judged = {
+            *(each.cell for each in pairs),
+            *(each.cell for each in lost),
+            *(each.cell for each in comparison.refused),
+        }
+        for cell in dict.fromkeys(cell for cell, _ in comparison.matched if cell not in judged):
+            why = why_not.get(cell, "neither side has this metric")
+            found.append(Break(cell, None, condition, None, f"missing: {why}"))
     return tuple(found)
 
 
-def _first(metric: str, name: str) -> bool:
-    """`accuracy` is written out as the score it stands for."""
-    return name == "accuracy" and metric.startswith("accuracy.")
-
-
-def _reasons(
-    condition: Condition, deltas: Sequence[Delta], *, beyond_noise: bool
-) -> Iterator[tuple[Delta | None, str]]:
-    if not deltas:
-        yield None, "missing: neither side has this figure"
-    for delta in deltas[:1]:
-        if delta.change is None:
-            lacks = (
-                "base"
-                if delta.base is None
-                else "new side"
-                if delta.new is None
-                else "base is 0, so there is no relative change"
-            )
-            yield delta, f"missing: {lacks}" if "0" in lacks else f"missing: the {lacks} has no value"
-        elif condition.broken_by(delta.change):
-            if beyond_noise and delta.verdict is ChangeVerdict.NOISE:
-                continue
-            words = {
-                ChangeVerdict.NOISE: "beyond the limit, though within noise",
-                ChangeVerdict.UNKNOWN: "beyond the limit; not known whether beyond noise",
-            }
-            yield delta, words.get(delta.verdict, "beyond the limit and beyond noise")
+def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) -> str | None:
+    """Why a condition does not hold, or None."""
+    if delta is None:
+        return "missing: neither side has this metric"
+    if delta.change is None:
+        if delta.base is not None and delta.new is not None:
+            return "missing: base is 0, so there is no relative change"
+        return f"missing: the {'base' if delta.base is None else 'new side'} has no value"
+    if not condition.broken_by(delta.change) or (beyond_noise and delta.verdict is ChangeVerdict.NOISE):
+        return None
+    return {
+        ChangeVerdict.NOISE: "beyond the limit, though within noise",
+        ChangeVerdict.UNKNOWN: "beyond the limit; not known whether beyond noise",
+    }.get(delta.verdict, "beyond the limit and beyond noise")

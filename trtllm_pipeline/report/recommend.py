@@ -6,21 +6,27 @@ Only cells of the same workload are compared (`report/workloads.py`). Pure funct
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import RATES, load_words
+from trtllm_pipeline.bench.result import RATES, LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, accuracy_delta
-from trtllm_pipeline.report.drift import UNQUANTIZED, references
-from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side, selected
-from trtllm_pipeline.report.workloads import Workload, workloads
+from trtllm_pipeline.report.compare_writers import number
+from trtllm_pipeline.report.document import Block, Grid, Line, Value, on_terminal
+from trtllm_pipeline.report.measured import Measured, Side, selected
+from trtllm_pipeline.report.rows import UNQUANTIZED, references
+from trtllm_pipeline.report.workloads import Workload, words, workloads
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
@@ -49,19 +55,18 @@ class Candidate:
 
     cell: str
     workload: Workload
-    level: str | None
     reason: str | None
-    output_tps_per_device: float | None
-    e2e_p50_ms: float | None
     engine_bytes: int | None
     accuracy: float | None
-    requests: int | None
+    level: str | None = None
+    output_tps_per_device: float | None = None
+    e2e_p50_ms: float | None = None
+    requests: int | None = None
     """Measured at that level: with fewer than 100, p99 is the maximum."""
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline recommend --format json` prints it, see docs/formats.md."""
-        fields = {name: getattr(self, name) for name in Candidate.__dataclass_fields__}
-        return {**fields, "workload": dict(self.workload)}
+        return {**asdict(self), "workload": dict(self.workload)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +151,19 @@ def recommend(
     the run. Without `least`, cells are excluded whose accuracy is significantly below that of the unquantized one. `allow`: groups or
     fields of `bench/conditions.py` that do not tell workloads apart.
     """
-    axes = {cell.id: cell.axes for cell in side.cells}
     by_id = {cell.id: cell for cell in side.cells}
-    base = {cell: by_id[reference] for cell, reference in references(axes).items()}
+    base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}
     asked = workloads(side.cells, allow)
-    found = [
-        _candidate(cell, workload, base.get(cell.id), slos, least, objective, allow)
-        for cell, workload in zip(side.cells, asked, strict=True)
-    ]
     place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
+    found = []
+    for cell, workload in zip(side.cells, asked, strict=True):
+        best = _best(cell, workload, slos, objective, least.metric if least else None)
+        if best.level is not None and (why := cell.unfit or _inaccurate(cell, base.get(cell.id), least, allow)):
+            best = replace(best, reason=why)
+        found.append(best)
 
     def order(each: Candidate) -> tuple[int, bool, float]:
-        held = each.reason is None
-        return place[each.workload], not held, _cost(each, objective) if held else 0.0
+        return place[each.workload], each.reason is not None, _cost(each, objective) if each.reason is None else 0.0
 
     return tuple(sorted(found, key=order))
 
@@ -176,98 +181,73 @@ def _cost(each: Candidate, objective: Goal) -> float:
     return float("inf") if value is None else float(value)
 
 
-def _candidate(
-    cell: Measured,
-    workload: Workload,
-    base: Measured | None,
-    slos: Sequence[Objective],
-    least: LeastAccuracy | None,
-    objective: Goal,
-    allow: Collection[str],
+def _best(
+    cell: Measured, workload: Workload, slos: Sequence[Objective], objective: Goal, metric: str | None
 ) -> Candidate:
-    names = [least.metric] if least and least.metric else list(cell.accuracy)
-    score = cell.accuracy.get(names[0]) if names else None
+    """A cell at the best of its levels that meet the objectives, or else at the nearest, with the reason."""
+    score = cell.accuracy.get(metric or next(iter(cell.accuracy), ""))
+    bare = Candidate(cell.id, workload, cell.unfit or cell.why, cell.engine_size_bytes, score)
     if not cell.levels:
-        return Candidate(
-            cell.id,
-            workload,
-            None,
-            cell.unfit or cell.why or "not measured",
-            None,
-            None,
-            cell.engine_bytes,
-            score,
-            None,
+        return bare
+
+    def at(level: LevelResult, reason: str | None = None) -> Candidate:
+        tps = level.value("output_tps")
+        return replace(
+            bare,
+            level=level.key,
+            reason=reason,
+            output_tps_per_device=None if tps is None else tps / devices(cell),
+            e2e_p50_ms=level.value("e2e_p50"),
+            requests=level.requests,
         )
-    good = [level for level in cell.levels if all(_missed(slo, level) is None for slo in slos)]
+
+    good = [at(level) for level in cell.levels if all(_share(slo, level) <= 1 for slo in slos)]
     if good:
-        each = min((_at(cell, workload, level, None, score) for level in good), key=lambda each: _cost(each, objective))
-    else:
-        nearest = min(cell.levels, key=lambda level: max(_share(slo, level) for slo in slos))
-        reasons = [reason for slo in slos if (reason := _missed(slo, nearest)) is not None]
-        more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
-        each = _at(cell, workload, nearest, f"{reasons[0]} at {load_words(nearest.key)}{more}", score)
-    reason = cell.unfit or _inaccurate(cell, base, names[0] if names else None, least, allow)
-    return each if reason is None else replace(each, reason=reason)
+        return min(good, key=lambda each: _cost(each, objective))
+    nearest = min(cell.levels, key=lambda level: max(_share(slo, level) for slo in slos))
+    slo = next(slo for slo in slos if _share(slo, nearest) > 1)
+    value = nearest.value(slo.metric)
+    missed = f"{slo.metric} was not measured" if value is None else slo.missed_by(value)
+    more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
+    return at(nearest, f"{missed} at {load_words(nearest.key)}{more}")
 
 
-def _at(cell: Measured, workload: Workload, level: MeasuredLevel, reason: str | None, score: float | None) -> Candidate:
-    tps = level.value("output_tps")
-    return Candidate(
-        cell.id,
-        workload,
-        level.key,
-        reason,
-        None if tps is None else tps / devices(cell),
-        level.value("e2e_p50"),
-        cell.engine_bytes,
-        score,
-        level.level.requests,
-    )
-
-
-def _share(slo: Objective, level: MeasuredLevel) -> float:
+def _share(slo: Objective, level: LevelResult) -> float:
+    """1 where a level just meets an objective, more beyond it."""
     value = level.value(slo.metric)
     return float("inf") if value is None else slo.share(value)
 
 
-def _missed(slo: Objective, level: MeasuredLevel) -> str | None:
-    """How the level misses the objective, or None."""
-    value = level.value(slo.metric)
-    if value is None:
-        return f"{slo.metric} was not measured"
-    return slo.missed_by(value) if slo.share(value) > 1 else None
-
-
 def _inaccurate(
-    cell: Measured, base: Measured | None, metric: str | None, least: LeastAccuracy | None, allow: Collection[str]
+    cell: Measured, base: Measured | None, least: LeastAccuracy | None, allow: Collection[str]
 ) -> str | None:
-    if least is None:
-        return _clearly_worse(cell, base, metric, allow)
-    if least.share is not None and least.share >= 1:
-        return None
+    """Why a cell's accuracy excludes it; None where it does not."""
+    metric = (least.metric if least else None) or next(iter(cell.accuracy), None)
     score = None if metric is None else cell.accuracy.get(metric)
+    if least is not None and least.share is not None and least.share >= 1:
+        return None
     if metric is None or score is None:
-        return f"accuracy{'' if metric is None else f' {metric}'} was not measured"
-    if least.score is not None:
+        return None if least is None else f"accuracy{'' if metric is None else f' {metric}'} was not measured"
+    if least is not None and least.score is not None:
         return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
-    assert least.share is not None
-    if base is None and cell.axes.get("precision") in UNQUANTIZED:
-        return None  # it is what the others are held against
     if base is None:
+        if least is None or cell.axes.get("precision") in UNQUANTIZED:
+            return None  # it is what the others are held against
         return f"{metric} cannot be compared with an unquantized cell: none is otherwise equal"
     reference = base.accuracy.get(metric)
     if reference is None:
-        return f"{metric} cannot be compared with {base.id}, where it was not measured"
+        return None if least is None else f"{metric} cannot be compared with {base.id}, where it was not measured"
     if (apart := _apart(metric, cell, base, allow)) is not None:
         return apart
+    verdict = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict
+    below = f"below the {reference:.3f} of {base.axes.get('precision')}"
+    if least is None or least.share is None:
+        clearly = f"{metric} {score:.3f} is significantly (95 %) {below}; --min-accuracy -100% accepts it"
+        return clearly if verdict is ChangeVerdict.WORSE else None
     if score >= reference * (1 - least.share):
         return None
-    noise = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is ChangeVerdict.NOISE
-    return (
-        f"{metric} {score:.3f} is {1 - score / reference:.1%} below the {reference:.3f} of {base.axes.get('precision')}, "
-        f"{least.share:.1%} allowed" + (" (within noise: ask more questions)" if noise else "")
-    )
+    noise = " (within noise: ask more questions)" if verdict is ChangeVerdict.NOISE else ""
+    return f"{metric} {score:.3f} is {1 - score / reference:.1%} {below}, {least.share:.1%} allowed{noise}"
 
 
 def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:
@@ -280,15 +260,37 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
     return f"{metric} cannot be compared with {base.id}: {why[0]} (--allow {why[0].field.about} compares them anyway)"
 
 
-def _clearly_worse(cell: Measured, base: Measured | None, metric: str | None, allow: Collection[str]) -> str | None:
-    if base is None or metric is None or metric not in cell.accuracy or metric not in base.accuracy:
-        return None
-    if (apart := _apart(metric, cell, base, allow)) is not None:
-        return apart
-    if accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict is not ChangeVerdict.WORSE:
-        return None
-    score, reference = cell.accuracy[metric], base.accuracy[metric]
-    return (
-        f"{metric} {score:.3f} is significantly (95 %) below the {reference:.3f} of {base.axes.get('precision')}; "
-        "--min-accuracy -100% accepts it"
-    )
+# As text
+
+
+def to_table(found: Recommendation) -> Group:
+    """For each workload the recommended cell, and a table of all candidates with the reason why not."""
+    parts = shared_parts([each.cell for each in found.candidates])
+    blocks: list[Block] = []
+    for group in found.groups:
+        blocks += [Line("")] if blocks else []
+        blocks += _of_workload(group, parts, found)
+    return on_terminal(blocks)
+
+
+def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recommendation) -> Iterator[Block]:
+    good = [each for each in group if each.reason is None]
+    if workload := words(group[0].workload):
+        yield Line(f"for {workload}", "bold")
+    if good:
+        yield Line(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
+        yield Line(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
+    else:
+        yield Line("no configuration meets the objectives", "bold red")
+    rate = "tok/s/GPU" if found.per_gpu else "tok/s"
+    rows: list[list[Value]] = []
+    for each in group:
+        megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
+        values = [number(value) for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)]
+        level = "n/a" if each.level is None else f"@{each.level}"
+        why = ("meets all objectives", "green") if each.reason is None else (each.reason, "red")
+        rows.append([without(each.cell, parts), level, *values, why])
+    yield Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
+    few = [each for each in good if each.requests is not None and each.requests < 100]
+    if few and any(slo.metric.endswith(("p95", "p99")) for slo in found.slos):
+        yield Line(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")

@@ -19,19 +19,22 @@ from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, count_of, levels_of, numbers_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import Drift
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
-from trtllm_pipeline.report import drift
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Artifact, Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Outcome
 
-PREPARATION: Final = ("quantize", "convert", "build")
+UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
+"""Precisions of a cell that quantized ones are compared with, the preferred first."""
+_PREPARATION: Final = ("quantize", "convert", "build")
 _ENGINE_STAGE: Final = "build"
 
 
@@ -82,7 +85,7 @@ class CellResult:
     accuracy_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Metric -> lower and upper end of the mean's 95 % interval."""
     accuracy_drift: Drift | None = None
-    """Difference of its answers from those of the unquantized cell, see `report/drift.py`."""
+    """Difference of its answers from those of the unquantized cell, see `references`."""
     smoke: Mapping[str, Json] | None = None
     """What the smoke test noted."""
     findings: tuple[str, ...] = ()
@@ -92,7 +95,7 @@ class CellResult:
 
     @property
     def unfit(self) -> str | None:
-        """Why it must not be recommended, whatever its figures; None when all its stages succeeded."""
+        """Why it must not be recommended, whatever was measured; None when all its stages succeeded."""
         if self.status in {CellStatus.DONE, CellStatus.UP_TO_DATE}:
             return None
         if self.failed_stage is not None:
@@ -104,6 +107,12 @@ class CellResult:
     def build_s(self) -> float | None:
         """Seconds the engine build took."""
         return self.seconds.get(_ENGINE_STAGE)
+
+    @property
+    def preparation_s(self) -> float | None:
+        """Seconds of quantizing, converting and building."""
+        known = [self.seconds[stage] for stage in _PREPARATION if stage in self.seconds]
+        return sum(known) if known else None
 
     def to_json(self) -> dict[str, Json]:
         """The row as in report.json, see docs/formats.md."""
@@ -161,8 +170,42 @@ def _rows(
 ) -> tuple[CellResult, ...]:
     found = [_row(cell, shape, seen, store.workspace, interrupted=interrupted) for cell in shape.cells]
     answers = {cell.id: scored.out for cell in shape.cells if (scored := _scored(_made(cell, shape, seen))) is not None}
-    drifts = drift.by_cell({row.id: row.axes for row in found}, answers)
+    drifts = drifts_of({row.id: row.axes for row in found}, answers)
     return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
+
+
+def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId]:
+    """Cell -> the unquantized cell that is equal to it on every other axis; without those that have none."""
+    groups: dict[frozenset[tuple[str, str]], dict[str, CellId]] = {}
+    keys = {}
+    for cell, values in axes.items():
+        keys[cell] = frozenset((name, str(value)) for name, value in values.items() if name != "precision")
+        groups.setdefault(keys[cell], {})[str(values.get("precision"))] = cell
+    found = {}
+    for cell, key in keys.items():
+        best = next((groups[key][precision] for precision in UNQUANTIZED if precision in groups[key]), None)
+        if best is not None and best != cell:
+            found[cell] = best
+    return found
+
+
+def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, Drift]:
+    """Cell -> its drift from its reference. `answers` are folders with an answers.jsonl.
+
+    A cell is left out where it or its reference has no answers, or they were not asked the same.
+    """
+    known: dict[CellId, list[drift.ScoredAnswer]] = {}
+    found = {}
+    for cell, reference in references(axes).items():
+        if cell not in answers or reference not in answers:
+            continue
+        try:
+            if reference not in known:
+                known[reference] = drift.read(answers[reference])
+            found[cell] = replace(drift.compare(known[reference], drift.read(answers[cell])), reference=reference)
+        except UsageError:  # answers of an earlier release, or of a cell whose own settings ask something else
+            continue
+    return found
 
 
 def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, StageState]) -> dict[str, Artifact]:
@@ -173,7 +216,7 @@ def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, StageStat
 
 def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
     """The systems that engine and answers came from."""
-    prepared = [made[stage] for stage in PREPARATION if stage in made]
+    prepared = [made[stage] for stage in _PREPARATION if stage in made]
     found = {"preparation": prepared[-1] if prepared else None, "accuracy": _scored(made)}
     manifests = {
         name: read_object(artifact.folder / manifest.NAME) or {} for name, artifact in found.items() if artifact

@@ -20,9 +20,9 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by, to_json
-from trtllm_pipeline.report.gate import breaks, parse
-from trtllm_pipeline.report.measured import Measured, MeasuredLevel, Side, load
+from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by
+from trtllm_pipeline.report.gate import Judgement, breaks, parse
+from trtllm_pipeline.report.measured import Measured, Side, load
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import words
@@ -58,12 +58,12 @@ def cell(precision: str, *levels: LevelResult, **changes: Any) -> Measured:
     made = Measured(
         CellId(f"m/{precision}/bs4"),
         axes,
-        levels=tuple(MeasuredLevel(level) for level in levels),
+        CellStatus.DONE,
+        levels=levels,
         accuracy={"exact": 0.5},
         accuracy_intervals={"exact": (0.45, 0.55)},
-        preparation_s=20.0,
-        build_s=8.0,
-        engine_bytes=1000,
+        seconds={"convert": 12.0, "build": 8.0},
+        engine_size_bytes=1000,
         conditions=CONDITIONS,
     )
     return dataclasses.replace(made, **changes)
@@ -82,7 +82,16 @@ def found(comparison: Comparison, metric: str, at: str | None = "1") -> Any:
 def test_differences_beyond_and_within_noise() -> None:
     base = Side("before", (cell("fp16", level()),))
     new = Side(
-        "after", (cell("fp16", level(ttft=110.0, tps=50.5), accuracy={"exact": 0.3}, build_s=9.0, engine_bytes=900),)
+        "after",
+        (
+            cell(
+                "fp16",
+                level(ttft=110.0, tps=50.5),
+                accuracy={"exact": 0.3},
+                seconds={"build": 9.0},
+                engine_size_bytes=900,
+            ),
+        ),
     )
     result = compare(new, base)
     ttft = found(result, "ttft_p50")
@@ -131,7 +140,7 @@ def test_cells_are_matched_by_the_axes_both_have() -> None:
         ("m/fp16/bs4/delay=5", "m/fp16/bs4"),
         ("m/int8_wo/bs4", "m/int8_wo/bs4"),
     }
-    assert result.only_new == (("m/int4_wo/bs4", "the baseline has no cell with the same axes"),)
+    assert result.only_new == [("m/int4_wo/bs4", "the baseline has no cell with the same axes")]
     assert [name for name, _ in result.only_base] == ["m/fp32/bs4"]
 
 
@@ -146,10 +155,14 @@ def test_precisions_of_one_run_and_payback() -> None:
     # 20 s, and a token takes 10 ms instead of 20 ms.
     assert (faster.tokens, faster.saved_s_per_token) == (pytest.approx(2000), pytest.approx(0.01))
     assert slower.tokens is None
-    doubtful = dataclasses.replace(result, paybacks=(dataclasses.replace(slower, verdict=ChangeVerdict.NOISE),))
-    assert "never pay back: a token takes as long as with the baseline, or longer" in writers.to_markdown(result)
-    assert "as with the baseline, or longer; the difference is within noise" in writers.to_markdown(doubtful)
-    assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == (), "the same configuration"
+    doubtful = dataclasses.replace(result, paybacks=[dataclasses.replace(slower, verdict=ChangeVerdict.NOISE)])
+    assert "never pay back: a token takes as long as with the baseline, or longer" in writers.to_markdown(
+        Judgement(result, None)
+    )
+    assert "as with the baseline, or longer; the difference is within noise" in writers.to_markdown(
+        Judgement(doubtful, None)
+    )
+    assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == [], "the same configuration"
     with pytest.raises(UsageError, match="no cell has precision fp8"):
         compare_by(run, "precision", "fp8")
     with pytest.raises(UsageError, match="no axis 'speed'"):
@@ -211,24 +224,24 @@ def test_one_measurement_twice_is_said_to_be_the_same(tmp_path: Path) -> None:
 def test_what_was_measured_otherwise_is_refused_by_name(conditions: Conditions, allow: str, words: str) -> None:
     base, new = Side("b", (cell("fp16", level()),)), Side("a", (cell("fp16", level(tps=90), conditions=conditions),))
     result = compare(new, base)
-    assert (result.pairs, result.paybacks) == ((), ())
+    assert (result.pairs, result.paybacks) == ([], [])
     ((name, _, (why, *_)),) = result.refused
     assert name == "m/fp16/bs4"
     assert str(why).startswith(words)
     conditions_ = parse("output_tps:-5%,accuracy:-1%")
     assert breaks(result, conditions_, beyond_noise=False) == (), "neither broken nor holding"
-    assert not writers.gate_json((), judged=not result.refused)["holds"]
-    assert words in " ".join(writers.to_markdown(result, ()).split())
-    assert to_json(result)["refused"]
+    data = Judgement(result, ()).to_json()
+    assert (data["gate"]["holds"], len(data["refused"])) == (False, 1)
+    assert words in " ".join(writers.to_markdown(Judgement(result, ())).split())
     allowed = compare(new, base, allow={allow})
-    assert (allowed.refused, len(allowed.pairs)) == ((), 2)
-    assert words in " ".join(writers.to_markdown(allowed).split()), "allowed, and said"
+    assert (allowed.refused, len(allowed.pairs)) == ([], 2)
+    assert words in " ".join(writers.to_markdown(Judgement(allowed, None)).split()), "allowed, and said"
 
 
 def test_two_nights_on_one_machine_are_compared_and_what_changed_is_told() -> None:
     new, base = (Side("n", (cell("fp16", level(), conditions=night),)) for night in reversed(NIGHTS))
     result = compare(new, base)
-    assert (result.refused, len(result.pairs)) == ((), 2)
+    assert (result.refused, len(result.pairs)) == ([], 2)
     assert [str(each) for _, each in result.told] == [
         "kernel: Linux 6.8.0 in the baseline, Linux 6.8.1 here",
         "commit: 0123456789ab in the baseline, ba9876543210 here",
@@ -276,17 +289,17 @@ def made(on: dict[str, Any] | None, **changes: Any) -> Side:
 def test_builds_and_scores_of_different_machines_are_refused_without_a_load_run(
     new: dict[str, Any] | None, base: dict[str, Any] | None, why: list[str]
 ) -> None:
-    sides = made(new, build_s=80.0), made(base)
+    sides = made(new, seconds={"build": 80.0}), made(base)
     result = compare(*sides, ["build_s", "accuracy"])
     assert [str(each) for _, _, whys in result.refused for each in whys] == why
     result = compare(*sides, ["build_s", "accuracy"], allow={"system"})
-    assert (found(result, "build_s", None).new, result.refused) == (80, ())
+    assert (found(result, "build_s", None).new, result.refused) == (80, [])
 
 
 def test_a_cell_with_a_load_run_and_one_without_are_of_one_system_if_both_say_so() -> None:
     loaded = Side("l", (cell("fp16", level()),))
     here = dict(CONDITIONS.system or {}) | {"server": None, "server_on": None}
-    assert compare(made(here), loaded, ["build_s"]).refused == ()
+    assert compare(made(here), loaded, ["build_s"]).refused == []
     ((_, _, (why,)),) = compare(made(here | {"cpu": "Intel Xeon"}), loaded, ["build_s"]).refused
     assert why.field.name == "cpu"
 
@@ -296,12 +309,12 @@ def test_of_a_server_elsewhere_nothing_is_known() -> None:
     sides = [Side(name, (cell("fp16", level(), conditions=far),)) for name in "ab"]
     ((_, _, (why,)),) = compare(*sides).refused
     assert "of which nothing is known" in str(why)
-    assert compare(*sides, allow={"server_on"}).refused == ()
+    assert compare(*sides, allow={"server_on"}).refused == []
 
 
 def test_one_measurement_is_compared_with_itself_whatever_was_recorded(tmp_path: Path) -> None:
     old = cell("fp16", level(), perf=tmp_path, answers=tmp_path, conditions=Conditions())
-    assert compare(Side("a", (old,)), Side("b", (old,))).refused == ()
+    assert compare(Side("a", (old,)), Side("b", (old,))).refused == []
 
 
 # The gate
@@ -340,8 +353,12 @@ def test_noise_passes_only_when_asked_for() -> None:
         (cell("fp16", why="perf failed"), cell("fp16", level()), "only the baseline has this level (perf failed)"),
         (cell("fp16", level(4)), cell("fp16", level(1), level(4)), "only the baseline has this level"),
         (cell("int8_wo", level()), cell("fp16", level()), "the new side has no such cell"),
-        (cell("fp16"), cell("fp16"), "neither side has this figure"),
-        (cell("fp16", level()), cell("fp16", why="failed"), "missing: the baseline m/fp16/bs4 has no figures: failed"),
+        (cell("fp16"), cell("fp16"), "neither side has this metric"),
+        (
+            cell("fp16", level()),
+            cell("fp16", why="failed"),
+            "missing: the baseline m/fp16/bs4 was not measured: failed",
+        ),
     ],
 )
 def test_what_is_missing_breaks_the_gate(new: Measured, base: Measured, reason: str) -> None:
@@ -350,7 +367,7 @@ def test_what_is_missing_breaks_the_gate(new: Measured, base: Measured, reason: 
 
 
 def test_what_can_never_work_and_what_is_new_do_not_break_the_gate() -> None:
-    never = cell("fp8", why="precision fp8: not here", feasible=False)
+    never = cell("fp8", status=CellStatus.INFEASIBLE, reason="precision fp8: not here")
     conditions = parse("ttft_p99:+10%,accuracy:-1%")
     new = Side("a", (cell("fp16", level()), never, cell("int8_wo", level())))
     result = compare(new, Side("b", (cell("fp16", level()), never)))
@@ -358,7 +375,7 @@ def test_what_can_never_work_and_what_is_new_do_not_break_the_gate() -> None:
     assert [name for name, _ in result.only_new] == ["m/int8_wo/bs4"]
     worked = compare(Side("a", (never,)), Side("b", (dataclasses.replace(cell("fp8", level())),)))
     assert [each.reason for each in breaks(worked, conditions[:1], beyond_noise=False)] == [
-        "missing: only the baseline has this level (precision fp8: not here)"
+        "missing: precision fp8: not here"
     ]
 
 
@@ -366,7 +383,7 @@ def test_missing_accuracy_breaks_the_gate() -> None:
     base, without = cell("fp16", level()), cell("fp16", level(), accuracy={})
     assert judge(without, base, "accuracy:-1%") == [("accuracy", "missing: the new side has no value")]
     assert judge(base, without, "accuracy:-1%") == [("accuracy", "missing: the base has no value")]
-    assert judge(without, without, "accuracy:-1%") == [("accuracy", "missing: neither side has this figure")]
+    assert judge(without, without, "accuracy:-1%") == [("accuracy", "missing: neither side has this metric")]
     zero = cell("fp16", level(), accuracy={"exact": 0.0})
     assert judge(base, zero, "accuracy:-1%") == [("accuracy", "missing: base is 0, so there is no relative change")]
 
@@ -386,7 +403,7 @@ def test_every_format_says_what_broke() -> None:
     new = Side("a", (cell("fp16", level(1, ttft=130)), cell("int8_wo", level())))
     result = compare(new, base)
     broken = breaks(result, conditions, beyond_noise=False)
-    data = json.loads(json.dumps({**to_json(result), "gate": writers.gate_json(broken)}))
+    data = json.loads(json.dumps(Judgement(result, broken).to_json()))
     assert data["pairs"][1]["metrics"]["ttft_p50"]["verdict"] == "worse"
     assert data["lost"] == [{"cell": "m/fp16/bs4", "level": "4", "reason": "this level was not measured"}]
     assert not data["gate"]["holds"]
@@ -394,7 +411,7 @@ def test_every_format_says_what_broke() -> None:
         "beyond the limit and beyond noise",
         "missing",
     }
-    markdown = writers.to_markdown(result, broken)
+    markdown = writers.to_markdown(Judgement(result, broken))
     assert "**Gate: 3 conditions broken**" in markdown
     assert "| `fp16 @1` | +30.0 % ✘ |" in markdown
     assert "TTFT p50: 100 → 130 ms, +30.0 % (" in markdown
@@ -402,7 +419,7 @@ def test_every_format_says_what_broke() -> None:
     lines = list(csv.DictReader(io.StringIO(writers.to_csv(result))))
     (line,) = [each for each in lines if (each["cell"], each["metric"]) == ("m/fp16/bs4", "ttft_p50")]
     assert (line["base"], line["new"], line["unit"], line["verdict"]) == ("100.0", "130.0", "ms", "worse")
-    assert "**Gate: passed**" in writers.to_markdown(result, ())
+    assert "**Gate: passed**" in writers.to_markdown(Judgement(result, ()))
 
 
 # Recommending
@@ -662,7 +679,7 @@ def test_compare_reports_by_file(pipeline: Pipeline, tmp_path: Path) -> None:
     assert pipeline("compare", after, before, "--fail-on", "ttft_p99:+40%")[0] == 0
     code, out, _ = pipeline("compare", after, before, "--format", "json", "--fail-on", "accuracy:-1%")
     assert code == 1
-    assert json.loads(out)["gate"]["broken"][0]["reason"] == "missing: neither side has this figure"
+    assert json.loads(out)["gate"]["broken"][0]["reason"] == "missing: neither side has this metric"
     assert pipeline("compare", after, before, "--format", "csv", "-o", "x.csv")[:2] == (0, "")
     assert (tmp_path / "x.csv").read_text().startswith("cell,base_cell,level,metric")
     for path in (str(tmp_path), "not-there/x"):
@@ -823,7 +840,7 @@ def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
     (tmp_path / "perf.json").write_text(json.dumps(perf))
     (cell_,) = load(str(tmp_path), None).cells
     assert cell_.levels == ()
-    assert cell_.why == "the measurement is not valid: 4 of 4 requests failed"
+    assert cell_.unfit == "the measurement is not valid: 4 of 4 requests failed"
 
 
 @pytest.mark.parametrize("named", ["perf.json", "events.jsonl"])
@@ -854,7 +871,7 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
     (figures,) = cell_.levels
     assert figures.key == "2.5/s"
     assert figures.value("ttft_p50") == 50
-    assert len(figures.samples) == 6
+    assert len(cell_.samples(figures.key)) == 6
     silent = [request(i * 100, [(i * 100 + 50, " a b")]) for i in range(6)]
     write(tmp_path / "other.jsonl", *silent)
     with pytest.raises(UsageError, match="did not count its tokens"):

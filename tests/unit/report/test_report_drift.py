@@ -12,8 +12,7 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.report.columns import columns
-from trtllm_pipeline.report.drift import by_cell, references
-from trtllm_pipeline.report.rows import CellResult, rows
+from trtllm_pipeline.report.rows import CellResult, drifts_of, references, rows
 from trtllm_pipeline.report.writers import to_csv
 from trtllm_pipeline.store.store import Store
 
@@ -48,7 +47,7 @@ def test_cells_without_comparable_answers_have_no_drift(tmp_path: Path) -> None:
     cells = {CellId("fp16"): axes("fp16"), CellId("other"): axes("fp8"), CellId("old"): axes("int8_wo")}
     cells[CellId("none")] = axes("int4_wo")
     answered = {CellId(name): tmp_path / name for name in ("fp16", "other", "old")}
-    assert by_cell(cells, answered) == {}
+    assert drifts_of(cells, answered) == {}
 
 
 @pytest.fixture

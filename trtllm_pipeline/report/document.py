@@ -1,0 +1,110 @@
+"""Text for people as a list of blocks, shown on a terminal or written as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+Value = str | tuple[str, str]
+"""A text, or a text and its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What it is about."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of text, with a style of rich for the terminal; in bold also in Markdown."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table, all columns of numbers but those in `left`."""
+
+    heads: Sequence[str]
+    rows: Iterable[Sequence[Value]]
+    left: Collection[int] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list with a title. A terminal shows at most `most` of them."""
+
+    title: str
+    lines: Sequence[Line]
+    most: int | None = None
+
+
+Block = Heading | Line | Grid | Items
+
+
+def on_terminal(blocks: Iterable[Block]) -> Group:
+    """The blocks as a terminal shows them."""
+    from rich.console import Group
+
+    return Group(*(part for block in blocks for part in _shown(block)))
+
+
+def _shown(block: Block) -> Iterator[Any]:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(block, Heading):
+        yield Text(block.text, "bold")
+    elif isinstance(block, Line):
+        yield Text(block.text, block.style)
+    elif isinstance(block, Grid):
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for place, head in enumerate(block.heads):
+            number = place not in block.left
+            table.add_column(head, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        for row in block.rows:
+            table.add_row(*(Text(*((value,) if isinstance(value, str) else value)) for value in row))
+        yield from (Text(), table)
+    elif block.lines:
+        yield Text(f"\n{block.title}", "bold")
+        shown = block.lines[: block.most]
+        yield from (Padding(Text(line.text, line.style), (0, 0, 0, 2), expand=False) for line in shown)
+        if len(shown) < len(block.lines):
+            yield Text(f"  and {len(block.lines) - len(shown)} more: --format csv has all", "dim")
+
+
+def as_markdown(blocks: Iterable[Block]) -> str:
+    """The blocks as Markdown, for a pull request."""
+    return "\n".join(line for block in blocks for line in _written(block)).rstrip() + "\n"
+
+
+def _written(block: Block) -> Iterator[str]:
+    if isinstance(block, Heading):
+        yield from (f"### {escaped(block.text)}", "")
+    elif isinstance(block, Line):
+        text = escaped(block.text)
+        yield from (f"**{text[0].upper()}{text[1:]}**" if "bold" in block.style else text, "")
+    elif isinstance(block, Grid):
+        rule = ["---" if place in block.left else "---:" for place in range(len(block.heads))]
+        rows = ([value if isinstance(value, str) else value[0] for value in row] for row in block.rows)
+        cells = ([f"`{first}`", *map(escaped, rest)] for first, *rest in rows)
+        yield from (f"| {' | '.join(row)} |" for row in (block.heads, rule, *cells))
+        yield ""
+    elif block.lines:
+        yield from (f"**{block.title[0].upper()}{block.title[1:]}**", "")
+        yield from (f"- {escaped(line.text)}" for line in block.lines)
+        yield ""
+
+
+def escaped(text: str) -> str:
+    """`text` as it may stand in Markdown, on one line."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
