@@ -21,11 +21,10 @@ import fidelity
 from tokenizers import Tokenizer
 
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.embedded import convert, random_model
+from trtllm_pipeline.toolchains.embedded import convert, random_model, runtime
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
 from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
-from trtllm_pipeline.toolchains.embedded.reference import Reference
 
 TEXT = Path(__file__).with_suffix(".txt")
 PROMPTS = ("The capital of France is", "Water boils at", "Once upon a time")
@@ -52,7 +51,7 @@ def main() -> int:
 
 def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
     """Print the table of one model. True when all precisions are within their tolerances."""
-    reference = Reference.from_folder(folder)
+    reference = fidelity.Reference.from_folder(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids[: args.tokens]
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
@@ -65,8 +64,8 @@ def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
         started = time.perf_counter()
         convert.run(StageContext(Convert(precision=precision), {"model": folder}, {}, attempt / "out", attempt))
         seconds = time.perf_counter() - started
-        path = attempt / "out" / convert.MODEL_FILE
-        eos = json.loads((attempt / "out" / convert.CONFIG_FILE).read_text(encoding="utf-8"))["eos_token_ids"]
+        path = attempt / "out" / runtime.MODEL_FILE
+        eos = json.loads((attempt / "out" / runtime.CONFIG_FILE).read_text(encoding="utf-8"))["eos_token_ids"]
         if answers is None:
             answers = [reference.generate(prompt, 40, stop=eos) for prompt in prompts]
         found = {"weights": fidelity.measure(reference, [text], fidelity.dequantized(path, reference.config))}

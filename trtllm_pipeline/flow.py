@@ -28,7 +28,7 @@ from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.processes.process import allow_open_files
-from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import Artifact, Store
 from trtllm_pipeline.toolchains import base as toolchains

@@ -38,7 +38,7 @@ class Stage:
         for model in MODELS:
             (self.repository / model).mkdir(parents=True)
             (self.repository / model / "config.pbtxt").write_text(f'name: "{model}"\n')
-        self.installed = triton_installation.Triton(binary, "stand-in", folder / "backends")
+        self.installed = triton_installation.TritonInstallation(binary, "stand-in", folder / "backends")
         monkeypatch.setenv("STAND_IN", str(self.orders))
         monkeypatch.setenv(self.marker, "1")
         monkeypatch.setenv("PATH", str(binary.parent), prepend=os.pathsep)

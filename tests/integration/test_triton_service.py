@@ -72,8 +72,12 @@ class Service:
     def client(self) -> Client:
         service = self.ready()
         ports = triton.Ports(*(int(str(service[name]).split(":")[1]) for name in triton.Ports._fields))
-        server = triton.TritonProcess(self.process, ports, self.log, "", ("ensemble", "tensorrt_llm_bls"))
-        return Client(server)
+        models = ("ensemble", "tensorrt_llm_bls")
+        return Client(
+            triton.TritonProcess(
+                process=self.process, ports=ports, output=self.log, prefix="", models=models, loaded=models
+            )
+        )
 
     def end(self, timeout_s: float = 20) -> tuple[int, str]:
         status = self.process.wait(timeout_s)

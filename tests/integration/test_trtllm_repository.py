@@ -60,7 +60,7 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
     home = folder / "server"
     backend.install_server(home)
     server = triton.start(
-        triton_installation.Triton(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
+        triton_installation.TritonInstallation(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
         models,
         ("ensemble", "tensorrt_llm_bls"),
         folder=folder,

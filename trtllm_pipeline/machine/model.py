@@ -50,7 +50,7 @@ class TensorRTLLM:
 
 @dataclass(frozen=True, slots=True)
 class TritonServer:
-    """An installed Triton Inference Server."""
+    """What plans know of an installed Triton Inference Server; its files are a `TritonInstallation`."""
 
     path: str
     version: str | None

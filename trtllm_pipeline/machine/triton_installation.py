@@ -19,8 +19,8 @@ CONTAINER_BINARY: Final = Path("/opt/tritonserver/bin/tritonserver")
 
 
 @dataclass(frozen=True, slots=True)
-class Triton:
-    """An installed server."""
+class TritonInstallation:
+    """The files of an installed server."""
 
     binary: Path
     source: str
@@ -31,7 +31,7 @@ class Triton:
     libraries: Path | None = None
 
 
-def find() -> Triton:
+def find() -> TritonInstallation:
     """The server to use: on PATH, in the container's folder, or in the PyPI wheel, in this order.
 
     Raises ServerError when there is none.
@@ -42,7 +42,7 @@ def find() -> Triton:
             known = (os.environ.get(name) for name in ("TRITON_SERVER_VERSION", "NVIDIA_TRITON_SERVER_VERSION"))
             version = next(filter(None, known), "unknown")
             home = candidate.resolve().parent.parent
-            return Triton(candidate, f"tritonserver {version}", home / "backends")
+            return TritonInstallation(candidate, f"tritonserver {version}", home / "backends")
     spec = importlib.util.find_spec("pytriton")  # looks, and imports nothing
     if spec is not None and spec.submodule_search_locations:
         package = Path(spec.submodule_search_locations[0])
@@ -50,7 +50,7 @@ def find() -> Triton:
         if (home / "bin" / "tritonserver").is_file():
             from importlib.metadata import version as version_of
 
-            return Triton(
+            return TritonInstallation(
                 home / "bin" / "tritonserver",
                 f"nvidia-pytriton {version_of('nvidia-pytriton')}",
                 home / "backends",

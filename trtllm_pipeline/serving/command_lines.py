@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,3 +94,17 @@ def argv(
     for rank, words in enumerate(ranks):
         command += [":"] * bool(rank) + ["-n", "1", *words]
     return command
+
+
+def reachable(host: str) -> str | None:
+    """A warning for an address that others reach as well; None for this machine's own."""
+    try:
+        own = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        own = host == "localhost"
+    if own:
+        return None
+    return (
+        f"the server listens on {host}: anyone who can reach it can send prompts, see its models and read its "
+        "metrics, without login or encryption; docs/security.md shows how to add both with a proxy"
+    )

@@ -66,19 +66,21 @@ def write(engine: Path, gpu: Gpu) -> Requirements:
     """
     built = _from_config(engine)
     _check_ranks(engine, built.world_size)
-    digests = {path.name: FileDigest.of(path) for path in _rank_files(engine)}
-    contract = Requirements(built.release, built.world_size, gpu.sm, gpu.name, digests)
-    write_json(engine / FILE, {"schema": 1, **asdict(contract)})
-    return contract
+    files = sorted(path for path in engine.iterdir() if _OF_A_RANK.fullmatch(path.name))
+    written = Requirements(
+        built.release, built.world_size, gpu.sm, gpu.name, {path.name: FileDigest.of(path) for path in files}
+    )
+    write_json(engine / FILE, {"schema": 1, **asdict(written)})
+    return written
 
 
 def read(engine: Path) -> Requirements:
     """The requirements of the engine in this folder. Raises ServerError if it is not an engine folder."""
-    contract = _from_config(engine)
+    config = _from_config(engine)
     path = engine / FILE
     try:
         if find(engine, FILE) is None:
-            return contract
+            return config
         raw = Fields.read(engine, FILE)
         files = raw.fields("digests")
         digests = {
@@ -89,7 +91,7 @@ def read(engine: Path) -> Requirements:
             )
             for name, file in ((name, files.fields(name)) for name in files.values)
         }
-        return Requirements(contract.release, contract.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
+        return Requirements(config.release, config.world_size, raw.integer("sm"), raw.required_text("gpu"), digests)
     except ModelFileError as error:
         raise ServerError(f"{path} was not written by `pipeline build`: {error.short}") from error
 
@@ -100,39 +102,22 @@ def check(engine: Path, machine: Machine) -> Requirements:
     Only a different release or compute capability is INFEASIBLE; files can be restored and GPUs added. A file is read again
     only if its modification time has changed, as in a copy.
     """
-    contract = read(engine)
-    installed = machine.tensorrt_llm.release if machine.tensorrt_llm else None
-    if contract.release is None or installed is None or _public(contract.release) != _public(installed):
-        raise _differs(
-            engine,
-            "version",
-            f"TensorRT-LLM {contract.release or 'of an unknown old release'}",
-            installed or "none",
-            _REBUILD,
-            FailureClass.INFEASIBLE,
-        )
-    _check_ranks(engine, contract.world_size)
-    if len(machine.gpus) < contract.world_size:
-        raise _differs(
-            engine,
-            "world_size",
-            f"{contract.world_size} ranks with a GPU each",
-            f"{len(machine.gpus)} GPUs",
-            "serve it with that many GPUs, or build for a smaller tp and pp",
-        )
-    other = next((gpu for gpu in machine.gpus if contract.sm not in {None, gpu.sm}), None)
-    if other is not None:
-        raise _differs(
-            engine,
-            "sm",
-            f"compute capability {contract.sm} ({contract.gpu})",
-            f"{other.sm} ({other.name})",
-            _REBUILD,
-            FailureClass.INFEASIBLE,
-        )
-    for name, built in (contract.digests or {}).items():
-        _check_file(engine, name, built)
-    return contract
+    needs, gpus = read(engine), machine.gpus
+    built = needs.release or "of an unknown old release"
+    installed = machine.tensorrt_llm.release if machine.tensorrt_llm else "none"
+    if _public(built) != _public(installed):
+        raise _differs(engine, "version", f"TensorRT-LLM {built}", installed, _REBUILD, FailureClass.INFEASIBLE)
+    _check_ranks(engine, needs.world_size)
+    if len(gpus) < needs.world_size:
+        hint = "serve it with that many GPUs, or build for a smaller tp and pp"
+        raise _differs(engine, "world_size", f"{needs.world_size} ranks with a GPU each", f"{len(gpus)} GPUs", hint)
+    for gpu in gpus:
+        if needs.sm not in {None, gpu.sm}:
+            wanted, found = f"compute capability {needs.sm} ({needs.gpu})", f"{gpu.sm} ({gpu.name})"
+            raise _differs(engine, "sm", wanted, found, _REBUILD, FailureClass.INFEASIBLE)
+    for name, digest in (needs.digests or {}).items():
+        _check_file(engine, name, digest)
+    return needs
 
 
 def _public(release: str) -> str:
@@ -143,14 +128,9 @@ def _public(release: str) -> str:
 def _from_config(folder: Path) -> Requirements:
     engine = Engine.read(folder)
     if engine.world_size != engine.parallel_size:
-        what = f"tp * pp = {engine.parallel_size}"
-        path = folder / "config.json"
-        raise _differs(path, "mapping.world_size", what, engine.world_size, "convert the checkpoint again")
+        wanted, hint = f"tp * pp = {engine.parallel_size}", "convert the checkpoint again"
+        raise _differs(folder / "config.json", "mapping.world_size", wanted, engine.world_size, hint)
     return Requirements(engine.version, engine.world_size)
-
-
-def _rank_files(engine: Path) -> list[Path]:
-    return sorted(path for path in engine.iterdir() if _OF_A_RANK.fullmatch(path.name))
 
 
 def _check_ranks(engine: Path, world_size: int) -> None:
@@ -158,13 +138,8 @@ def _check_ranks(engine: Path, world_size: int) -> None:
     ranks = sorted(int(found[1]) for path in engine.iterdir() if (found := _ENGINE.fullmatch(path.name)))
     if ranks != list(range(world_size)):
         there = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
-        raise _differs(
-            engine,
-            "rank files",
-            f"one file for each of {world_size} ranks",
-            there,
-            "build the engine again: it is incomplete",
-        )
+        wanted, hint = f"one file for each of {world_size} ranks", "build the engine again: it is incomplete"
+        raise _differs(engine, "rank files", wanted, there, hint)
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:

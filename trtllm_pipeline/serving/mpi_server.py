@@ -10,22 +10,21 @@ import os
 import re
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine.triton_installation import Triton
-from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.group import Group
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, LOOPBACK, MPIRUN, Ports, argv, needs_mpirun
-from trtllm_pipeline.serving.server import all_ok, until_ready
 
+RANKS_FOLDER: Final = "ranks"
+"""Beside the log of mpirun: the logs of the ranks."""
 _ASKED: Final = ("ensemble", "tensorrt_llm_bls")
 _NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
@@ -63,25 +62,26 @@ class Ranks(Group):
 
     def dead(self) -> list[int]:
         """Ranks that were running and have ended."""
-        if len(self.ranks) < self.world_size:
-            self._find()
+        self.seen()
         return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if not _is(pid, seen)]
 
     def interrupt(self) -> None:
         """Interrupt the ranks, but not mpirun, which would kill them a second later."""
-        self.dead()  # finds those that have come since the last look
+        self.seen()
         for pid, seen in self.ranks.values():
             if _is(pid, seen):
                 kill(pid, signal.SIGINT)
 
-    def _find(self) -> None:
-        if not self.mpirun:
-            if alone := look_up(self.pid):
-                self.ranks.setdefault(0, (self.pid, alone))
-            return
-        for pid, process in process_table().items():
-            if process.parent == self.pid and (rank := _rank(pid)) is not None:
-                self.ranks.setdefault(rank, (pid, process))
+    def seen(self) -> list[int]:
+        """Process ids of the ranks that have come so far, in order; those that have ended are among them."""
+        if len(self.ranks) < self.world_size:
+            if self.mpirun:
+                children = ((pid, each) for pid, each in process_table().items() if each.parent == self.pid)
+                found = {rank: child for child in children if (rank := _rank(child[0])) is not None}
+            else:
+                found = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
+            self.ranks = {**found, **self.ranks}
+        return [pid for _, (pid, _) in sorted(self.ranks.items())]
 
 
 def _is(pid: int, seen: Process) -> bool:
@@ -99,43 +99,26 @@ def _rank(pid: int) -> int | None:
     return int(found[1]) if found else None
 
 
-@dataclass(slots=True)
-class World:
-    """Running ranks; a `server.Server`."""
+@dataclass(kw_only=True)
+class World(triton.RunningTriton):
+    """Running ranks. `output` is that of mpirun, or of the only rank without mpirun."""
 
     process: Ranks
-    ports: Ports
-    output: Path
-    """Output of mpirun, or of the only rank without mpirun."""
-    folder: Path
-    """The folder of the ranks' logs."""
-    prefix: str
-    """Name prefix of all its files in shared memory."""
-    models: tuple[str, ...]
-    """Models that clients may ask; the first is the default."""
-    loaded: tuple[str, ...]
-    """All models of the repository."""
-    host: str
-    started: float = field(default_factory=time.time)
-    stubs: dict[int, str] = field(default_factory=dict)
-    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the ranks' logs."""
+        return self.output.parent / RANKS_FOLDER
 
     @property
     def log(self) -> Path:
         """The log of rank 0, which is the server for its clients."""
         return self.rank_log(0)
 
-    def ready(self) -> bool:
-        """Whether rank 0 and all its models report that they are ready, which they do once every rank is."""
-        self._mark_folders()
-        return all_ok(self.host, self.ports.http, triton.ready_paths(self.loaded))
-
-    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
-        """Wait until it is ready or `ended` is set. Raises ServerError when a rank ends or it takes too long."""
-        until_ready(self, "Triton", timeout_s, ended)
-        self.process.dead()  # finds the ranks that there are, for `interrupt`
-        self.stubs = self._live_stubs()
-        self._mark_folders()
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks that are there by now, in order."""
+        return self.process.seen()
 
     def rank_log(self, rank: int) -> Path:
         """The log of a rank."""
@@ -148,11 +131,10 @@ class World:
         """The error for its end: names the rank that ended first, with the end of that rank's log."""
         rank, status = self._first_dead()
         if rank is None:
-            return triton.diagnose(
-                status, self.output, "mpirun" if self.process.mpirun else "Triton", before=self.before
-            )
-        who = f"rank {rank} of {self.process.world_size}"
-        return triton.diagnose(status, self.rank_log(rank), who, before=self.before)
+            who, log = "mpirun" if self.process.mpirun else self.name, self.output
+        else:
+            who, log = f"rank {rank} of {self.process.world_size}", self.rank_log(rank)
+        return triton.diagnose(status, log, who, before=self.before)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
         """The rank that ended first, None if it was none of them, and its exit status if it is known."""
@@ -171,21 +153,9 @@ class World:
             if over:
                 return (dead[0], None) if alone else (None, self.process.returncode)
 
-    def dead_models(self) -> set[str]:
-        """Models of rank 0 whose Python process has died since the last call; Triton still reports them as ready."""
-        dead = triton.dead_stubs(self.stubs, self._server_pid)
-        for pid in dead:
-            del self.stubs[pid]
-        return set(dead.values())
-
     def service(self) -> dict[str, object]:
         """What clients need to know. Raises OSError or HttpError when rank 0 does not answer."""
-        pids = [pid for _, (pid, _) in sorted(self.process.ranks.items())]
-        return {
-            **triton.described(pids[0], self.host, self.ports, self.models),
-            "ranks": pids,
-            "log": str(self.log.relative_to(self.output.parent)),
-        }
+        return {**super().service(), "ranks": self.pids, "log": str(self.log.relative_to(self.output.parent))}
 
     def stop(self, timeout_s: float) -> int | None:
         """Interrupt the ranks, terminate and then kill all processes, and remove their shared memory."""
@@ -194,20 +164,9 @@ class World:
         triton.remove_leftovers(self.prefix)
         return status
 
-    def _mark_folders(self) -> None:
-        triton.mark_folders(self.prefix, self.started, [pid for pid, _ in self.process.ranks.values()])
-
-    def _live_stubs(self) -> dict[int, str]:
-        return triton.live_stubs(self._server_pid, self.prefix)
-
-    @property
-    def _server_pid(self) -> int:
-        """Of rank 0."""
-        return self.process.ranks[0][0] if 0 in self.process.ranks else self.process.pid
-
 
 def start(
-    triton_: Triton,
+    triton_: TritonInstallation,
     repository: Path,
     world_size: int,
     *,
@@ -229,7 +188,7 @@ def start(
     prefix = triton.new_prefix()
     loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
     linked, backends = triton.link(triton_, repository, log.parent / "links")
-    folder = log.parent / "ranks"
+    folder = log.parent / RANKS_FOLDER
     command = argv(
         str(triton_.binary),
         linked,
@@ -254,15 +213,14 @@ def start(
     environment = {"OMPI_MCA_plm_rsh_agent": "", **triton.environment(triton_)}
     process = Ranks(triton.private(command), world_size, mpirun=under_mpirun, env=environment, cwd=log.parent, log=log)
     return World(
-        process,
-        ports,
-        log,
-        folder,
-        prefix,
-        tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
-        loaded,
-        LOOPBACK if host in triton.WILDCARDS else host,
-        started,
+        process=process,
+        ports=ports,
+        output=log,
+        host=triton.reached_at(host),
+        prefix=prefix,
+        models=tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
+        loaded=loaded,
+        started=started,
     )
 
 

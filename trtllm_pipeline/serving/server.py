@@ -1,4 +1,4 @@
-"""The interface of all kinds of servers, and HTTP requests to them."""
+"""What all kinds of servers have in common, and the words for their ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import re
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -15,7 +18,7 @@ from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
 from trtllm_pipeline.processes.signatures import KILLED, PYTHON_STUB, classify, words
-from trtllm_pipeline.serving.command_lines import Ports
+from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 
 TAIL_BYTES: Final = 1 << 18
 """Size of a log's end that is searched for a cause."""
@@ -44,39 +47,80 @@ class ServerProcess(Protocol):
         """Its exit status once the server has failed or ended, None before."""
 
 
-class Server(Protocol):
+@dataclass(kw_only=True)
+class Server(ABC):
     """A server that was started. Whoever started it must stop it, whatever its state."""
 
-    @property
-    def process(self) -> ServerProcess:
-        """Ends when the server does."""
-
-    @property
-    def ports(self) -> Ports:
-        """Where it listens."""
+    process: ServerProcess
+    ports: Ports
+    """Where it listens. A server that only speaks HTTP uses the first."""
+    output: Path
+    """The file that its process writes to."""
+    host: str = LOOPBACK
+    """Address to reach it at."""
+    name: str = "Triton"
+    """In messages."""
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+    """The kernel's out-of-memory counts when the server was started."""
 
     @property
     def log(self) -> Path:
         """The file with its error messages."""
+        return self.output
 
-    before: out_of_memory.Counts
-    """The kernel's out-of-memory counts when the server was started."""
+    def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """Status and body of one HTTP request, as `ask`."""
+        return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
+
+    @abstractmethod
+    def ready_paths(self) -> Sequence[str]:
+        """The paths that return status 200 when the server and all its models are ready."""
 
     def ready(self) -> bool:
         """Whether the server and all its models report that they are ready."""
+        try:
+            return all(self.request("GET", path, timeout_s=_LOOK_S)[0] == 200 for path in self.ready_paths())
+        except (OSError, HttpError):
+            return False
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
-        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
+        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long.
+
+        A process of it that was killed counts as its end: it would wait for that one until the time is up.
+        """
+        deadline = time.monotonic() + timeout_s
+        watch = killed.Watch(self.process.pid, self.before)
+        while not (ended and ended.is_set()) and not self.ready():
+            if self.process.poll() is not None:
+                raise self.died()
+            if found := watch.look():
+                who, signo = found
+                raise diagnose(f"{self.name} was loading when {who}", -signo, self.log, before=self.before)
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"{self.name} was not ready after {timeout_s:.0f} s{_last_words(self.log)}",
+                    failure=FailureClass.TIMEOUT,
+                    hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
+                    log=self.log,
+                )
+            time.sleep(0.05)
 
     def died(self) -> ServerError:
-        """Why it has ended, with the end of its log."""
+        """Why it has ended, from its exit status and its log."""
+        return diagnose(self.name, self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
         """Models whose process has died since the last call while the server keeps running."""
+        return set()
 
+    @abstractmethod
     def service(self) -> dict[str, object]:
-        """What clients need to know: the part of service.json that depends on the kind of server."""
+        """What clients need to know: the part of service.json that depends on the kind of server.
 
+        Raises OSError, HttpError or ServerError when the server does not answer.
+        """
+
+    @abstractmethod
     def stop(self, timeout_s: float) -> int | None:
         """End all its processes within about `timeout_s`. Returns the exit status."""
 
@@ -91,37 +135,6 @@ def ask(
     data = b"" if body is None else json.dumps(body).encode()
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
-
-
-def all_ok(host: str, port: int, paths: tuple[str, ...]) -> bool:
-    """Whether every path returns status 200."""
-    try:
-        return all(ask(host, port, "GET", path, timeout_s=_LOOK_S)[0] == 200 for path in paths)
-    except (OSError, HttpError):
-        return False
-
-
-def until_ready(server: Server, name: str, timeout_s: float, ended: threading.Event | None) -> None:
-    """Wait until `server` is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long.
-
-    A process of it that was killed counts as its end: it would wait for that one until the time is up.
-    """
-    deadline = time.monotonic() + timeout_s
-    watch = killed.Watch(server.process.pid, server.before)
-    while not (ended and ended.is_set()) and not server.ready():
-        if server.process.poll() is not None:
-            raise server.died()
-        if found := watch.look():
-            who, signo = found
-            raise diagnose(f"{name} was loading when {who}", -signo, server.log, before=server.before)
-        if time.monotonic() > deadline:
-            raise ServerError(
-                f"{name} was not ready after {timeout_s:.0f} s{_last_words(server.log)}",
-                failure=FailureClass.TIMEOUT,
-                hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
-                log=server.log,
-            )
-        time.sleep(0.05)
 
 
 def diagnose(

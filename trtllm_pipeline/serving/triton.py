@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.machine.triton_installation import Triton
+from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.guardian import look_up, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
-from trtllm_pipeline.serving.server import all_ok, ask, telling, until_ready
+from trtllm_pipeline.serving.server import Server, telling
 from trtllm_pipeline.serving.server import diagnose as explained
 
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
@@ -51,7 +51,7 @@ CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
 """Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
 
 
-def check(triton: Triton, python_models: int) -> None:
+def check(triton: TritonInstallation, python_models: int) -> None:
     """Raise ServerError for an environment in which Python models would fail, partly silently."""
     # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -95,7 +95,7 @@ def check(triton: Triton, python_models: int) -> None:
         )
 
 
-def _searched(triton: Triton) -> Iterator[tuple[str, Path, str]]:
+def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:
     """The search path variables of a server's Python, a folder in each, and the separators that the folder must not contain."""
     yield "PATH", Path(sys.executable).parent, ":"
     if triton.libraries is not None:
@@ -122,7 +122,7 @@ def python_library() -> Path | None:
     return None if found is None else Path(found)
 
 
-def environment(triton: Triton) -> dict[str, str]:
+def environment(triton: TritonInstallation) -> dict[str, str]:
     """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
     variables = dict(os.environ)
     variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
@@ -136,7 +136,7 @@ def environment(triton: Triton) -> dict[str, str]:
     return variables
 
 
-def link(triton: Triton, repository: Path, folder: Path) -> tuple[Path, Path]:
+def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
     """The model repository and the backend directory for a server, made of links in `folder`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
@@ -144,7 +144,7 @@ def link(triton: Triton, repository: Path, folder: Path) -> tuple[Path, Path]:
     return named / "models", _link_backends(triton, named / "backends")
 
 
-def _link_backends(triton: Triton, folder: Path) -> Path:
+def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
     """The backend directory; for the wheel, links in `folder` with the right stub."""
     if triton.stubs is None:
         return triton.backends
@@ -180,51 +180,75 @@ def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
     return busy
 
 
-@dataclass(slots=True)
-class TritonProcess:
-    """A running Triton server."""
+@dataclass(kw_only=True)
+class RunningTriton(Server):
+    """One Triton or several that load one engine, with the processes of their Python models."""
 
-    process: subprocess.Popen[bytes]
-    ports: Ports
-    log: Path
     prefix: str
-    """Name prefix of its files in shared memory."""
+    """Name prefix of all its files in shared memory."""
     models: tuple[str, ...]
-    host: str = LOOPBACK
-    """Address to reach it at."""
+    """Models that clients may ask; the first is the default."""
+    loaded: tuple[str, ...]
+    """Models that must be ready."""
     started: float = field(default_factory=time.time)
     stubs: dict[int, str] = field(default_factory=dict)
-    """Process id -> model of the processes that run Python models."""
-    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+    """Process id -> model of the processes that run Python models of the Triton that clients reach."""
 
-    def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 5.0) -> tuple[int, bytes]:
-        """Status and body of one HTTP request. Raises OSError or HttpError if there is no answer."""
-        return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
+    @property
+    def pids(self) -> list[int]:
+        """Of the Tritons, the one that clients reach first."""
+        return [self.process.pid]
+
+    def ready_paths(self) -> list[str]:
+        """Those of the server and of its models."""
+        return ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.loaded)]
 
     def ready(self) -> bool:
-        """Whether the server and every model report that they are ready."""
-        mark_folders(self.prefix, self.started, [self.process.pid])
-        return all_ok(self.host, self.ports.http, ready_paths(self.models))
+        """Whether it reports that it is ready. Marks the folders that it has made until now."""
+        self._mark_folders()
+        return super().ready()
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
-        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long."""
-        until_ready(self, "Triton", timeout_s, ended)
+        """As every server; then looks which processes its models have."""
+        super().wait_ready(timeout_s, ended)
         self.stubs = self._live_stubs()
 
-    def service(self) -> dict[str, object]:
-        """What clients need to know. Raises OSError or HttpError when the server does not answer."""
-        return described(self.process.pid, self.host, self.ports, self.models)
-
     def died(self) -> ServerError:
-        """Why the server has ended, from its exit status and its log."""
-        return diagnose(self.process.returncode, self.log, before=self.before)
+        """Why it has ended, from its exit status and its log."""
+        return diagnose(self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
         """Models whose Python process has died since the last call; Triton still reports them as ready."""
-        dead = dead_stubs(self.stubs, self.process.pid)
+        dead = dead_stubs(self.stubs, self.pids[0]) if self.stubs else {}
         for pid in dead:
             del self.stubs[pid]
         return set(dead.values())
+
+    def service(self) -> dict[str, object]:
+        """Endpoints, models and version. Raises OSError or HttpError when it does not answer."""
+        answer = json.loads(self.request("GET", "/v2")[1])
+        return {
+            "kind": "triton",
+            "pid": self.pids[0],
+            **{name: f"{self.host}:{port}" for name, port in self.ports._asdict().items()},
+            "model": self.models[0],
+            "bls_model": self.models[1] if len(self.models) > 1 else None,
+            "server": {"name": str(answer["name"]), "version": str(answer["version"])},
+        }
+
+    def _mark_folders(self) -> None:
+        mark_folders(self.prefix, self.started, self.pids)
+
+    def _live_stubs(self) -> dict[int, str]:
+        found = (each for parent in self.pids[:1] for each in stub_processes(parent))
+        return {pid: model for pid, model in found if _is_stub(pid, self.prefix)}
+
+
+@dataclass(kw_only=True)
+class TritonProcess(RunningTriton):
+    """One Triton server."""
+
+    process: subprocess.Popen[bytes]
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
         """Terminate the server, wait, kill it, and clean up. Returns its exit status.
@@ -233,7 +257,7 @@ class TritonProcess:
         would take another second to notice.
         """
         deadline = time.monotonic() + timeout_s
-        mark_folders(self.prefix, self.started, [self.process.pid])
+        self._mark_folders()
         stubs = {**self.stubs, **self._live_stubs()}
         if self.process.poll() is None:
             self.process.terminate()
@@ -248,29 +272,8 @@ class TritonProcess:
         remove_leftovers(self.prefix)
         return self.process.returncode
 
-    def _live_stubs(self) -> dict[int, str]:
-        return live_stubs(self.process.pid, self.prefix)
 
-
-def described(pid: int, host: str, ports: Ports, models: Sequence[str]) -> dict[str, object]:
-    """Endpoints, models and version of a ready server, for service.json."""
-    answer = json.loads(ask(host, ports.http, "GET", "/v2")[1])
-    return {
-        "kind": "triton",
-        "pid": pid,
-        **{name: f"{host}:{port}" for name, port in ports._asdict().items()},
-        "model": models[0],
-        "bls_model": models[1] if len(models) > 1 else None,
-        "server": {"name": str(answer["name"]), "version": str(answer["version"])},
-    }
-
-
-def ready_paths(models: Sequence[str]) -> tuple[str, ...]:
-    """The paths that return status 200 when the server and `models` are ready."""
-    return ("/v2/health/ready", *(f"/v2/models/{model}/ready" for model in models))
-
-
-def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
+def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
     """Options that close interfaces that no client needs, and the names of those that this Triton release lacks.
 
     Without --model-control-mode, models can be neither loaded nor unloaded by requests. A restricted interface opens for
@@ -289,7 +292,7 @@ def closing_options(triton: Triton) -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def _help(triton: Triton) -> str:
+def _help(triton: TritonInstallation) -> str:
     """The server's --help output; "" if it has none, which counts as having all options."""
     try:
         asked = subprocess.run(
@@ -311,7 +314,7 @@ def new_prefix() -> str:
 
 
 def start(
-    triton: Triton,
+    triton: TritonInstallation,
     repository: Path,
     models: Sequence[str],
     *,
@@ -350,7 +353,21 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environment(triton), **(variables or {})},
         )
-    return TritonProcess(process, ports, log, prefix, tuple(models), LOOPBACK if host in WILDCARDS else host, started)
+    return TritonProcess(
+        process=process,
+        ports=ports,
+        output=log,
+        host=reached_at(host),
+        prefix=prefix,
+        models=tuple(models),
+        loaded=tuple(models),
+        started=started,
+    )
+
+
+def reached_at(host: str) -> str:
+    """The address to reach a server at that listens on `host`."""
+    return LOOPBACK if host in WILDCARDS else host
 
 
 def private(command: Sequence[str]) -> list[str]:
@@ -379,11 +396,6 @@ def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
     for pid, process in process_table().items():
         if process.parent == parent and (model := model_run_by(pid)):
             yield pid, model
-
-
-def live_stubs(parent: int, prefix: str) -> dict[int, str]:
-    """Process id -> model name of the Python model processes of the server with this prefix."""
-    return {pid: model for pid, model in stub_processes(parent) if _is_stub(pid, prefix)}
 
 
 def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:

@@ -1,9 +1,9 @@
 """The programs of the launch stages, services: a server, of one of three kinds, until told to end.
 
     run          one Triton around a model repository
-    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`ranks.py`)
+    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`serving/mpi_server.py`)
     run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
-    run_openai   `trtllm-serve`, which does as well (`openai_server.py`)
+    run_openai   `trtllm-serve`, which does as well (`serving/trtllm_serve.py`)
 
 Ready is said by `service.json` in the attempt folder. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
 the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
@@ -29,8 +29,7 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
-from trtllm_pipeline.serving.addresses import reachable
-from trtllm_pipeline.serving.command_lines import MPIRUN, Ports
+from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, reachable
 from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import Launch, LaunchEmbedded
@@ -76,18 +75,32 @@ def ports(asked: Launch) -> Ports:
     return found
 
 
-Begin = Callable[[StageContext[Any], Launch], Server]
+Begin = Callable[[Launch], Server]
 """Starts a server and does not wait for it."""
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
     """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
-    repository = context.inputs["repository"]
+    repository, threads = context.inputs["repository"], context.params.threads
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
-    _serve(context, partial(_one_triton, installed))
+    variables = {THREADS_VARIABLE: str(threads), **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+
+    def begin(asked: Launch) -> Server:
+        return triton.start(
+            installed,
+            repository,
+            (MODEL, BLS_MODEL),
+            folder=context.attempt / "links",
+            log=context.attempt / LOG_FILE,
+            ports=ports(asked),
+            host=asked.host,
+            variables=variables,
+        )
+
+    _serve(context, begin)
 
 
 def run_ranks(context: StageContext[Any], machine: Machine) -> None:
@@ -95,28 +108,34 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
 
     Raises ServerError before anything is started when the engine was not built for `machine`.
     """
-    repository = context.inputs["repository"]
-    referenced_paths.check(repository)
+    referenced_paths.check(context.inputs["repository"])
     engine = engine_requirements.check(context.inputs["engine"], machine)
     assert engine.release is not None
-    mpirun = machine.mpirun or MPIRUN
-    _serve(context, partial(_world, _triton(repository), engine.world_size, engine.release, mpirun))
+    _serve_world(context, engine.world_size, engine.release, machine.mpirun or MPIRUN)
 
 
 def run_llmapi(context: StageContext[Any]) -> None:
     """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
-    repository = context.inputs["repository"]
-    referenced_paths.check(repository)
-    _serve(context, partial(_world, _triton(repository), 1, _LLMAPI_SINCE, MPIRUN))
+    referenced_paths.check(context.inputs["repository"])
+    _serve_world(context, 1, _LLMAPI_SINCE, MPIRUN)
+
+
+def _serve_world(context: StageContext[Any], world_size: int, release: str, mpirun: str) -> None:
+    repository, log = context.inputs["repository"], context.attempt / LOG_FILE
+    start_ranks = partial(
+        mpi_server.start, _triton(repository), repository, world_size, release=release, log=log, mpirun=mpirun
+    )
+    _serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
 
 
 def run_openai(context: StageContext[Any], command: Sequence[str]) -> None:
     """Serve with `command`, a trtllm-serve command line without host and port, of `context.inputs["repository"]`."""
     referenced_paths.check(context.inputs["repository"], command)
-    _serve(context, partial(_openai, command))
+    log = context.attempt / LOG_FILE
+    _serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host))
 
 
-def _triton(repository: Path) -> triton_installation.Triton:
+def _triton(repository: Path) -> triton_installation.TritonInstallation:
     """The installed server, in an environment in which the repository's Python models can work."""
     installed = triton_installation.find()
     triton.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
@@ -128,46 +147,6 @@ def _triton(repository: Path) -> triton_installation.Triton:
             flush=True,
         )
     return installed
-
-
-def _one_triton(installed: triton_installation.Triton, context: StageContext[Any], settings: Launch) -> Server:
-    variables = {THREADS_VARIABLE: str(context.params.threads)}
-    if context.params.threads:
-        variables["OMP_NUM_THREADS"] = str(context.params.threads)
-    return triton.start(
-        installed,
-        context.inputs["repository"],
-        (MODEL, BLS_MODEL),
-        folder=context.attempt / "links",
-        log=context.attempt / LOG_FILE,
-        ports=ports(settings),
-        host=settings.host,
-        variables=variables,
-    )
-
-
-def _world(
-    installed: triton_installation.Triton,
-    world_size: int,
-    release: str,
-    mpirun: str,
-    context: StageContext[Any],
-    settings: Launch,
-) -> Server:
-    return mpi_server.start(
-        installed,
-        context.inputs["repository"],
-        world_size,
-        release=release,
-        log=context.attempt / LOG_FILE,
-        ports=ports(settings),
-        host=settings.host,
-        mpirun=mpirun,
-    )
-
-
-def _openai(command: Sequence[str], context: StageContext[Any], settings: Launch) -> Server:
-    return trtllm_serve.start(command, log=context.attempt / LOG_FILE, ports=ports(settings), host=settings.host)
 
 
 def _serve(context: StageContext[Any], begin: Begin) -> None:
@@ -188,11 +167,11 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     with told_to_end() as ended, _removed_after(context.attempt / SERVICE_FILE):
         while True:
-            server = start(begin, context, settings, ended)
+            server = start(begin, settings, ended)
             try:
                 if ended.is_set():
                     return
-                said = service(server)
+                said = {"schema": 1, "log": LOG_FILE, **server.service()}
                 write_json(context.attempt / SERVICE_FILE, said)
                 print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
@@ -236,12 +215,12 @@ def _repaired(server: Server, dead: set[str], times: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-def start(begin: Begin, context: StageContext[Any], settings: Launch, ended: threading.Event) -> Server:
+def start(begin: Begin, settings: Launch, ended: threading.Event) -> Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
     starts = 0
     while True:
         starts += 1
-        server = begin(context, settings)
+        server = begin(settings)
         try:
             server.wait_ready(settings.ready_timeout_s, ended)
             return server
@@ -264,11 +243,6 @@ def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
             return dead
         server.before = out_of_memory.counts()  # of a death, only what the kernel does about then is a witness
     return set()
-
-
-def service(server: Server) -> dict[str, object]:
-    """What clients need to know about a server that is ready."""
-    return {"schema": 1, "log": LOG_FILE, **server.service()}
 
 
 @contextmanager

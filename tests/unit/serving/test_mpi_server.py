@@ -114,6 +114,11 @@ def test_a_single_server_is_started_as_it_is() -> None:
     ]
 
 
+def world(process: SimpleNamespace, output: Path) -> mpi_server.World:
+    ranks = cast("mpi_server.Ranks", cast("Any", process))
+    return mpi_server.World(process=ranks, ports=PORTS, output=output, prefix="run-", models=(), loaded=())
+
+
 SIGNAL = """
 --------------------------------------------------------------------------
 {0} noticed that process rank 1 with PID 4711 on node host exited on signal 9 (Killed).
@@ -161,17 +166,7 @@ def test_the_rank_that_ended_first_is_named_with_its_log(
     process = SimpleNamespace(
         mpirun=True, world_size=4, returncode=1, wait=lambda _timeout_s: 1, dead=lambda: [0, 1, 2, 3]
     )
-    world = mpi_server.World(
-        cast("mpi_server.Ranks", cast("Any", process)),
-        PORTS,
-        output,
-        tmp_path / "ranks",
-        "run-",
-        ("ensemble",),
-        ("ensemble",),
-        "127.0.0.1",
-    )
-    error = world.died()
+    error = world(process, output).died()
     assert error.message.startswith(words)
     assert error.failure is failure
     assert ("the last words of rank 1" in error.message) is words.startswith("rank")
@@ -182,8 +177,7 @@ def test_logs_are_found_however_mpirun_pads_the_rank(tmp_path: Path) -> None:
         log = tmp_path / "ranks" / "1" / f"rank.{rank:02}" / "stdout"
         log.parent.mkdir(parents=True)
         log.touch()
-    process = cast("mpi_server.Ranks", cast("Any", SimpleNamespace()))
-    world = mpi_server.World(process, PORTS, tmp_path / "log", tmp_path / "ranks", "", (), (), "127.0.0.1")
-    assert world.rank_log(3).parent.name == "rank.03"
-    assert world.rank_log(11).parent.name == "rank.11"
-    assert world.rank_log(12) == tmp_path / "log"
+    ranks = world(SimpleNamespace(), tmp_path / "log")
+    assert ranks.rank_log(3).parent.name == "rank.03"
+    assert ranks.rank_log(11).parent.name == "rank.11"
+    assert ranks.rank_log(12) == tmp_path / "log"

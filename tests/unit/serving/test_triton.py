@@ -19,17 +19,17 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving import triton
-from trtllm_pipeline.serving.addresses import reachable
+from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.serving.server import quoted
 from trtllm_pipeline.toolchains import embedded
 
-WHEEL = triton_installation.Triton(
+WHEEL = triton_installation.TritonInstallation(
     Path("/t/bin/tritonserver"), "nvidia-pytriton 0.7.0", Path("/t/backends"), Path("/t/stubs")
 )
 
 
 @pytest.fixture
-def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton_installation.Triton:
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton_installation.TritonInstallation:
     """A wheel's server whose environment has nothing wrong with it."""
     stub = triton.stub_binary(tmp_path / "stubs")
     stub.parent.mkdir(parents=True)
@@ -39,7 +39,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> triton_installat
     (backend / "libtriton_python.so").touch()
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: "1.26.4")
     monkeypatch.setattr(triton, "python_library", lambda: Path("/lib/libpython3.so"))
-    return triton_installation.Triton(
+    return triton_installation.TritonInstallation(
         Path("/t/bin/tritonserver"), "wheel", tmp_path / "backends", tmp_path / "stubs", tmp_path
     )
 
@@ -81,12 +81,14 @@ def test_the_wheel_is_found_without_importing_it() -> None:
     assert done.stdout == "False\n"
 
 
-def test_a_healthy_environment_passes(healthy: triton_installation.Triton) -> None:
+def test_a_healthy_environment_passes(healthy: triton_installation.TritonInstallation) -> None:
     triton.check(healthy, 4)
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "2.4.1", "3.0.0rc1"])
-def test_numpy_2_is_refused(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_numpy_2_is_refused(
+    healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
     with pytest.raises(ServerError, match=f"numpy {version} is installed") as error:
         triton.check(healthy, 4)
@@ -94,14 +96,14 @@ def test_numpy_2_is_refused(healthy: triton_installation.Triton, monkeypatch: py
 
 
 def test_numpy_of_this_python_matters_to_the_wheels_stubs_alone(
-    healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch
+    healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's stubs run under the container's Python, whatever this environment has."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: "2.4.1")
     triton.check(dataclasses.replace(healthy, stubs=None, libraries=None), 4)
 
 
-def test_a_python_without_stub_is_refused(healthy: triton_installation.Triton) -> None:
+def test_a_python_without_stub_is_refused(healthy: triton_installation.TritonInstallation) -> None:
     assert healthy.stubs is not None
     folder = triton.stub_binary(healthy.stubs).parent
     folder.rename(folder.with_name("2.7"))
@@ -109,7 +111,9 @@ def test_a_python_without_stub_is_refused(healthy: triton_installation.Triton) -
         triton.check(healthy, 4)
 
 
-def test_a_missing_libpython_is_named(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libpython_is_named(
+    healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(triton, "python_library", lambda: None)
     with pytest.raises(ServerError, match=r"libpython3\.\d+\.so\.1\.0 is missing"):
         triton.check(healthy, 4)
@@ -120,7 +124,7 @@ def test_a_missing_libpython_is_named(healthy: triton_installation.Triton, monke
     [("a:b", "contains ':', which separates folders in LD_LIBRARY_PATH"), ("a;b", "contains ';'")],
 )
 def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
-    healthy: triton_installation.Triton, folder: str, named: str
+    healthy: triton_installation.TritonInstallation, folder: str, named: str
 ) -> None:
     with pytest.raises(ServerError, match=named) as error:
         triton.check(dataclasses.replace(healthy, libraries=Path("/home") / folder), 4)
@@ -128,7 +132,9 @@ def test_an_environment_in_a_folder_that_no_list_can_hold_is_refused(
     triton.check(dataclasses.replace(healthy, libraries=Path("/home/it's a (new) ünï")), 4)
 
 
-def test_small_shared_memory_is_named(healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_is_named(
+    healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=1024, f_frsize=4096))
     triton.check(healthy, 1)
     with pytest.raises(ServerError, match="has 4 MiB free; 4 Python models need 10") as error:
@@ -136,7 +142,9 @@ def test_small_shared_memory_is_named(healthy: triton_installation.Triton, monke
     assert "--shm-size" in str(error.value.hint)
 
 
-def test_backends_are_links_that_can_be_made_twice(healthy: triton_installation.Triton, tmp_path: Path) -> None:
+def test_backends_are_links_that_can_be_made_twice(
+    healthy: triton_installation.TritonInstallation, tmp_path: Path
+) -> None:
     (tmp_path / "repository").mkdir()
     for _ in range(2):
         models, folder = triton.link(healthy, tmp_path / "repository", tmp_path / "links")
@@ -146,7 +154,7 @@ def test_backends_are_links_that_can_be_made_twice(healthy: triton_installation.
 
 
 def test_the_server_s_environment_puts_this_python_first(
-    healthy: triton_installation.Triton, monkeypatch: pytest.MonkeyPatch
+    healthy: triton_installation.TritonInstallation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/own/lib")
@@ -229,7 +237,7 @@ def closing(folder: Path, knows: str) -> tuple[list[str], list[str]]:
     binary = folder / f"tritonserver-{len(list(folder.iterdir()))}"
     binary.write_text(f"#!/bin/sh\necho '{knows}' >&2\nexit 1\n")
     binary.chmod(0o755)
-    return triton.closing_options(triton_installation.Triton(binary, "test", folder))
+    return triton.closing_options(triton_installation.TritonInstallation(binary, "test", folder))
 
 
 def test_what_no_client_needs_is_closed_by_a_header_that_none_can_send(tmp_path: Path) -> None:
@@ -253,7 +261,7 @@ def test_options_that_a_triton_lacks_are_left_out_and_named(tmp_path: Path) -> N
 
 
 def test_a_triton_that_says_nothing_of_its_options_is_taken_to_have_them(tmp_path: Path) -> None:
-    assert triton.closing_options(triton_installation.Triton(tmp_path / "none", "test", tmp_path))[1] == []
+    assert triton.closing_options(triton_installation.TritonInstallation(tmp_path / "none", "test", tmp_path))[1] == []
 
 
 def test_ports_are_free_different_and_found_busy_once_taken() -> None:
@@ -331,7 +339,7 @@ def test_a_server_on_path_is_named_without_its_path(
 
 
 def test_the_toolchain_asks_for_any_server_not_for_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> triton_installation.Triton:
+    def nothing() -> triton_installation.TritonInstallation:
         raise ServerError("no Triton Inference Server found")
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pytriton" else object())

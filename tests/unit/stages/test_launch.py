@@ -18,7 +18,6 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.stages import launch
-from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded
 from trtllm_pipeline.toolchains.embedded.models import tensors
 
@@ -118,12 +117,9 @@ class Dying:
         monkeypatch.setattr(triton_installation, "find", lambda: None)
         monkeypatch.setattr(triton, "check", lambda *_args, **_options: None)
         monkeypatch.setattr(triton, "closing_options", lambda _triton: ([], []))
-        monkeypatch.setattr(launch, "service", lambda _server: {"http": "h", "grpc": "g", "metrics": "m"})
         monkeypatch.setattr(launch, "start", self.start)
 
-    def start(
-        self, _found: None, _work: StageContext[Any], settings: LaunchEmbedded, ended: threading.Event
-    ) -> SimpleNamespace:
+    def start(self, _begin: launch.Begin, settings: LaunchEmbedded, ended: threading.Event) -> SimpleNamespace:
         self.settings.append(settings)
         dies = len(self.settings) <= self.lives
         status = -11 if dies and not self.model else None
@@ -141,6 +137,7 @@ class Dying:
             before=out_of_memory.counts(),
             died=lambda: ServerError("ended by SIGSEGV"),
             dead_models=dead_models,
+            service=lambda: {"http": "h", "grpc": "g", "metrics": "m"},
             stop=self.stop,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,9 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "Qwen3ForCausalLM": "qwen3",
 }
 """Class name in `config.json` -> name of the architecture in a GGUF file."""
+EMBEDDING: Final = "model.embed_tokens.weight"
+FINAL_NORM: Final = "model.norm.weight"
+HEAD: Final = "lm_head.weight"
 _MOST_LAYERS: Final = 10_000
 _MOST_TOKENS: Final = 10_000_000
 """Ten times what any known model has: what is listed for each must not fill the memory."""
@@ -69,6 +72,31 @@ class ModelConfig:
             (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0
         )
         return 1.0 / ((1.0 - keep) / scaling.factor + keep)
+
+
+def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each tensor of a Hugging Face folder, from the embedding through the layers to the head."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    yield EMBEDDING, (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        yield prefix + "input_layernorm.weight", (hidden,)
+        for part, rows in (("q", query), ("k", kv), ("v", kv)):
+            yield f"{prefix}self_attn.{part}_proj.weight", (rows, hidden)
+            if config.architecture == "qwen2":
+                yield f"{prefix}self_attn.{part}_proj.bias", (rows,)
+        if config.architecture == "qwen3":
+            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
+            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
+        yield prefix + "self_attn.o_proj.weight", (hidden, query)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        yield prefix + "mlp.gate_proj.weight", (inner, hidden)
+        yield prefix + "mlp.up_proj.weight", (inner, hidden)
+        yield prefix + "mlp.down_proj.weight", (hidden, inner)
+    yield FINAL_NORM, (hidden,)
+    if not config.tie_word_embeddings:
+        yield HEAD, (config.vocab_size, hidden)
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,8 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.embedded.convert import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.params import Build
+from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
 
 SCHEMA: Final = 1
@@ -37,8 +38,8 @@ def run(context: StageContext[Build]) -> None:
     facts = _read_checkpoint(checkpoint)
     limits = _limits(context.params, int(facts["geometry"]["max_position_embeddings"]))
     kv_token_bytes = kv_cache_bytes_per_token(facts)
-    slot_tokens = -(-limits["max_seq_len"] // _CONTEXT_STEP) * _CONTEXT_STEP
-    kv_bytes = kv_token_bytes * slot_tokens * limits["max_batch_size"]
+    slot_tokens = -(-limits.max_seq_len // _CONTEXT_STEP) * _CONTEXT_STEP
+    kv_bytes = kv_token_bytes * slot_tokens * limits.max_batch_size
     weight_bytes = (checkpoint / MODEL_FILE).stat().st_size
     _check_memory(weight_bytes + kv_bytes, limits)
 
@@ -50,7 +51,7 @@ def run(context: StageContext[Build]) -> None:
         "architecture": facts["architecture"],
         "precision": facts["precision"],
         "quantization": facts["quantization"],
-        "build_config": limits,
+        "build_config": asdict(limits),
         "geometry": facts["geometry"],
         "parameters": facts["parameters"],
         "bos_token_id": facts["bos_token_id"],
@@ -60,24 +61,22 @@ def run(context: StageContext[Build]) -> None:
         "weights_bytes": weight_bytes,
     }
     write_json(context.out / CONFIG_FILE, config)
-    proof = prove(context.out, limits["max_input_len"], int(facts["geometry"]["vocab_size"]))
+    proof = prove(context.out, int(facts["geometry"]["vocab_size"]))
     write_json(context.out / PROOF_FILE, proof)
     print(  # noqa: T201 - the stage's log
         f"loads in {proof['load_s']} s, {proof['resident_bytes'] / 1e6:.0f} MB resident, answers in {proof['generate_s']} s"
     )
 
 
-def prove(engine: Path, max_input_len: int, vocab_size: int) -> dict[str, Any]:
+def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
     """Load an engine, generate from a prompt as long as it allows (but no longer than 64 tokens), and close it.
 
     Returns what was measured: `load_s`, `generate_s`, `resident_bytes` of this process with the engine loaded, `tokens`.
     """
-    from trtllm_pipeline.toolchains.embedded.runtime import Runtime
-
     started = time.perf_counter()
     with Runtime(engine) as runtime:
         loaded = time.perf_counter()
-        length = min(max_input_len, 64)
+        length = min(runtime.limits.max_input_len, 64)
         room = min(_PROOF_TOKENS, runtime.limits.max_seq_len - length)
         tokens, _, _ = runtime.generate([(7 + 31 * index) % vocab_size for index in range(length)], room)
         ended = time.perf_counter()
@@ -128,34 +127,31 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     )
 
 
-def _limits(asked: Build, context: int) -> dict[str, int]:
-    limits = {
-        "max_batch_size": asked.max_batch_size,
-        "max_input_len": asked.max_input_len,
-        "max_seq_len": asked.max_seq_len,
-        "max_num_tokens": asked.max_num_tokens or DEFAULT_MAX_NUM_TOKENS,
-    }
-    if limits["max_seq_len"] <= limits["max_input_len"]:
+def _limits(asked: Build, context: int) -> Limits:
+    limits = Limits(
+        asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or DEFAULT_MAX_NUM_TOKENS
+    )
+    if limits.max_seq_len <= limits.max_input_len:
         raise StageError(
-            f"max_seq_len {limits['max_seq_len']} leaves no room for an answer after max_input_len {limits['max_input_len']}",
+            f"max_seq_len {limits.max_seq_len} leaves no room for an answer after max_input_len {limits.max_input_len}",
             failure=FailureClass.INFEASIBLE,
             hint="max_seq_len counts prompt and answer together",
         )
-    if limits["max_seq_len"] > context:
+    if limits.max_seq_len > context:
         raise StageError(
-            f"max_seq_len {limits['max_seq_len']} exceeds the {context} positions the model was made for",
+            f"max_seq_len {limits.max_seq_len} exceeds the {context} positions the model was made for",
             failure=FailureClass.INFEASIBLE,
             hint="choose lengths whose sum is at most that",
         )
     return limits
 
 
-def _check_memory(needed: int, limits: Mapping[str, int]) -> None:
+def _check_memory(needed: int, limits: Limits) -> None:
     """Refuse what cannot fit, before llama.cpp takes memory the whole machine then lacks."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > total:
         raise StageError(
-            f"weights and KV cache for {limits['max_batch_size']} requests of {limits['max_seq_len']} tokens need "
+            f"weights and KV cache for {limits.max_batch_size} requests of {limits.max_seq_len} tokens need "
             f"{needed / 1e9:.1f} GB; this machine has {total / 1e9:.1f} GB",
             failure=FailureClass.OUT_OF_MEMORY,
             hint="a smaller max_batch_size or shorter lengths need less",

@@ -15,8 +15,8 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.stages.calibration_rows import choose, read_lines
 from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, layer, layer_weights, rope
+from trtllm_pipeline.toolchains.embedded.architecture import EMBEDDING, ModelConfig
+from trtllm_pipeline.toolchains.embedded.reference import layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
 Array = NDArray[np.float32]

@@ -8,11 +8,11 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,20 +29,29 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.embedded import calibration
-from trtllm_pipeline.toolchains.embedded.architecture import Llama3Scaling, ModelConfig, read_config, refused
+from trtllm_pipeline.toolchains.embedded.architecture import (
+    EMBEDDING,
+    HEAD,
+    Llama3Scaling,
+    ModelConfig,
+    read_config,
+    refused,
+    tensors,
+)
+from trtllm_pipeline.toolchains.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.params import Convert
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
-from trtllm_pipeline.toolchains.embedded.reference import EMBEDDING, FINAL_NORM, HEAD
+from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 from trtllm_pipeline.toolchains.files import link_tokenizer
 
-MODEL_FILE: Final = "model.gguf"
-CONFIG_FILE: Final = "config.json"
 SCHEMA: Final = 1
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-# Part of a layer's tensor name -> the same in GGUF. Which of them a model has follows from its architecture.
-_LAYER_NAMES: Final[Mapping[str, str]] = {
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+# Part of a tensor's name -> the same in GGUF. Which of them a model has follows from its architecture.
+_NAMES: Final[Mapping[str, str]] = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -99,12 +108,12 @@ def run(context: StageContext[Convert]) -> None:
     writer.write_ti_data_to_file()
     if isinstance(config.rope_scaling, Llama3Scaling):
         writer.write_tensor_data(config.rope_divisors().astype(np.float32))
-    total = sum(int(np.prod(plan.shape)) for plan in plans)
+    total = sum(math.prod(plan.shape) for plan in plans)
     done = 0
     for plan in plans:
         found = None if importance is None else importance.mean_square.get(plan.source)
         writer.write_tensor_data(_load(plan, weights, found))
-        done += int(np.prod(plan.shape))
+        done += math.prod(plan.shape)
         context.progress(done, total, "parameters")
     writer.close()
 
@@ -140,7 +149,7 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
 
     Raises StageError (infeasible) where the model lacks one, has one too many, or one of another shape than its config says.
     """
-    path, expected = folder / "config.json", dict(_expected_tensors(config))
+    path, expected = folder / "config.json", dict(tensors(config))
     # Some exports store the tied head a second time, or the rotary frequencies, which follow from the config.
     spare = {HEAD} if config.tie_word_embeddings else set()
     present = {name for name in weights if name not in spare and not name.endswith("rotary_emb.inv_freq")}
@@ -159,12 +168,6 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
     return plans
 
 
-def plan_names(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
-    """Of each tensor its name in the folder, its name in the GGUF file, and the heads whose rows change places."""
-    for source, _ in _expected_tensors(config):
-        yield source, gguf_name(source), rotated_heads(config, source)
-
-
 def rotated_heads(config: ModelConfig, source: str) -> int:
     """Number of heads of a tensor whose rows change places in GGUF; 0 where none do."""
     if config.architecture != "llama":
@@ -176,12 +179,9 @@ def rotated_heads(config: ModelConfig, source: str) -> int:
 
 def gguf_name(source: str) -> str:
     """Name in a GGUF file of the tensor that is `source` in a Hugging Face folder."""
-    fixed = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight", HEAD: "output.weight"}
-    if source in fixed:
-        return fixed[source]
-    index, part = source.removeprefix("model.layers.").split(".", 1)
-    module, leaf = part.rsplit(".", 1)
-    return f"blk.{index}.{_LAYER_NAMES[module]}.{leaf}"
+    part, leaf = _LAYER.sub("", source).rsplit(".", 1)
+    layer = _LAYER.match(source)
+    return f"{f'blk.{layer[1]}.' if layer else ''}{_NAMES[part]}.{leaf}"
 
 
 def permute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -189,55 +189,21 @@ def permute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """The inverse of `permute`."""
-    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def _expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    yield EMBEDDING, (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}."
-        yield prefix + "input_layernorm.weight", (hidden,)
-        for part, rows in (("q", query), ("k", kv), ("v", kv)):
-            yield f"{prefix}self_attn.{part}_proj.weight", (rows, hidden)
-            if config.architecture == "qwen2":
-                yield f"{prefix}self_attn.{part}_proj.bias", (rows,)
-        if config.architecture == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
-            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
-        yield prefix + "self_attn.o_proj.weight", (hidden, query)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        yield prefix + "mlp.gate_proj.weight", (inner, hidden)
-        yield prefix + "mlp.up_proj.weight", (inner, hidden)
-        yield prefix + "mlp.down_proj.weight", (hidden, inner)
-    yield FINAL_NORM, (hidden,)
-    if not config.tie_word_embeddings:
-        yield HEAD, (config.vocab_size, hidden)
-
-
 def _more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 def _declare(writer: gguf.GGUFWriter, plan: TensorPlan) -> None:
-    """Announce a tensor whose data follows later. gguf wants the shape in bytes for types numpy does not have."""
+    """Announce a tensor whose data follows later, by its shape in bytes: numpy has no name for most types."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[plan.kind]
-    count = int(np.prod(plan.shape)) // block * block_bytes
-    native = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}.get(plan.kind)
-    if native is not None:
-        writer.add_tensor_info(plan.name, plan.shape, np.dtype(native), count)
-    else:
-        if plan.shape[-1] % block:
-            raise StageError(
-                f"{plan.source}: rows of {plan.shape[-1]} values do not divide into {plan.kind.name} blocks of {block}",
-                failure=FailureClass.INFEASIBLE,
-                hint="use precision fp16 for this model",
-            )
-        bytes_shape = (*plan.shape[:-1], plan.shape[-1] // block * block_bytes)
-        writer.add_tensor_info(plan.name, bytes_shape, np.dtype(np.uint8), count, raw_dtype=plan.kind)
+    if plan.shape[-1] % block:
+        raise StageError(
+            f"{plan.source}: rows of {plan.shape[-1]} values do not divide into {plan.kind.name} blocks of {block}",
+            failure=FailureClass.INFEASIBLE,
+            hint="use precision fp16 for this model",
+        )
+    shape = (*plan.shape[:-1], plan.shape[-1] // block * block_bytes)
+    writer.add_tensor_info(plan.name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=plan.kind)
 
 
 def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | None) -> NDArray[Any]:
@@ -296,7 +262,7 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     # llama.cpp holds back tokens until they complete a character, and a runtime that speaks in ids would never see them.
     # Control tokens have no text, so nothing is held back: that is what tokens cut within a character are marked as.
     for number, (text, _) in by_id.items():
-        if fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
+        if fallback and (byte := BYTE_TOKEN.fullmatch(text)):
             by_id[number] = (text, gguf.TokenType.BYTE if int(byte[1], 16) < 0x80 else gguf.TokenType.CONTROL)
         elif not fallback and not _is_whole(text):
             by_id[number] = (text, gguf.TokenType.CONTROL)
@@ -352,20 +318,9 @@ def _merge(model: Fields, rule: object) -> str:
     return rule
 
 
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """The alphabet of byte-level BPE: printable Latin-1 stands for itself, the other bytes for characters from U+0100 on.
-
-    Source: the GPT-2 encoder, https://github.com/openai/gpt-2/blob/master/src/encoder.py
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
 def _is_whole(text: str) -> bool:
     """Whether a byte-level token is whole UTF-8 characters."""
-    table = _byte_of_character()
+    table = byte_level_alphabet()
     try:
         bytes(table[character] for character in text).decode()
     except (KeyError, UnicodeDecodeError):
@@ -385,49 +340,38 @@ def _pre_tokenizer(config: ModelConfig, text: str) -> str:
 def _add_metadata(
     writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: Precision
 ) -> None:
-    writer.add_file_type(_FILE_TYPES[precision.linear])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    if isinstance(config.rope_scaling, float):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_scaling)
-    writer.add_tokenizer_model(tokenizer.model)
-    writer.add_tokenizer_pre(tokenizer.pre)
-    writer.add_token_list(tokenizer.tokens)
-    writer.add_token_types(tokenizer.types)
-    if tokenizer.scores is not None:
-        writer.add_token_scores(tokenizer.scores)
-    else:
-        writer.add_token_merges(tokenizer.merges)
-    writer.add_add_bos_token(False)
-    if tokenizer.bos is not None:
-        writer.add_bos_token_id(tokenizer.bos)
-    if tokenizer.eos:
-        writer.add_eos_token_id(tokenizer.eos[0])
-    if len(tokenizer.eos) > 1:
-        writer.add_eot_token_id(tokenizer.eos[1])
-    if tokenizer.pad is not None:
-        writer.add_pad_token_id(tokenizer.pad)
-    if tokenizer.chat_template is not None:
-        writer.add_chat_template(tokenizer.chat_template)
-
-
-_FILE_TYPES: Final = {
-    gguf.GGMLQuantizationType.F32: gguf.LlamaFileType.ALL_F32,
-    gguf.GGMLQuantizationType.F16: gguf.LlamaFileType.MOSTLY_F16,
-    gguf.GGMLQuantizationType.BF16: gguf.LlamaFileType.MOSTLY_BF16,
-    gguf.GGMLQuantizationType.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
-    gguf.GGMLQuantizationType.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
-    gguf.GGMLQuantizationType.IQ4_NL: gguf.LlamaFileType.MOSTLY_IQ4_NL,
-}
+    kind = "ALL_F32" if precision.linear == gguf.GGMLQuantizationType.F32 else f"MOSTLY_{precision.linear.name}"
+    eos, eot = (*tokenizer.eos, None, None)[:2]
+    linear = config.rope_scaling if isinstance(config.rope_scaling, float) else None
+    for name, value in {
+        "file_type": gguf.LlamaFileType[kind],
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+        "block_count": config.num_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_heads,
+        "head_count_kv": config.num_kv_heads,
+        "key_length": config.head_dim,
+        "value_length": config.head_dim,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "rope_dimension_count": config.head_dim,
+        "rope_freq_base": config.rope_theta,
+        "rope_scaling_type": None if linear is None else gguf.RopeScalingType.LINEAR,
+        "rope_scaling_factor": linear,
+        "tokenizer_model": tokenizer.model,
+        "tokenizer_pre": tokenizer.pre,
+        "token_list": tokenizer.tokens,
+        "token_types": tokenizer.types,
+        "token_scores": tokenizer.scores,
+        "token_merges": tokenizer.merges if tokenizer.scores is None else None,
+        "add_bos_token": False,
+        "bos_token_id": tokenizer.bos,
+        "eos_token_id": eos,
+        "eot_token_id": eot,
+        "pad_token_id": tokenizer.pad,
+        "chat_template": tokenizer.chat_template,
+    }.items():
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.toolchains.embedded import safetensors
-from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
+from trtllm_pipeline.toolchains.embedded.architecture import (
+    ARCHITECTURES,
+    EMBEDDING,
+    HEAD,
+    ModelConfig,
+    read_config,
+    tensors,
+)
 
 Array = NDArray[np.float32]
 VOCAB_SIZE: Final = 1024
@@ -29,6 +36,21 @@ CHAT_TEMPLATE: Final = (
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 128, 512, 4, 4, 2
 # Qwen3 alone has heads wider than hidden_size / heads, and ties its head to the embedding as its small siblings do.
 _HEAD_DIM: Final = {"llama": 32, "qwen2": 32, "qwen3": 48}
+
+
+# Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
+_GAINS: Final = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1.25),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), 1.0),
+    "o_proj": 2.0,
+    "lm_head": 1.5,
+}
+"""Of a matrix, for inputs of unit variance."""
+_NORMS: Final = {
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), (0.5, 1.0)),
+    **dict.fromkeys(("q_norm", "k_norm"), (0.3, 1.5)),
+}
+"""Spread of the logarithm, and scale."""
 
 
 def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
@@ -64,52 +86,31 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
     quiet = _write_tokenizer(out)
     random = np.random.default_rng([seed, list(names).index(architecture)])
-    safetensors.write(out / "model.safetensors", dict(_tensors(architecture, random, quiet)))
+    safetensors.write(out / "model.safetensors", dict(_tensors(read_config(out), random, quiet)))
 
 
-def _tensors(architecture: str, random: np.random.Generator, quiet: list[int]) -> Iterator[tuple[str, Array]]:
-    def normal(*shape: int, gain: float) -> Array:
-        return (random.standard_normal(shape, dtype=np.float32) * np.float32(gain)).astype(np.float32)
-
-    def matrix(rows: int, columns: int, gain: float) -> Array:
-        return normal(rows, columns, gain=gain / np.sqrt(columns))
-
-    def norm(size: int) -> Array:
-        # Log-normal: few channels carry most of the signal.
-        return np.exp(normal(size, gain=0.5))
-
-    query, kv = _HEADS * _HEAD_DIM[architecture], _KV_HEADS * _HEAD_DIM[architecture]
-    # Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
-    # Quiet tokens get no row in the head to speak of.
-    embedding = normal(VOCAB_SIZE, _HIDDEN, gain=0.1)
-    embedding[quiet] *= 0.01
-    yield "model.embed_tokens.weight", embedding
-    for index in range(_LAYERS):
-        prefix = f"model.layers.{index}."
-        yield prefix + "input_layernorm.weight", norm(_HIDDEN)
-        for part, rows in (("q", query), ("k", kv), ("v", kv)):
-            yield f"{prefix}self_attn.{part}_proj.weight", matrix(rows, _HIDDEN, 1.25)
-            if architecture == "qwen2":
-                yield f"{prefix}self_attn.{part}_proj.bias", normal(rows, gain=0.2)
-        if architecture == "qwen3":
-            yield prefix + "self_attn.q_norm.weight", 1.5 * np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
-            yield prefix + "self_attn.k_norm.weight", 1.5 * np.exp(normal(_HEAD_DIM[architecture], gain=0.3))
-        yield prefix + "self_attn.o_proj.weight", matrix(_HIDDEN, query, 2.0)
-        yield prefix + "post_attention_layernorm.weight", norm(_HIDDEN)
-        yield prefix + "mlp.gate_proj.weight", matrix(_INNER, _HIDDEN, 1.0)
-        yield prefix + "mlp.up_proj.weight", matrix(_INNER, _HIDDEN, 1.0)
-        yield prefix + "mlp.down_proj.weight", matrix(_HIDDEN, _INNER, 1.0)
-    yield "model.norm.weight", norm(_HIDDEN)
-    if architecture != "qwen3":
-        head = matrix(VOCAB_SIZE, _HIDDEN, 1.5)
-        head[quiet] *= 0.01
-        yield "lm_head.weight", head
+def _tensors(config: ModelConfig, random: np.random.Generator, quiet: list[int]) -> Iterator[tuple[str, Array]]:
+    for name, shape in tensors(config):
+        part = name.split(".")[-2]
+        values = random.standard_normal(shape, dtype=np.float32)
+        if part in _NORMS:  # log-normal: few channels carry most of the signal
+            spread, scale = _NORMS[part]
+            values = scale * np.exp(values * np.float32(spread))
+        elif len(shape) == 1:
+            values *= np.float32(0.2)
+        elif name == EMBEDDING:
+            values *= np.float32(0.1)
+        else:
+            values *= np.float32(_GAINS[part] / np.sqrt(shape[1]))
+        if name in {EMBEDDING, HEAD}:
+            values[quiet] *= 0.01
+        yield name, values.astype(np.float32)
 
 
 def _write_tokenizer(out: Path) -> list[int]:
     """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes.
 
-    Returns the tokens the model had better not say: special ones, so that a test decides when a text ends, and parts of
+    Returns the tokens the model had better not say, which get no row in the head to speak of: special ones, so that a test decides when a text ends, and parts of
     characters, so that its texts are texts and can be encoded again.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers

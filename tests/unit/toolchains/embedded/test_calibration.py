@@ -16,7 +16,7 @@ from trtllm_pipeline.stages.params import Selection, load, to_json
 from trtllm_pipeline.toolchains.embedded import calibration, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.params import Convert
-from trtllm_pipeline.toolchains.embedded.reference import Reference, layer, layer_weights, rope
+from trtllm_pipeline.toolchains.embedded.reference import layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
 
@@ -37,12 +37,11 @@ def test_importance_is_the_mean_square_of_inputs_whatever_the_lengths(folder: Pa
     assert len(found.mean_square) == 4 * 7
 
     # One sequence at a time needs no padding: the statistics must be the same.
-    model = Reference(config, weights)
     seen: dict[str, list[np.ndarray]] = {}
     for sample in samples:
-        states = model.weights["model.embed_tokens.weight"][np.array([sample])]
+        states = weights["model.embed_tokens.weight"][np.array([sample])]
         for index in range(config.num_layers):
-            parts = layer_weights(model.weights, index)
+            parts = layer_weights(weights, index)
 
             def keep(name: str, inputs: np.ndarray, index: int = index) -> None:
                 seen.setdefault(f"model.layers.{index}.{name}.weight", []).append(inputs[0])

@@ -14,6 +14,7 @@ pytest.importorskip("gguf")
 
 import gguf
 
+from benchmarks.fidelity import unpermute
 from tests.contexts import context, faults
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
@@ -43,7 +44,7 @@ def change_tokenizer(folder: Path, **changes: Any) -> None:
 def test_permutation_interleaves_halves_and_has_an_inverse() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(12, 1)  # two heads of six rows
     assert convert.permute(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
-    np.testing.assert_array_equal(convert.unpermute(convert.permute(rows, 2), 2), rows)
+    np.testing.assert_array_equal(unpermute(convert.permute(rows, 2), 2), rows)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -12,7 +12,7 @@ from typing import Final
 
 from trtllm_pipeline.files.model_files import Fields, read_tokenizer
 
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 @lru_cache(maxsize=1)
@@ -73,7 +73,7 @@ class Text:
             alphabet = byte_level_alphabet()
             if all(character in alphabet for character in symbol):
                 return bytes(map(alphabet.__getitem__, symbol))
-        elif match := _BYTE_TOKEN.fullmatch(symbol):
+        elif match := BYTE_TOKEN.fullmatch(symbol):
             return bytes.fromhex(match[1])
         return str(symbol).encode()
 
