@@ -117,23 +117,27 @@ class StageError(PipelineError):
     `unexplained` says that nobody named the cause: the end of the log may.
     """
 
+    usual_failure = FailureClass.BUG
+
     def __init__(
         self,
         message: str,
         *,
-        failure: FailureClass = FailureClass.BUG,
+        failure: FailureClass | None = None,
         hint: str | None = None,
         log: Path | None = None,
         unexplained: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.failure = failure
+        self.failure = self.usual_failure if failure is None else failure
         self.log = log
         self.unexplained = unexplained
 
 
 class DownloadError(StageError):
-    """A model could not be fetched, or what came does not verify."""
+    """A model could not be fetched, or what came does not verify: mostly something that the user has to change."""
+
+    usual_failure = FailureClass.USER
 
 
 class ServerError(StageError):

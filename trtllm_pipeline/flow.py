@@ -172,8 +172,8 @@ def run(
     request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
 ) -> Result:
     """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
+    from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import capacity, forecast
-    from trtllm_pipeline.execution.local import LocalExecutor
     from trtllm_pipeline.execution.loop import execute
     from trtllm_pipeline.planning.lock_file import write_lock
     from trtllm_pipeline.report.rows import rows
@@ -196,7 +196,7 @@ def run(
         outcome = execute(
             plan,
             store,
-            LocalExecutor(),
+            Executor(),
             observer,
             run_id=run_id,
             machine=capacity(plan.machine),
@@ -220,15 +220,15 @@ def run(
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
     """As `run`, for a command that wants artifacts only: the workspace's latest run, plan and report stay what they were."""
+    from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import capacity
-    from trtllm_pipeline.execution.local import LocalExecutor
     from trtllm_pipeline.execution.loop import execute
 
     store.check_writable()
     plan = _runnable_plan(request, load(request), store)
     present = _present(plan, store)
     outcome = execute(
-        plan, store, LocalExecutor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
+        plan, store, Executor(), observer, run_id=BY_HAND, machine=capacity(plan.machine), present=present
     )
     return plan, outcome
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.store.inspection import Discrepancy, Kind
+from trtllm_pipeline.store.manifest import Discrepancy, Kind
 
 
 def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
@@ -78,7 +79,7 @@ def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
     """The findings as JSON; each is a line on stderr as well."""
     for each, done in findings:
         note(f"{each}; {done}")
-        yield {**each.to_json(), "done": done}
+        yield {**asdict(each), "done": done}
 
 
 def _show(counts: dict[str, Json], findings: list[Json] | None, form: str) -> None:

@@ -1,26 +1,35 @@
-"""The job file, and what every executor does with it.
+"""The job file, and its executor: stage runs as child processes of a guardian, which outlives us just long enough to end them.
 
-A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here,
-on another node, or a person months later with `pipeline exec job.json`, runs the same commands.
+A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here or
+months later with `pipeline exec job.json`, runs the same commands.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import selectors
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final, Protocol, Union
+from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
 from trtllm_pipeline.processes.signatures import KILLED, classify, words
-from trtllm_pipeline.stages.base import FAILURE_FILE
+from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE
+from trtllm_pipeline.store.store import LOG
 
 SCHEMA: Final = 2
+_READY_POLL_S: Final = 0.02
+_TIMEOUT_GRACE_S: Final = 10.0
+_FORCED_GRACE_S: Final = 2.0
 _TELLING_LINES: Final = 200
 """Of a log's end, looked at for words that say why."""
 
@@ -71,14 +80,9 @@ def read_job(path: Path) -> Job:
         data["scope"] = Scope(data["scope"])
         data["gpus"] = tuple(data["gpus"])
         return Job(**data)
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="every attempt's folder and every artifact has a job.json"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: not a job file: {error}", hint="every attempt's folder and artifact has one"
-        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"
+        raise UsageError(f"{path}: {why}", hint="every attempt's folder and every artifact has a job.json") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +110,7 @@ class Ended:
     usage: Usage
 
 
-ExecutorEvent = Union[Ready, Ended]  # noqa: UP007 - evaluated at run time on Python 3.10
-
-
-class Executor(Protocol):
-    """Runs jobs somewhere."""
-
-    def submit(self, job: Job, claims: Sequence[int]) -> None:
-        """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
-
-    def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Ask a job to end; force it when it has not after `grace_s` seconds. `Ended` follows."""
-
-    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
-        """What happened, after at most `timeout_s` seconds."""
-
-    def close(self) -> None:
-        """End everything that still runs, and wait for it."""
+ExecutorEvent: TypeAlias = Ready | Ended
 
 
 def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_memory.Counts | None = None) -> StageError:
@@ -131,7 +119,7 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_mem
     `before` is what the kernel had counted when the command was started.
     """
     attempt = Path(job.attempt)
-    log = attempt / "log"
+    log = attempt / LOG
     if timed_out:
         return StageError(
             f"{job.stage}: took longer than its limit of {job.timeout_s:g} s",
@@ -170,3 +158,129 @@ def tail(path: Path, lines: int) -> list[str]:
         return []
     kept = [line.rstrip() for line in text.splitlines() if line.strip()]
     return kept[-lines:]
+
+
+@dataclass(slots=True)
+class _Active:
+    """A job in progress: which of its commands runs, since when, and whether it was told to end."""
+
+    job: Job
+    claims: Sequence[int]
+    deadline: float
+    started: float
+    command: int = 0
+    ready: bool = False
+    timed_out: bool = False
+    force_at: float = math.inf
+    """When a service that was asked to stop is made to."""
+    stopping: bool = False
+    cpu_s: float = 0.0
+    max_rss_bytes: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+
+
+class Executor:
+    """Runs jobs on this machine."""
+
+    def __init__(self) -> None:
+        self._guardian = Guardian()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._guardian, selectors.EVENT_READ)
+        self._active: dict[StageRunId, _Active] = {}
+        self._environment = dict(os.environ)  # reading it decodes every value
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
+        now = time.monotonic()
+        active = _Active(job, claims, now + job.timeout_s, now, environment={**self._environment, **job.environment})
+        self._active[job.id] = active
+        self._spawn(active)
+
+    def _spawn(self, active: _Active) -> None:
+        job = active.job
+        self._guardian.spawn(
+            job.id,
+            job.commands[active.command],
+            env=active.environment,
+            cwd=Path(job.attempt),
+            log=Path(job.attempt) / LOG,
+            claim_fds=active.claims,
+        )
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        """Interrupt, terminate, kill; a service is asked first to stop its server itself, and has `grace_s` for it.
+
+        `Ended` follows.
+        """
+        active = self._active.get(job)
+        if active is None:
+            return
+        active.stopping = True
+        if active.job.scope is Scope.SERVICE and grace_s > 0:
+            self._guardian.signal(job, signal.SIGTERM)
+            active.force_at = time.monotonic() + grace_s
+        else:
+            self._guardian.end(job, grace_s)
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        """What happened, after at most `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        while True:
+            starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
+            remaining = max(0.0, until - time.monotonic())
+            self._selector.select(min(remaining, _READY_POLL_S) if starting else remaining)
+            events: list[ExecutorEvent] = []
+            for event in self._guardian.read_events():
+                if not isinstance(event, Spawned):
+                    events += self._over(event)
+            events += self._newly_ready()
+            self._enforce_limits()
+            if events or time.monotonic() >= until:
+                return events
+
+    def _over(self, event: Exited | Refused) -> list[ExecutorEvent]:
+        """A command has ended, or could not begin: start the next, or end the job."""
+        active = self._active[StageRunId(event.id)]
+        job = active.job
+        error: StageError | None = None
+        if isinstance(event, Refused):
+            error = StageError(f"{job.stage}: cannot be started: {event.message}")
+        else:
+            active.cpu_s += event.user_s + event.sys_s
+            active.max_rss_bytes = max(active.max_rss_bytes, event.max_rss_bytes)
+            if event.returncode != 0 or active.timed_out:
+                error = failure_of(job, event.returncode, timed_out=active.timed_out, before=active.before)
+            elif active.command + 1 < len(job.commands):
+                if not active.stopping:
+                    active.command += 1
+                    self._spawn(active)
+                    return []
+                error = StageError(f"{job.stage}: stopped between two commands")
+        del self._active[job.id]
+        usage = Usage(time.monotonic() - active.started, active.cpu_s, active.max_rss_bytes)
+        return [Ended(job.id, error, usage)]
+
+    def _newly_ready(self) -> list[ExecutorEvent]:
+        events: list[ExecutorEvent] = []
+        for active in self._active.values():
+            if active.job.scope is Scope.SERVICE and not active.ready:
+                active.ready = (Path(active.job.attempt) / SERVICE_FILE).exists()
+                if active.ready:
+                    events.append(Ready(active.job.id))
+        return events
+
+    def _enforce_limits(self) -> None:
+        now = time.monotonic()
+        for active in self._active.values():
+            if now > active.deadline and not active.timed_out:
+                active.timed_out = True
+                self._guardian.end(active.job.id, _TIMEOUT_GRACE_S)
+            if now > active.force_at:
+                active.force_at = math.inf
+                self._guardian.end(active.job.id, _FORCED_GRACE_S)
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for it."""
+        self._selector.close()
+        self._guardian.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.errors import DownloadError, UsageError
 from trtllm_pipeline.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"
@@ -60,5 +60,5 @@ def fetch(name: str) -> Path:
         except LocalEntryNotFoundError as error:  # neither in the cache nor, for whatever reason, on the hub
             raise hub_errors.unreachable(hub_errors.HUGGING_FACE, repo, hugging_face.endpoint(), error) from error
         except EntryNotFoundError as error:
-            raise DownloadError(f"the data set {repo} has no file {path}", failure=FailureClass.USER) from error
+            raise DownloadError(f"the data set {repo} has no file {path}") from error
     return Path(found)

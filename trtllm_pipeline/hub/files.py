@@ -1,4 +1,4 @@
-"""Which files of a model's repository are needed, and which names are safe."""
+"""Which files of a model's repository are needed: names that are safe, weights, and code that a recipe trusts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
+from trtllm_pipeline.files.writing import write_json
 
+CODE: Final = "code"
+"""Key of a pinned source: file name -> SHA-256 of trusted code."""
+_NAMES_CODE: Final = "auto_map"
+_CONFIGURATIONS: Final = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
 
@@ -55,8 +62,7 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
             check_name(shard)
         if missing := [shard for shard in shards if shard not in names]:
             raise DownloadError(
-                f"{model} is incomplete: {len(missing)} files in its index are missing, such as {missing[0]}",
-                failure=FailureClass.USER,
+                f"{model} is incomplete: {len(missing)} files in its index are missing, such as {missing[0]}"
             )
         return shards
     if SINGLE in names:
@@ -68,7 +74,6 @@ def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:
     raise DownloadError(
         f"{model} has no safetensors weights: neither {SINGLE} nor an index of shards"
         + (f"; only {', '.join(found)} files" if found else ""),
-        failure=FailureClass.USER,
         hint="choose a revision or a copy of the model in safetensors form; pickled weights are never loaded",
     )
 
@@ -77,10 +82,7 @@ def read_index(folder: Path) -> Mapping[str, str]:
     """Tensor name -> file name of a folder's safetensors index. Raises DownloadError when it is not one."""
     placed = Fields.read(folder, INDEX).fields("weight_map")
     if not placed.values or not all(isinstance(name, str) for name in placed.values.values()):
-        raise DownloadError(
-            f"{INDEX} is not a safetensors index: its weight_map does not map tensors to files",
-            failure=FailureClass.USER,
-        )
+        raise DownloadError(f"{INDEX} is not a safetensors index: its weight_map does not map tensors to files")
     return placed.values
 
 
@@ -90,6 +92,62 @@ def check_name(name: str) -> None:
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise DownloadError(
             f"the repository lists a file {name!r}, which would be written outside the model's folder",
-            failure=FailureClass.USER,
             hint="do not use this repository",
         )
+
+
+def trusted_code(pinned: Mapping[str, Json]) -> dict[str, str]:
+    """Name and SHA-256 of the code files of a pinned source."""
+    found = pinned.get(CODE)
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], model: str) -> list[RemoteFile]:
+    """The code files of a pinned source in the hub's listing, to be verified by the recipe's digests.
+
+    Raises DownloadError for a file that the hub does not have.
+    """
+    wanted = trusted_code(pinned)
+    if missing := sorted(wanted.keys() - named.keys()):
+        raise _missing(model, missing[0])
+    return [RemoteFile(name, named[name].size, digest, named[name].url) for name, digest in sorted(wanted.items())]
+
+
+def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
+    """Copy the code files of a pinned source from `folder`. Raises DownloadError for one that differs from the recipe."""
+    from trtllm_pipeline.hub.transfer import mismatch
+
+    for name, digest in sorted(trusted_code(pinned).items()):
+        source = model_files.find(folder, name)
+        if source is None:
+            raise _missing(model, name)
+        wrong = mismatch(source, RemoteFile(name, source.stat().st_size, digest, ""))
+        if wrong is not None:
+            raise DownloadError(
+                f"{model}: {name} is not the code that the recipe pins: {wrong}",
+                hint="review the file, then put its SHA-256 into the recipe",
+            )
+        model_files.copy(source, out / name)
+
+
+def drop_code_references(out: Path) -> None:
+    """Remove `auto_map` from a folder without code: transformers looks for those files even if it does not need them.
+
+    With it, TensorRT-LLM's scripts end with "does not appear to have a file named configuration_phi3.py". Without it,
+    transformers takes the class of its own that `model_type` names.
+    """
+    for name in _CONFIGURATIONS:
+        path = out / name
+        if not path.is_file():
+            continue
+        config = model_files.read_json(out, name)
+        if isinstance(config, dict) and _NAMES_CODE in config:
+            rest = {key: value for key, value in config.items() if key != _NAMES_CODE}
+            write_json(path, rest, indent=2)  # a new file: this one may share its bytes with the original
+
+
+def _missing(model: str, name: str) -> DownloadError:
+    return DownloadError(
+        f"{model} has no file {name}, which the recipe lists under `code`",
+        hint="list the files of the revision that the recipe pins",
+    )

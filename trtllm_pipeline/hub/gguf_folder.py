@@ -54,9 +54,7 @@ def write_folder(gguf: Path, out: Path, *, source: Mapping[str, Json]) -> None:
     try:
         reader = _ArrayReader(gguf)
     except Exception as error:  # what the library raises for a damaged file is not said anywhere
-        raise DownloadError(
-            f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}", failure=FailureClass.USER
-        ) from error
+        raise DownloadError(f"{gguf.name} is not a GGUF file: {str(error) or type(error).__name__}") from error
     fields = _metadata(gguf, reader)
     for key, supported in (
         ("general.architecture", "llama"),
@@ -106,7 +104,7 @@ def _metadata(gguf: Path, reader: GGUFReader) -> Fields:
             try:
                 values[key] = field.contents()
             except (ValueError, IndexError) as error:
-                raise DownloadError(f"cannot read {key} of {gguf.name}: {error}", failure=FailureClass.USER) from error
+                raise DownloadError(f"cannot read {key} of {gguf.name}: {error}") from error
     return Fields(values, gguf)
 
 

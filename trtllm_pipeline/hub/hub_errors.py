@@ -53,32 +53,27 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
     if code == "GatedRepo":
         return DownloadError(
             f"{model} is gated on {hub.name}: its owner grants access on request",
-            failure=FailureClass.USER,
             hint=f"accept its terms on {hub.page.format(model=model)}, then {hub.log_in} with the same account",
         )
     if code == "RevisionNotFound":
         return DownloadError(
             f"{model} does not have this revision on {hub.name}",
-            failure=FailureClass.USER,
             hint=f"see {hub.page.format(model=model)} for its branches and tags",
         )
     if status == 404 or code == "RepoNotFound":
         what = "this file of it" if code == "EntryNotFound" else "it"
         return UnavailableError(
             f"{model}: {hub.name} does not have {what}, or it is private (HTTP {status})",
-            failure=FailureClass.USER,
             hint=f"check the name; if it is private, {hub.log_in}",
         )
     if status == 401:
         return DownloadError(
             f"{model}: {hub.name} does not accept the token (HTTP 401{_in_brackets(message)})",
-            failure=FailureClass.USER,
             hint=f"the token is wrong or has expired: {hub.log_in} with a new one, or remove it",
         )
     if status == 403:
         return DownloadError(
             f"{model}: {hub.name} refuses access (HTTP 403{_in_brackets(message)})",
-            failure=FailureClass.USER,
             hint=f"open {hub.page.format(model=model)} with your account, then {hub.log_in}; "
             "the token needs permission to read this model",
         )
@@ -112,7 +107,6 @@ def offline(hub: Hub, model: str) -> UnavailableError:
     """The error for a model that would have to be downloaded in offline mode."""
     return UnavailableError(
         f"{model} is not on this machine, and offline mode forbids asking {hub.name}",
-        failure=FailureClass.USER,
         hint="run once without offline mode, or name a local folder as a source",
     )
 

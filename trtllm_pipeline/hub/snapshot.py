@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import code, hub_errors, hugging_face, local, modelscope
-from trtllm_pipeline.hub.files import description_files, weight_files
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
+from trtllm_pipeline.hub.files import copy_code, description_files, listed_code, weight_files
 from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
 
 
@@ -24,7 +24,7 @@ def fetch(
             if cached is None:
                 raise hub_errors.offline(hub, model)
             local.take(cached, out, progress=progress)
-            code.take(pinned, cached, out, model)
+            copy_code(pinned, cached, out, model)
             return
         files = hub_errors.patiently(lambda: hugging_face.listing(model, commit))
         headers = hugging_face.headers()
@@ -36,22 +36,20 @@ def fetch(
         files = hub_errors.patiently(lambda: modelscope.listing(model, revision))
         if modelscope.listing_digest(files) != pinned["listing"]:
             raise DownloadError(
-                f"{model} has changed on ModelScope since the run was planned",
-                failure=FailureClass.USER,
-                hint="run the command again",
+                f"{model} has changed on ModelScope since the run was planned", hint="run the command again"
             )
         headers, lookup = modelscope.headers(), None
     named = {file.path: file for file in files}
     small = description_files(named)
     if "config.json" not in small:
-        raise DownloadError(f"{model} has no config.json, so it is not a transformers model", failure=FailureClass.USER)
+        raise DownloadError(f"{model} has no config.json, so it is not a transformers model")
     with Transfer(
         hub, model, kept, headers=headers, lookup=lookup, progress=progress, max_workers=max_workers
     ) as transfer:
         transfer.fetch([named[name] for name in small])
         # The index, if there is one, is among the small files and tells which the others are.
         weights = weight_files(kept, named, model)
-        trusted = code.remote(pinned, named, model)
+        trusted = listed_code(pinned, named, model)
         transfer.fetch([*trusted, *(named[name] for name in weights)])
     with full_disk_in_words(out, model):
         for name in {*small, *weights, *(file.path for file in trusted)}:

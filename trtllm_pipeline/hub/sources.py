@@ -23,7 +23,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.digest import StatCache, digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.hub import code
+from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
 _KEYS: Final = {
-    "hugging_face": {"revision", code.KEY},
-    "modelscope": {"revision", "listing", code.KEY},
+    "hugging_face": {"revision", files.CODE},
+    "modelscope": {"revision", "listing", files.CODE},
     "package_index": {"sha256", "member"},
-    "local": {code.KEY},
+    "local": {files.CODE},
     "generated": {"seed"},
 }
 KINDS: Final = tuple(_KEYS)
@@ -59,29 +59,26 @@ def kind_of(source: Json | Mapping[str, Json]) -> str:
     Raises DownloadError when it has none or two, keys that its kind does not know, or values of another type.
     """
     if not isinstance(source, Mapping):
-        raise DownloadError(
-            f"a model's source is a mapping with one of {', '.join(KINDS)}, not {source!r}", failure=FailureClass.USER
-        )
+        raise DownloadError(f"a model's source is a mapping with one of {', '.join(KINDS)}, not {source!r}")
     kinds = [kind for kind in KINDS if kind in source]
     if len(kinds) != 1:
         raise DownloadError(
-            f"a model's source needs one of {', '.join(KINDS)}; this one has {', '.join(kinds) or 'none'}",
-            failure=FailureClass.USER,
+            f"a model's source needs one of {', '.join(KINDS)}; this one has {', '.join(kinds) or 'none'}"
         )
     if unknown := sorted(source.keys() - {kinds[0]} - _KEYS[kinds[0]]):
-        raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}", failure=FailureClass.USER)
+        raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}")
     for key, value in source.items():
-        if key == code.KEY:
+        if key == files.CODE:
             right = isinstance(value, dict) and all(_is_code(*each) for each in value.items())
         elif key == "seed":
             right = isinstance(value, int) and not isinstance(value, bool)
         else:
             right = (isinstance(value, str) and value != "") or (value is None and key != kinds[0])
         if not right:
-            expected = {"seed": "a whole number", code.KEY: "names of Python files with their SHA-256"}.get(
+            expected = {"seed": "a whole number", files.CODE: "names of Python files with their SHA-256"}.get(
                 key, "a text"
             )
-            raise DownloadError(f"a source's {key}: expected {expected}, not {value!r}", failure=FailureClass.USER)
+            raise DownloadError(f"a source's {key}: expected {expected}, not {value!r}")
     return kinds[0]
 
 
@@ -110,7 +107,6 @@ def resolve(
         listed = ", ".join(kind_of(source) for source in sources) or "none"
         raise DownloadError(
             f"the recipe has no source of kind {prefer}; it has {listed}",
-            failure=FailureClass.USER,
             hint=f"choose one of {', '.join((AUTO, *KINDS))}",
         )
     reasons: list[UnavailableError] = []
@@ -182,8 +178,7 @@ def _pin(
         sha256, member = str(source.get("sha256", "")).lower(), str(source.get("member", ""))
         if not REQUIREMENT.fullmatch(name) or not _SHA256.fullmatch(sha256) or not member:
             raise DownloadError(
-                f"package source {name!r} must have the form DISTRIBUTION==VERSION, with the wheel's sha256 and a member",
-                failure=FailureClass.USER,
+                f"package source {name!r} must have the form DISTRIBUTION==VERSION, with the wheel's sha256 and a member"
             )
         return {kind: name, "sha256": sha256, "member": member}
     if kind == "local":
@@ -214,40 +209,32 @@ def fetch(
     kind = kind_of(pinned)
     for key, meaning in _PINNED.get(kind, {}).items():
         if not pinned.get(key):
-            raise DownloadError(f"a source of kind {kind} needs a {key}, {meaning}", failure=FailureClass.USER)
+            raise DownloadError(f"a source of kind {kind} needs a {key}, {meaning}")
     name = str(pinned[kind])
     if kind == "local":
         from trtllm_pipeline.hub import local
 
         if folder is None:
-            raise DownloadError(
-                "a local source needs its folder", failure=FailureClass.USER, hint="give it with --folder"
-            )
+            raise DownloadError("a local source needs its folder", hint="give it with --folder")
         local.take(folder, out, progress=progress)
         local.check_unchanged(name, local.content_digest(out, digest_file), folder)
-        code.take(pinned, folder, out, folder.name)
-        _settle(pinned, out)
-        return
-    if kind not in ("hugging_face", "modelscope", "package_index"):
-        raise DownloadError(f"a source of kind {kind} cannot be downloaded")
-    with _kept(pinned, partial or out.parent / "partial") as kept:
-        if kind == "package_index":
-            from trtllm_pipeline.hub import package_index
+        files.copy_code(pinned, folder, out, folder.name)
+    elif kind == "generated":
+        raise DownloadError(f"a source of kind {kind} cannot be downloaded", failure=FailureClass.BUG)
+    else:
+        with _kept(pinned, partial or out.parent / "partial") as kept:
+            if kind == "package_index":
+                from trtllm_pipeline.hub import package_index
 
-            package_index.fetch(pinned, out, partial=kept, offline=offline, progress=progress)
-        else:
-            from trtllm_pipeline.hub import snapshot
+                package_index.fetch(pinned, out, partial=kept, offline=offline, progress=progress)
+            else:
+                from trtllm_pipeline.hub import snapshot
 
-            snapshot.fetch(pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers)
-        check_folder(out, name)
-        _settle(pinned, out)
-        shutil.rmtree(kept)
-
-
-def _settle(pinned: Mapping[str, Json], out: Path) -> None:
-    """Remove references to code files that the folder does not have."""
-    if not code.trusted(pinned):
-        code.drop_references(out)
+                snapshot.fetch(pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers)
+            check_folder(out, name)
+            shutil.rmtree(kept)
+    if not files.trusted_code(pinned):
+        files.drop_code_references(out)
 
 
 @contextmanager

@@ -245,7 +245,6 @@ def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> Down
     needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB remain to be downloaded"
     return DownloadError(
         f"{model} does not fit on the disk: {needs}, {free / 1e9:.2f} GB are free at {folder}",
-        failure=FailureClass.USER,
         hint="free some space, or choose a workspace on another disk with --workspace; "
         "files that are complete are not downloaded again",
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode
@@ -137,14 +137,11 @@ def check_not_pointer(folder: Path, name: str, model: str) -> None:
         if file.read(len(_POINTER)) == _POINTER:
             raise DownloadError(
                 f"{model}: {name} is a git-lfs pointer, not the file itself",
-                failure=FailureClass.USER,
                 hint="run `git lfs install && git lfs pull` in the clone it comes from",
             )
 
 
 def _damaged(model: str, name: str, reason: str) -> DownloadError:
     return DownloadError(
-        f"{model}: cannot use {name}: {reason}",
-        failure=FailureClass.USER,
-        hint="download the model again, or from another source",
+        f"{model}: cannot use {name}: {reason}", hint="download the model again, or from another source"
     )

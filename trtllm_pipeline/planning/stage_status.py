@@ -55,7 +55,7 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
         attempt = attempts.get(run.fingerprint)
         if artifact is not None:
             found[run.id] = StageState(StageStatus.UP_TO_DATE, artifact, log=artifact.folder / LOG)
-        elif run.fingerprint in claimed and store.is_claimed(run.fingerprint):
+        elif run.fingerprint in claimed:
             found[run.id] = _running(attempt)
         elif run.id not in needed:
             found[run.id] = StageState(StageStatus.SKIPPED, log=_log(attempt))

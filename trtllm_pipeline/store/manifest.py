@@ -1,23 +1,30 @@
-"""The manifest of an artifact: its files with sizes and digests, and how it was made.
+"""The manifest of an artifact (its files with sizes and digests, and how it was made), and whether the files agree with it.
 
 It is the last file written before an artifact is published. A folder without a valid manifest is not an artifact.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
+from trtllm_pipeline.stages.base import OUT
 
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Errors for a missing file or a broken link."""
 
 
 class NoManifestError(StateError):
@@ -66,9 +73,10 @@ class Manifest:
         }
         return {**content, "digest": fingerprint(canonical(content))}
 
-    def without(self, records: Collection[str]) -> Manifest:
-        """The same without these records, which are lost."""
-        return replace(self, records=tuple(entry for entry in self.records if entry.path not in records))
+    def seconds(self, name: str, default: float) -> float:
+        """A number of the provenance."""
+        value = self.provenance.get(name)
+        return float(value) if isinstance(value, (int, float)) else default
 
     def write(self, folder: Path) -> None:
         """Write it into `folder`."""
@@ -182,11 +190,120 @@ def _entry(path: Path, name: str) -> FileEntry:
         return FileEntry(name, 0, link=str(path.readlink()))
     if not path.is_file():
         raise StateError(f"{path}: an artifact may only contain files, folders and links")
-    stat = path.stat()
-    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    digest = _digests.get(identity)
-    if digest is None:
-        from trtllm_pipeline.files.digest import digest_file
+    found = path.stat()
+    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if identity not in _digests:
+        _digests[identity] = digest_file(path)
+    return FileEntry(name, found.st_size, _digests[identity])
 
-        digest = _digests[identity] = digest_file(path)
-    return FileEntry(name, stat.st_size, digest)
+
+class Kind(str, Enum):
+    """What a discrepancy means for the artifact."""
+
+    DAMAGED = "damaged"
+    """The result has changed, so it is no longer used."""
+    RECORD = "record"
+    """The job, log or another file beside the result has changed."""
+    DERIVED = "derived"
+    """Compiled Python modules that a server wrote; they can be removed."""
+    UNLISTED = "unlisted"
+    """A file that is not in the manifest."""
+    MODE = "mode"
+    """A file of the result is writable or unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discrepancy:
+    """One discrepancy. `path` is relative to the artifact's folder, and empty for the whole artifact."""
+
+    stage: str
+    fingerprint: str
+    kind: Kind
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        """One line for people."""
+        where = f"{self.stage} {self.fingerprint}"
+        return f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
+
+
+def inspect(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...]:
+    """Discrepancies of the artifact in `folder`; with `contents`, every byte of its result is read.
+
+    Raises StateError if it cannot be read or another release wrote it.
+    """
+
+    def finding(kind: Kind, path: str, message: str) -> Discrepancy:
+        return Discrepancy(folder.parent.name, folder.name, kind, path, message)
+
+    try:
+        sealed = read(folder)
+    except NoManifestError as error:
+        return (finding(Kind.DAMAGED, NAME, error.message.removeprefix(f"{folder}/{NAME}: ")),)
+    try:
+        return tuple(finding(*found) for found in _inspect(folder, sealed, contents=contents))
+    except OSError as error:
+        raise unreadable(error, folder) from error
+
+
+def _inspect(folder: Path, sealed: Manifest, *, contents: bool) -> Iterator[tuple[Kind, str, str]]:
+    there = {str(path.relative_to(folder)): path for path in walk(folder)}
+    there.pop(NAME)
+    for entry in sealed.files:
+        name = f"{OUT}/{entry.path}"
+        path = there.pop(name, None)
+        if (wrong := _wrong(path, entry, contents=contents)) is not None:
+            yield Kind.DAMAGED, name, wrong
+        elif path is not None and entry.link is None:
+            found = path.lstat()
+            # A file with other names may be the user's own, whose modes are left alone.
+            if found.st_nlink == 1 and found.st_mode & 0o222:
+                yield Kind.MODE, name, "may be written to"
+            if not found.st_mode & 0o400:
+                yield Kind.MODE, name, "may not be read"
+    for entry in sealed.records:
+        if (wrong := _wrong(there.pop(entry.path, None), entry, contents=True)) is not None:
+            yield Kind.RECORD, entry.path, wrong
+    for name, path in there.items():
+        if path.parent.name == "__pycache__" or path.suffix == ".pyc":
+            yield Kind.DERIVED, name, "was compiled by a server"
+        elif name.startswith(f"{OUT}/") or sealed.records:  # older manifests list the result alone
+            yield Kind.UNLISTED, name, "is not in the manifest"
+
+
+def _wrong(path: Path | None, entry: FileEntry, *, contents: bool) -> str | None:
+    """The discrepancy of a file or link, or None."""
+    if path is None:
+        return "is missing"
+    found = path.lstat()
+    if entry.link is not None:
+        if not stat.S_ISLNK(found.st_mode):
+            return "is not the link it was"
+        if (target := str(path.readlink())) != entry.link:
+            return f"leads to {target}, not to {entry.link}"
+        return None if path.exists() else f"its target {entry.link} is gone"
+    if not stat.S_ISREG(found.st_mode):
+        return "is not the file it was"
+    if found.st_size != entry.size:
+        return f"has {found.st_size} bytes, not {entry.size}"
+    return "its content changed" if contents and digest_file(path) != entry.digest else None
+
+
+def whole(folder: str, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
+    """Whether the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
+
+    This is the quick check at every start. Raises StateError if the files cannot be read.
+    """
+    try:
+        if os.stat(f"{folder}/{NAME}").st_size != manifest_bytes:
+            return False
+        for name, size in files:
+            path = f"{folder}/{OUT}/{name}"
+            if os.stat(path).st_size != size and not os.path.islink(path):
+                return False
+    except OSError as error:
+        if error.errno in _GONE:
+            return False
+        raise unreadable(error, folder) from error
+    return True

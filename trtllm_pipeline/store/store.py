@@ -21,7 +21,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +31,7 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.index import ArtifactRow, Index
-from trtllm_pipeline.store.inspection import Discrepancy, Kind, inspect, whole
-from trtllm_pipeline.store.manifest import Manifest
+from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +110,7 @@ class Store:
                     hint="choose another folder with --workspace DIR",
                 ) from error
         self.index = Index(database, self._manifests, read_only=self.unwritable is not None)
+        self.close = self.index.close
 
     def _unwritable(self, database: Path) -> Path | None:
         if not (database.exists() or self.artifacts_dir.is_dir()):
@@ -129,15 +129,9 @@ class Store:
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:
         """All valid manifests with their file sizes. Invalid ones are reported when the artifact is wanted."""
-        for stage in _names(self.artifacts_dir):
-            for name in _names(self.artifacts_dir / stage):
-                folder = self.artifacts_dir / stage / name
-                with suppress(StateError):
-                    yield manifest.read(folder), _manifest_bytes(folder)
-
-    def close(self) -> None:
-        """Close the index."""
-        self.index.close()
+        for folder in self._artifact_folders():
+            with suppress(StateError):
+                yield manifest.read(folder), _manifest_bytes(folder)
 
     # looking up
 
@@ -174,14 +168,14 @@ class Store:
                 self.index.remove_artifact(fingerprint)
             return None
         path = self._path(stage, fingerprint)
-        if row is None or not _whole(path, row):
+        if row is None or not whole(path, row.files, row.manifest_bytes):
             # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it.
-            damage = next((found for found in inspect(Path(path), contents=False) if found.kind is Kind.DAMAGED), None)
+            damage = _damage(inspect(Path(path), contents=False))
             if damage is not None:
-                logger.warning("%s; %s", damage, self._set_aside(damage))
+                logger.warning("%s; %s", damage, self._set_aside(stage, fingerprint))
                 return None
             sealed = self._adopt(Path(path))
-            return Artifact(stage, fingerprint, path, sealed.size_bytes, _duration(sealed))
+            return Artifact(stage, fingerprint, path, sealed.size_bytes, sealed.seconds("duration_s", 0.0))
         return Artifact(stage, fingerprint, path, row.size_bytes, row.duration_s)
 
     def _adopt(self, folder: Path) -> Manifest:
@@ -189,24 +183,22 @@ class Store:
         self.index.add_artifact(found, _manifest_bytes(folder))
         return found
 
-    def _set_aside(self, found: Discrepancy) -> str:
+    def _set_aside(self, stage: str, fingerprint: str) -> str:
         """Take a damaged artifact out of use but keep its files; returns what was done."""
-        self.index.remove_artifact(Fingerprint(found.fingerprint))
-        if self.unwritable is not None:
-            return "left where it is"
-        return self._move_aside(self.artifacts_dir / found.stage / found.fingerprint, found)
+        self.index.remove_artifact(Fingerprint(fingerprint))
+        return "left where it is" if self.unwritable is not None else self._move_aside(stage, fingerprint)
 
-    def _move_aside(self, path: Path, found: Discrepancy, name: str = "") -> str:
-        """Move something of the store below `damaged/`; returns what was done."""
-        place = self.workspace / "damaged" / found.stage / found.fingerprint
+    def _move_aside(self, stage: str, fingerprint: str, name: str = ".") -> str:
+        """Move an artifact, or one file of it, below `damaged/`; returns what was done."""
+        place = self.workspace / "damaged" / stage / fingerprint
         number = 1
-        while os.path.lexists(place / name if name else place):
+        while os.path.lexists(place / name):
             number += 1
-            place = place.with_name(f"{found.fingerprint}.{number}")
-        target = place / name if name else place
+            place = place.with_name(f"{fingerprint}.{number}")
+        target = place / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.rename(target)
+            (self.artifacts_dir / stage / fingerprint / name).rename(target)
         except FileNotFoundError:  # somebody else has done it
             return "it is gone already"
         return f"set aside as {target.relative_to(self.workspace)}"
@@ -218,9 +210,9 @@ class Store:
         return claims.take(self.work_dir / f"{fingerprint}.lock")
 
     def claimed(self) -> frozenset[Fingerprint]:
-        """Stage runs with a lock file, in progress or left by a killed pipeline; see `is_claimed`."""
-        names = (name for name in _names(self.work_dir) if name.endswith(".lock"))
-        return frozenset(Fingerprint(name.removesuffix(".lock")) for name in names)
+        """The stage runs that a process works on now."""
+        locks = [name for name in _names(self.work_dir) if name.endswith(".lock")]  # a killed pipeline leaves some
+        return frozenset(filter(self.is_claimed, (Fingerprint(name.removesuffix(".lock")) for name in locks)))
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
         """Whether a process works on this stage run now."""
@@ -263,7 +255,7 @@ class Store:
             if entry.link is None and (stat := path.stat()).st_nlink == 1:
                 path.chmod(stat.st_mode & ~0o222)
         sealed.write(attempt.folder)
-        if _duration(sealed) >= _DURABLE_AFTER_S:
+        if sealed.seconds("duration_s", 0.0) >= _DURABLE_AFTER_S:
             _sync(attempt.folder)
         return sealed
 
@@ -272,26 +264,16 @@ class Store:
         final = self.folder(attempt.stage, attempt.fingerprint)
         final.parent.mkdir(exist_ok=True)
         if final.exists():
-            self._set_aside(
-                Discrepancy(
-                    attempt.stage, attempt.fingerprint, Kind.DAMAGED, "", "another artifact is published in its place"
-                )
-            )
+            self._set_aside(attempt.stage, attempt.fingerprint)
         attempt.folder.rename(final)
         self.index.add_artifact(sealed, _manifest_bytes(final))
-        self.index.end_attempt(attempt.id, "succeeded", folder=final)
-        return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, _duration(sealed))
+        self.index.end_attempt(attempt.id, "succeeded", final)
+        seconds = sealed.seconds("duration_s", 0.0)
+        return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, seconds)
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its folder stays for the log until the next attempt."""
-        self.index.end_attempt(
-            attempt.id,
-            outcome,
-            folder=attempt.folder,
-            failure=error.failure.value if error else None,
-            message=error.message if error else None,
-            hint=error.hint if error else None,
-        )
+        self.index.end_attempt(attempt.id, outcome, attempt.folder, error)
 
     # upkeep
 
@@ -312,13 +294,13 @@ class Store:
         for folder in self._artifact_folders():
             findings = inspect(folder, contents=False)
             done += self._put_right(folder, findings)
-            count += all(found.kind is not Kind.DAMAGED for found in findings)
+            count += _damage(findings) is None
         return count, lost, done
 
     def _put_right(self, folder: Path, findings: tuple[Discrepancy, ...]) -> Iterator[tuple[Discrepancy, str]]:
-        damage = next((found for found in findings if found.kind is Kind.DAMAGED), None)
+        damage = _damage(findings)
         if damage is not None:
-            yield damage, self._set_aside(damage)
+            yield damage, self._set_aside(damage.stage, damage.fingerprint)
             return
         lost = [found.path for found in findings if found.kind is Kind.RECORD]
         for found in findings:
@@ -332,12 +314,13 @@ class Store:
                     path.parent.rmdir()
                 yield found, "removed"
             else:
-                yield found, self._move_aside(path, found, found.path)
+                yield found, self._move_aside(found.stage, found.fingerprint, found.path)
         if lost:
             # Beside and renamed: killed here, the artifact still has a manifest.
             beside = self.work_dir / f"{folder.name}.manifest"
             beside.mkdir(exist_ok=True)
-            manifest.read(folder).without(lost).write(beside)
+            sealed = manifest.read(folder)
+            replace(sealed, records=tuple(each for each in sealed.records if each.path not in lost)).write(beside)
             (beside / manifest.NAME).replace(folder / manifest.NAME)
             beside.rmdir()
             self._adopt(folder)
@@ -351,8 +334,8 @@ class Store:
         """
         for folder in self._artifact_folders():
             findings = inspect(folder, contents=True)
-            damage = next((found for found in findings if found.kind is Kind.DAMAGED), None)
-            done = "left to `store repair`" if damage is None else self._set_aside(damage)
+            sound = _damage(findings) is None
+            done = "left to `store repair`" if sound else self._set_aside(folder.parent.name, folder.name)
             yield [(found, done) for found in findings]
 
     def sweep(self) -> int:
@@ -386,17 +369,12 @@ def _names(folder: Path) -> Iterator[str]:
         raise StateError(f"{folder} is not a folder", hint="trtllm-pipeline did not make it: move it away") from None
 
 
+def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:
+    return next((found for found in findings if found.kind is Kind.DAMAGED), None)
+
+
 def _manifest_bytes(folder: Path) -> int:
     return (folder / manifest.NAME).stat().st_size
-
-
-def _whole(folder: str, row: ArtifactRow) -> bool:
-    return whole(folder, row.files, row.manifest_bytes)
-
-
-def _duration(sealed: Manifest) -> float:
-    value = sealed.provenance.get("duration_s")
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _sync(folder: Path) -> None:

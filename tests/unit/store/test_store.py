@@ -17,7 +17,7 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.index import SCHEMA
-from trtllm_pipeline.store.inspection import Kind, inspect
+from trtllm_pipeline.store.manifest import Kind, inspect
 from trtllm_pipeline.store.store import Artifact, Store
 
 
@@ -122,7 +122,7 @@ def test_files_that_cannot_be_looked_at_are_no_damage(store: Store, monkeypatch:
         return real(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("trtllm_pipeline.store.inspection.os.stat", stat)
+        patch.setattr("trtllm_pipeline.store.manifest.os.stat", stat)
         with pytest.raises(StateError, match="Input/output error"):
             store.present({artifact.fingerprint: "build"})
     assert store.get("build", artifact.fingerprint) == artifact
@@ -428,7 +428,7 @@ def test_what_is_forgotten_stays_so_where_the_history_lost_that_line(store: Stor
     getattr(store.index, what)()
     before = remembered(store, artifact)
     path = store.index.history.path
-    path.write_bytes(path.read_bytes().replace(b"_forgotten", b"_forgottem"))
+    path.write_bytes(path.read_bytes().replace(b'["no ', b'["on '))
     store.repair()
     assert remembered(store, artifact) == before
     store.repair()
@@ -441,7 +441,7 @@ def test_repair_keeps_an_end_that_only_a_damaged_history_tells(store: Store, tmp
     with sqlite3.connect(tmp_path / "w/state.db") as db:  # as after a power loss
         db.execute("UPDATE runs SET ended_s = NULL, exit_code = NULL")
     path = store.index.history.path
-    path.write_bytes(path.read_bytes().replace(b'["pin"', b'["pim"'))
+    path.write_bytes(path.read_bytes().replace(b'["pins"', b'["pims"'))
     store.repair()
     assert remembered(store, artifact) == before
 
@@ -505,23 +505,24 @@ def test_a_damaged_line_of_the_history_is_left_out_and_counted(
 ) -> None:
     artifact = remembering(store)
     lines = store.index.history.path.read_bytes().strip().split(b"\n")
+    later = next(number for number, line in enumerate(lines) if b"20260101-later" in line)
     if harm == "flip":
-        lines[0] = lines[0].replace(b"20260102", b"20260103")
+        lines[later] = lines[later].replace(b"20260101", b"20260103")
     elif harm == "torn":
-        lines[0] = lines[0][:20]
+        lines[later] = lines[later][:20]
     elif harm == "not JSON":
-        lines[0] = b"\xff\x00["
+        lines[later] = b"\xff\x00["
     else:
         store.index.history.path.unlink()
-        store.index.history.append([("invented", (1, 2)), ("run", (1,))])
-        lines = [*store.index.history.path.read_bytes().strip().split(b"\n"), *lines[1:]]
+        store.index.history.append([("invented", (1, 2)), ("runs", (1,))])
+        lines[later : later + 1] = store.index.history.path.read_bytes().strip().split(b"\n")
     store.index.history.path.write_bytes(b"\n".join(lines))
     said = f"without {2 if harm.startswith('another') else 1} of {len(lines)} lines of history.jsonl"
     store.close()
     (store.workspace / "state.db").unlink()
     store = Store(store.workspace)
     assert said in caplog.text
-    assert [run.id for run in store.index.runs()] == ["20260101-later"]
+    assert [run.id for run in store.index.runs()] == ["20260102-run"]
     assert store.index.pin("a branch")
     assert store.get("build", artifact.fingerprint)
 
