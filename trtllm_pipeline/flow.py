@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
+from trtllm_pipeline.files.digest import StatCache, digest_file
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning.pins import FileDigests, ModelPins
@@ -104,19 +106,18 @@ def plan_cells(
     is planned as its recipe lists it. Raises DownloadError.
     """
     with ExitStack() as stack:
-        cache = None
+        digest: Callable[[Path], str] = digest_file
         if store is not None:
-            from trtllm_pipeline.files.digest import StatCache
-
-            cache = stack.enter_context(StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None))
-        pin = ModelPins(store, cache, guess=guess).pin
+            cache = StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None)
+            digest = stack.enter_context(cache).digest
+        pin = ModelPins(store, digest, guess=guess).pin
         cells = [pin(cell) if cell.reason is None else cell for cell in cells]
         used = {cell.toolchain for cell in cells if cell.reason is None}
         return planning.make_plan(
             cells,
             {name: toolchains.load(name) for name in sorted(used)},
             machine,
-            digest=FileDigests(cache, guess=guess).digest,
+            digest=FileDigests(digest, guess=guess).digest,
             until=until,
         )
 
@@ -133,7 +134,7 @@ def check_feasible(plan: Plan) -> None:
 
 def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
-    from trtllm_pipeline.execution.loop import planned_lines
+    from trtllm_pipeline.execution.loop import command_lines
     from trtllm_pipeline.planning.plan_file import plan_lines
 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
@@ -145,7 +146,7 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
             else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
             for name, upstream in run.inputs.items()
         }
-        return planned_lines(run, inputs, "{attempt}", plan.machine)
+        return command_lines(run, inputs, "{attempt}", plan.machine, started=True)
 
     return plan_lines(
         plan,

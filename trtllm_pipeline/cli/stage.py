@@ -460,7 +460,7 @@ def _download(typed: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
             f"{model}: there is no such recipe or folder",
             hint="pipeline recipes list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
         )
-    source = resolve(sources, prefer="auto", offline=values.get("offline", False), base_dir=Path(), cache=None)
+    source = resolve(sources, prefer="auto", offline=values.get("offline", False), base_dir=Path())
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
     folder = local_folder(sources, Path())

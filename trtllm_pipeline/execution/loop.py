@@ -6,15 +6,13 @@ claim, a lease and an attempt folder are. Everything waits in one place, `_colle
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -25,6 +23,7 @@ from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import Durations, section, tasks
 from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.system import here
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
@@ -108,49 +107,47 @@ def execute(
 
     `present` are the artifacts that are there already.
     """
-    return _Execution(plan, store, executor, observer, run_id, machine, present, keep_going).loop()
+    return _Execution(plan, store, executor, observer, run_id, machine, dict(present), keep_going).loop()
 
 
+@dataclass(slots=True)
 class _Execution:
     """One run of a plan."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        store: Store,
-        executor: Executor,
-        observer: Observer,
-        run_id: str,
-        machine: scheduling.Capacity,
-        present: Mapping[Fingerprint, Artifact],
-        keep_going: bool,
-    ) -> None:
-        self._plan = plan
-        self._store = store
-        self._executor = executor
-        self._observer = observer
-        self._run_id = run_id
-        self._present = dict(present)
-        self._known_infeasible = store.index.infeasible()
-        self._running: dict[StageRunId, _Running] = {}
-        self._elsewhere: dict[StageRunId, None] = {}
-        self._waits: set[tuple[StageRunId, str]] = set()
-        self._sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = {}
-        self._sealer = ThreadPoolExecutor(1)
-        self._errors: dict[StageRunId, StageError] = {}
-        self._took: dict[StageRunId, float] = {}
-        self._interrupts = 0
-        self._told: dict[StageRunId, Mapping[str, Json]] = {}
-        self._told_s = 0.0
-        self._queued: list[scheduling.Event] = []
-        self._durations = store.index.durations()
-        self._begun = False
+    _plan: Plan
+    _store: Store
+    _executor: Executor
+    _observer: Observer
+    _run_id: str
+    _machine: scheduling.Capacity
+    _present: dict[Fingerprint, Artifact]
+    _keep_going: bool
+    _running: dict[StageRunId, _Running] = field(default_factory=dict)
+    _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
+    _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
+    _sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = field(default_factory=dict)
+    _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _errors: dict[StageRunId, StageError] = field(default_factory=dict)
+    _took: dict[StageRunId, float] = field(default_factory=dict)
+    _interrupts: int = 0
+    _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
+    _told_s: float = 0.0
+    _queued: list[scheduling.Event] = field(default_factory=list)
+    _begun: bool = False
+    _system: dict[str, Json] | None = None
+    _known_infeasible: dict[Fingerprint, str] = field(init=False)
+    _durations: dict[str, float] = field(init=False)
+    _scheduler: scheduling.Scheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known_infeasible = self._store.index.infeasible()
+        self._durations = self._store.index.durations()
         self._scheduler = scheduling.Scheduler(
-            tasks(plan, Durations(self._durations, plan.machine).expected),
-            machine,
-            up_to_date={run.id for run in plan.stage_runs.values() if run.fingerprint in present},
-            wanted=wanted(plan),
-            keep_going=keep_going,
+            tasks(self._plan, Durations(self._durations, self._plan.machine).expected),
+            self._machine,
+            up_to_date={run.id for run in self._plan.stage_runs.values() if run.fingerprint in self._present},
+            wanted=wanted(self._plan),
+            keep_going=self._keep_going,
             observe=self._changed,
         )
 
@@ -264,7 +261,8 @@ class _Execution:
             held = self._running.get(instruction.id)
             if held is not None and instruction.id not in self._sealing:
                 held.stop_asked = True
-                self._executor.stop(instruction.id, grace_s=_grace_s(held.run))
+                stopping_s = _seconds(held.run, "stop_timeout_s", 0.0)  # a service stops its server first
+                self._executor.stop(instruction.id, grace_s=5.0 + stopping_s)
 
     def _start(self, run: StageRun, gpus: tuple[str, ...]) -> list[scheduling.Event]:
         """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
@@ -350,7 +348,7 @@ class _Execution:
             files=run.files,
             out=str(attempt.folder / OUT),
             attempt=str(attempt.folder),
-            timeout_s=limit_s(run),
+            timeout_s=_seconds(run, "timeout_s", run.stage.timeout_s),
             section=run.stage.section or run.stage.name,
             gpus=gpus,
         )
@@ -385,13 +383,10 @@ class _Execution:
             self._store.index.add_infeasible(run.fingerprint, error.message)
         return _ended_event(run, scheduling.Failure(error.failure, error.message))
 
-    @cached_property
-    def _system(self) -> dict[str, Json]:
-        """Of this machine, which a run looks at once, and only if it makes something."""
-        return here()
-
     def _seal(self, held: _Running, usage: Usage, *, in_thread: bool) -> Future[Manifest]:
         run = held.run
+        if self._system is None:  # a run looks at its machine once, and only if it makes something
+            self._system = here()
         provenance: dict[str, Json] = {
             "run": self._run_id,
             "attempt": held.attempt.number,
@@ -471,10 +466,9 @@ class _Execution:
         if now - self._told_s >= _POLL_S:
             self._told, self._told_s = {}, now
             for run_id, held in self._running.items():
-                try:
-                    self._told[run_id] = json.loads((held.attempt.folder / PROGRESS_FILE).read_bytes())
-                except (OSError, ValueError):
-                    continue
+                told = read_object(held.attempt.folder / PROGRESS_FILE)
+                if told is not None:
+                    self._told[run_id] = told
         return self._told
 
     def _remember_latest(self) -> None:
@@ -491,45 +485,33 @@ class _Execution:
             self._store.index.set_latest(rows)
 
 
-def planned_lines(
-    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
-) -> tuple[tuple[str, ...], ...]:
-    """All command lines of one attempt, as a plan shows them: also those that our own program starts, before it."""
-    started: tuple[tuple[str, ...], ...] = ()
-    if run.stage.starts is not None:
-        context = _context(run, inputs, attempt)
-        started = tuple(tuple(command) for command in run.stage.starts(run.first_cell, context, machine))
-    return (*started, *command_lines(run, inputs, attempt, machine))
-
-
 def command_lines(
-    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine
+    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine, *, started: bool = False
 ) -> tuple[tuple[str, ...], ...]:
-    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours."""
-    others: tuple[tuple[str, ...], ...] = ()
+    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours.
+
+    With `started`, as a plan shows them: before all, those that our own program starts.
+    """
+
+    def context() -> StageContext[Any]:
+        paths = {name: Path(path) for name, path in inputs.items()}
+        files = {name: Path(path) for name, path in run.files.items()}
+        return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
+
+    lines: list[Sequence[str]] = []
+    if started and run.stage.starts is not None:
+        lines += run.stage.starts(run.first_cell, context(), machine)
     if run.stage.commands is not None:
-        others = tuple(tuple(command) for command in run.stage.commands(_context(run, inputs, attempt), machine))
-    if run.stage.program is None:
-        return others
-    return (*others, (sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
+        lines += run.stage.commands(context(), machine)
+    if run.stage.program is not None:
+        lines.append((sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
+    return tuple(map(tuple, lines))
 
 
-def _context(run: StageRun, inputs: Mapping[str, str], attempt: str) -> StageContext[Any]:
-    paths = {name: Path(path) for name, path in inputs.items()}
-    files = {name: Path(path) for name, path in run.files.items()}
-    return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
-
-
-def limit_s(run: StageRun) -> float:
-    """The time limit of one attempt in seconds: the matrix's, or else the stage's own."""
-    limit = section(run).get("timeout_s")
-    return float(limit) if isinstance(limit, (int, float)) else run.stage.timeout_s
-
-
-def _grace_s(run: StageRun) -> float:
-    """Seconds a stage run has to end by itself. A service stops its server first."""
-    stop = section(run).get("stop_timeout_s")
-    return 5.0 + (float(stop) if isinstance(stop, (int, float)) else 0.0)
+def _seconds(run: StageRun, name: str, default: float) -> float:
+    """A time limit that the matrix sets, or else the stage's own."""
+    value = section(run).get(name)
+    return float(value) if isinstance(value, (int, float)) else default
 
 
 def _ended_event(run: StageRun, failure: scheduling.Failure | None) -> scheduling.Event:

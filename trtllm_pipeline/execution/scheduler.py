@@ -306,21 +306,6 @@ class Scheduler:
         return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
 
     @property
-    def counts(self) -> dict[StageStatus, int]:
-        """How many tasks stand where."""
-        return {status: self._counts[status] for status in StageStatus}
-
-    @property
-    def running(self) -> tuple[StageRunId, ...]:
-        """The tasks that run, each service followed by the one inside it."""
-        ids = []
-        for node in self._running:
-            ids.append(node.task.id)
-            if isinstance(node, _Service) and node.current:
-                ids.append(node.current.task.id)
-        return tuple(ids)
-
-    @property
     def wake_at(self) -> float | None:
         """When `advance` is due next without any event: the earliest retry."""
         return self._retries[0][0] if self._retries else None

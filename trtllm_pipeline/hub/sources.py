@@ -14,14 +14,14 @@ import fcntl
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.files.digest import StatCache, digest_file
+from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
@@ -92,14 +92,14 @@ def resolve(
     prefer: str = AUTO,
     offline: bool = False,
     base_dir: Path = Path(),
-    cache: StatCache | None = None,
+    digest: Callable[[Path], str] = digest_file,
     unreached: dict[str, UnavailableError] | None = None,
 ) -> dict[str, Json]:
     """The first source that can be used now, pinned. The same model at the same state gives the same answer.
 
     `prefer` names a kind to restrict the choice to. A source that is not reached, not installed or does not have the model
     is passed over with a warning; one that refuses (gated, bad token) is an error, since another source would hide what
-    the user has to do. `cache` remembers digests of local files, `unreached` by kind the hubs that gave no answer: they are
+    the user has to do. `digest` gives those of local files, `unreached` by kind the hubs that gave no answer: they are
     not asked again. Raises DownloadError naming every source and why not.
     """
     candidates = [source for source in sources if prefer in (AUTO, kind_of(source))]
@@ -117,7 +117,7 @@ def resolve(
             reasons.append(unreached[kind])
             continue
         try:
-            pinned = _pin(source, offline=offline, base_dir=base_dir, cache=cache, alone=len(candidates) == 1)
+            pinned = _pin(source, offline=offline, base_dir=base_dir, digest=digest, alone=len(candidates) == 1)
         except UnavailableError as error:
             reasons.append(error)
             if error.unreachable:
@@ -155,7 +155,7 @@ def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path 
 
 
 def _pin(
-    source: Mapping[str, Json], *, offline: bool, base_dir: Path, cache: StatCache | None, alone: bool
+    source: Mapping[str, Json], *, offline: bool, base_dir: Path, digest: Callable[[Path], str], alone: bool
 ) -> dict[str, Json]:
     kind = kind_of(source)
     name = str(source[kind])
@@ -184,7 +184,6 @@ def _pin(
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        digest = digest_file if cache is None else cache.digest
         return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest)}
     return {kind: name, "seed": source.get("seed", 0)}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.files.digest import StatCache
     from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -27,9 +26,9 @@ class ModelPins:
     What the source says of its weights decides whether the cell can work: nothing here is made of quantized ones.
     """
 
-    def __init__(self, store: Store | None, cache: StatCache | None, *, guess: bool) -> None:
+    def __init__(self, store: Store | None, digest: Callable[[Path], str], *, guess: bool) -> None:
         self._store = store
-        self._cache = cache
+        self._digest = digest
         self._guess = guess
         self._reached = True
         """Whether hubs answer, as far as is known."""
@@ -64,7 +63,7 @@ class ModelPins:
                     prefer=prefer,
                     offline=bool(settings["offline"]),
                     base_dir=Path(cell.base_dir),
-                    cache=self._cache,
+                    digest=self._digest,
                     unreached=self._unreached,
                 )
             except DownloadError as error:
@@ -114,8 +113,8 @@ class ModelPins:
 class FileDigests:
     """Paths and content digests of the files that settings name; each file is looked at once."""
 
-    def __init__(self, cache: StatCache | None, *, guess: bool) -> None:
-        self._cache = cache
+    def __init__(self, digest: Callable[[Path], str], *, guess: bool) -> None:
+        self._digest = digest
         self._guess = guess
         self._known: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -135,15 +134,9 @@ class FileDigests:
             hint = "the matrix names it; relative paths start at the matrix file's folder"
             check(path, hint=hint)
             try:
-                if self._cache is not None:
-                    content = self._cache.digest(path)
-                else:
-                    from trtllm_pipeline.files.digest import digest_file
-
-                    content = digest_file(path)
+                found = self._known[name, cell.base_dir] = (str(path), self._digest(path))
             except OSError as error:
                 raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
-            found = self._known[name, cell.base_dir] = (str(path), content)
         return found
 
 

@@ -7,7 +7,7 @@ command lines, which is all that status, logs and reports need, so none of them 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -123,7 +123,6 @@ def plan_lines(
         }
 
     def run_entry(run: StageRun) -> Json:
-        resources = run.stage.resources(run.first_cell, plan.machine)
         return {
             "id": run.id,
             "stage": run.stage.name,
@@ -137,12 +136,7 @@ def plan_lines(
             "program": run.stage.program,
             "params": to_json(run.params),
             "environment": {},
-            "resources": {
-                "cpus": resources.cpus,
-                "gpus": resources.gpus,
-                "downloads": resources.downloads,
-                "exclusive": resources.exclusive,
-            },
+            "resources": asdict(run.stage.resources(run.first_cell, plan.machine)),
             "expected_s": expected_s.get(run.id),
             "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
             "reason": reasons.get(run.id),

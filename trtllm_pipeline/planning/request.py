@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -44,27 +44,14 @@ class Request:
 
     def to_json(self) -> dict[str, Json]:
         """What `resume` reads back, with the matrix's absolute path."""
-        return {
-            "matrix": str(self.matrix.absolute()),
-            "sets": list(self.sets),
-            "cells": list(self.cells),
-            "until": self.until,
-            "toolchain": self.toolchain,
-            "assume": self.assume,
-        }
+        return {**asdict(self), "matrix": str(self.matrix.absolute())}
 
 
 def read_request(path: Path) -> Request:
     """The request of an earlier run. Raises UsageError when the file is not one."""
     try:
         data = decode_mapping(path.read_bytes())
-        return Request(
-            Path(data["matrix"]),
-            tuple(data["sets"]),
-            tuple(data["cells"]),
-            data["until"],
-            data["toolchain"],
-            data.get("assume"),
-        )
+        lists = {name: tuple(data[name]) for name in ("sets", "cells")}
+        return Request(**{**data, **lists, "matrix": Path(data["matrix"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", hint="pipeline run --matrix FILE starts over") from error

@@ -86,7 +86,7 @@ def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path)
     (folder / "notes.txt").write_text("changed")
     folder.rename(tmp_path / "elsewhere")
     with StatCache(tmp_path / "cache") as cache:
-        assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, cache=cache) == pinned
+        assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, digest=cache.digest) == pinned
     (tmp_path / "elsewhere" / "config.json").write_text('{"a": 1}')
     assert resolve([{"local": "elsewhere"}], base_dir=tmp_path) != pinned
     assert local_folder([{"generated": "llama"}, {"local": "mine"}, {"local": "elsewhere"}], tmp_path) == (
