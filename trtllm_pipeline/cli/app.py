@@ -201,7 +201,7 @@ def _help_alone(ctx: typer.Context) -> None:
 def _help(
     ctx: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="a command, such as matrix show")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A command, such as matrix show.")
     ] = None,
 ) -> None:
     """Show the help of a command.

@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from trtllm_pipeline.cli import options, server_options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.terminal import raw
-
-_SERVER: Final = server_options.PANEL
-_EXPECTED: Final = "Expected server configuration, verified against the server"
-_LOAD: Final = "The load"
-_REQUESTS: Final = "The requests"
-_RESULTS: Final = "The results"
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),
@@ -35,25 +30,66 @@ OTHER_NAMES: Final = {
 }
 """What genai-perf and aiperf call options that mean the same."""
 
-Format = Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="output format")]
+_server: Final = partial(options.option, rich_help_panel=server_options.PANEL)
+_expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
+_load: Final = partial(options.option, rich_help_panel="The load")
+_requests: Final = partial(options.option, rich_help_panel="The requests")
+_results: Final = partial(options.option, rich_help_panel="The results")
+
+MetricsUrl = _server(
+    "--metrics-url", "HOST:PORT", "Triton's metrics endpoint; adds the queue and compute times that Triton reports."
+)
+Declare = _expected(
+    "--declare",
+    "NAME=VALUE",
+    "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
+    "probed, tp=N is used for the roofline; can be given several times.",
+)
+Engine = _expected("--engine", "DIR", "The engine it serves, on this machine: limits, and the roofline of its weights.")
+Repository = _expected(
+    "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
+)
+Concurrency = _load("--concurrency", "N,N", "Requests in flight, level by level, such as 1,4 (default: 1).")
+RequestRate = _load(
+    "--request-rate", "R,R", "Requests a second, level by level, such as 5,10, however many are in flight."
+)
+Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
+Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")
+RandomSeed = _load("--random-seed", "N", "Seed of arrival times and synthetic prompts.")
+Requests = _load("--requests", "N", "Requests at each level.", min=1)
+WarmupRequests = _load(
+    "--warmup-requests", "N", "Requests before each level (default: 2 for each in flight; 4 for a rate).", min=0
+)
+Repeats = _load("--repeats", "N", "Measure each level this often, the levels taking turns.", min=1)
+Processes = _load("--processes", "N", "Load processes (default: as many as a level needs).", min=1)
+InputData = _requests("--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: builtin:prompts).")
+Isl = _requests("--isl", "N", "Synthetic prompts with a mean length of N tokens; needs --tokenizer.", min=1)
+IslStddev = _requests("--isl-stddev", "N", "Standard deviation of that length.", min=0)
+NumPrompts = _requests("--num-prompts", "N", "Synthetic prompts.", min=1)
+MaxTokens = _requests("--max-tokens", "N", "Output tokens of a request whose prompt does not say.", min=1)
+Temperature = _requests("--temperature", "X", "Temperature; 0 is greedy.")
+ExtraInputs = _requests(
+    "--extra-inputs",
+    "NAME:VALUE",
+    "A further input of every request, such as ignore_eos:true; can be given several times.",
+)
 TokenCounter = Annotated[
     Path | None,
-    typer.Option(
-        "--tokenizer",
-        metavar="PATH",
-        help="tokenizer.json or a model's folder; counts tokens (default: the server's own count)",
-        rich_help_panel=_RESULTS,
+    _results(
+        "--tokenizer", "PATH", "A tokenizer.json or a model's folder; counts tokens (default: the server's own count)."
     ),
 ]
 Slo = Annotated[
     str | None,
-    typer.Option(
+    _results(
         "--slo",
-        metavar="OBJECTIVES",
-        help="report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms",
-        rich_help_panel=_RESULTS,
+        "OBJECTIVES",
+        "Report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms.",
     ),
 ]
+EventFile = _results(
+    "--event-file", "FILE", "Record everything that is observed there (default: perf-DATE-TIME-PID.jsonl)."
+)
 
 
 def load(
@@ -62,190 +98,33 @@ def load(
     protocol: server_options.Protocol = "grpc",
     endpoint_type: server_options.EndpointType = "chat",
     streaming: Annotated[
-        bool, typer.Option("--streaming/--no-streaming", help="stream the answers", rich_help_panel=_SERVER)
+        bool, options.switch("--streaming", "Stream the answers.", rich_help_panel=server_options.PANEL)
     ] = True,
-    metrics_url: Annotated[
-        str | None,
-        typer.Option(
-            "--metrics-url",
-            metavar="HOST:PORT",
-            help="Triton's metrics endpoint; adds the queue and compute times that Triton reports",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
+    metrics_url: Annotated[str | None, MetricsUrl] = None,
     request_timeout_s: server_options.RequestTimeout = 300.0,
-    declare: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--declare",
-            metavar="NAME=VALUE",
-            help="a setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false "
-            "is also probed, tp=N is used for the roofline; can be given several times",
-            rich_help_panel=_EXPECTED,
-        ),
-    ] = None,
-    engine: Annotated[
-        Path | None,
-        typer.Option(
-            "--engine",
-            metavar="DIR",
-            help="the engine it serves, on this machine: limits, and the roofline of its weights",
-            rich_help_panel=_EXPECTED,
-        ),
-    ] = None,
-    repository: Annotated[
-        Path | None,
-        typer.Option(
-            "--repository",
-            metavar="DIR",
-            help="its model repository; each config.pbtxt is compared with what the server runs",
-            rich_help_panel=_EXPECTED,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N,N",
-            help="requests in flight, level by level, such as 1,4 (default: 1)",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    request_rate: Annotated[
-        str | None,
-        typer.Option(
-            "--request-rate",
-            metavar="R,R",
-            help="requests a second, level by level, such as 5,10, however many are in flight",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    request_distribution: Annotated[
-        Literal["poisson", "constant", "gamma"],
-        typer.Option("--request-distribution", help="gaps between requests of a rate", rich_help_panel=_LOAD),
-    ] = "poisson",
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            "--burstiness",
-            metavar="X",
-            help="shape of gamma: below 1 in bursts, above 1 more even",
-            rich_help_panel=_LOAD,
-        ),
-    ] = 1.0,
-    random_seed: Annotated[
-        int,
-        typer.Option(
-            "--random-seed", metavar="N", help="seed of arrival times and synthetic prompts", rich_help_panel=_LOAD
-        ),
-    ] = 0,
-    requests: Annotated[
-        int,
-        typer.Option(
-            "--requests",
-            metavar="N",
-            min=1,
-            help="requests at each level",
-            rich_help_panel=_LOAD,
-        ),
-    ] = 64,
-    warmup_requests: Annotated[
-        int | None,
-        typer.Option(
-            "--warmup-requests",
-            metavar="N",
-            min=0,
-            help="requests before each level (default: 2 for each in flight; 4 for a rate)",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    repeats: Annotated[
-        int,
-        typer.Option(
-            "--repeats",
-            metavar="N",
-            min=1,
-            help="measure each level this often, the levels taking turns",
-            rich_help_panel=_LOAD,
-        ),
-    ] = 1,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            "--processes",
-            metavar="N",
-            min=1,
-            help="load processes (default: as many as a level needs)",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    input_data: Annotated[
-        str | None,
-        typer.Option(
-            "--input-data",
-            metavar="FILE",
-            help="JSONL file of prompts, or builtin:NAME (default: builtin:prompts)",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
-    isl: Annotated[
-        int | None,
-        typer.Option(
-            "--isl",
-            metavar="N",
-            min=1,
-            help="synthetic prompts with a mean length of N tokens; needs --tokenizer",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
-    isl_stddev: Annotated[
-        int,
-        typer.Option(
-            "--isl-stddev",
-            metavar="N",
-            min=0,
-            help="standard deviation of that length",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = 0,
-    num_prompts: Annotated[
-        int,
-        typer.Option("--num-prompts", metavar="N", min=1, help="synthetic prompts", rich_help_panel=_REQUESTS),
-    ] = 64,
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-tokens",
-            metavar="N",
-            min=1,
-            help="output tokens of a request whose prompt does not say",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = 128,
-    temperature: Annotated[
-        float, typer.Option("--temperature", metavar="X", help="0 is greedy", rich_help_panel=_REQUESTS)
-    ] = 0.0,
-    extra_inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--extra-inputs",
-            metavar="NAME:VALUE",
-            help="a further input of every request, such as ignore_eos:true; can be given several times",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
+    declare: Annotated[list[str] | None, Declare] = None,
+    engine: Annotated[Path | None, Engine] = None,
+    repository: Annotated[Path | None, Repository] = None,
+    concurrency: Annotated[str | None, Concurrency] = None,
+    request_rate: Annotated[str | None, RequestRate] = None,
+    request_distribution: Annotated[Literal["poisson", "constant", "gamma"], Distribution] = "poisson",
+    burstiness: Annotated[float, Burstiness] = 1.0,
+    random_seed: Annotated[int, RandomSeed] = 0,
+    requests: Annotated[int, Requests] = 64,
+    warmup_requests: Annotated[int | None, WarmupRequests] = None,
+    repeats: Annotated[int, Repeats] = 1,
+    processes: Annotated[int | None, Processes] = None,
+    input_data: Annotated[str | None, InputData] = None,
+    isl: Annotated[int | None, Isl] = None,
+    isl_stddev: Annotated[int, IslStddev] = 0,
+    num_prompts: Annotated[int, NumPrompts] = 64,
+    max_tokens: Annotated[int, MaxTokens] = 128,
+    temperature: Annotated[float, Temperature] = 0.0,
+    extra_inputs: Annotated[list[str] | None, ExtraInputs] = None,
     tokenizer: TokenCounter = None,
     slo: Slo = None,
-    event_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--event-file",
-            metavar="FILE",
-            help="record everything that is observed there (default: perf-DATE-TIME-PID.jsonl)",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
-    format: Format = "table",
+    event_file: Annotated[Path | None, EventFile] = None,
+    format: options.TableOrCsv = "table",
 ) -> None:
     r"""Load a running server and report its latency and throughput.
 
@@ -268,6 +147,7 @@ def load(
     from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.files.model_files import tokenizer_at
     from trtllm_pipeline.hub.dataset_file import data_file
+    from trtllm_pipeline.report import figures
 
     objectives = None if slo is None else per_request(slo)
     run = ServerLoad(
@@ -284,8 +164,8 @@ def load(
             options=server_options.pairs("--extra-inputs", extra_inputs, ":"),
         ),
         load=Load(
-            concurrency=server_options.whole_numbers("--concurrency", concurrency or (None if request_rate else "1")),
-            request_rate=server_options.numbers("--request-rate", request_rate),
+            concurrency=server_options.numbers("--concurrency", concurrency or (None if request_rate else "1"), int),
+            request_rate=server_options.numbers("--request-rate", request_rate, float),
             requests=requests,
             warmup_requests=warmup_requests,
             repeats=repeats,
@@ -302,11 +182,7 @@ def load(
         input_data=None if isl and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
         synthetic=None
         if isl is None
-        else Synthetic(
-            input_tokens_mean=isl,
-            input_tokens_stddev=isl_stddev,
-            prompts=num_prompts,
-        ),
+        else Synthetic(input_tokens_mean=isl, input_tokens_stddev=isl_stddev, prompts=num_prompts),
         tokenizer=tokenizer,
         processes=processes,
     )
@@ -316,7 +192,7 @@ def load(
     interrupted = run.record_until_interrupted(path, counter, _progress())
     note(f"events: {path}")
     result = analyze(path, counter, objectives)
-    _show(result, format)
+    emit_as(format, result, table=figures.to_text, csv=figures.to_csv)
     raise typer.Exit(130 if interrupted else 0 if result["valid"] else 1)
 
 
@@ -324,10 +200,10 @@ vars(load)["aliases"] = OTHER_NAMES
 
 
 def analyze(
-    events: Annotated[Path, typer.Argument(metavar="FILE", help="events.jsonl of a perf stage, or an --event-file")],
+    events: Annotated[Path, options.argument("FILE", "The events.jsonl of a perf stage, or an --event-file.")],
     tokenizer: TokenCounter = None,
     slo: Slo = None,
-    format: Format = "table",
+    format: options.TableOrCsv = "table",
 ) -> None:
     """Recompute every figure of a load run from its event file.
 
@@ -340,22 +216,23 @@ def analyze(
     from trtllm_pipeline.bench.objectives import per_request
     from trtllm_pipeline.files.model_files import tokenizer_at
     from trtllm_pipeline.files.user_files import check
+    from trtllm_pipeline.report import figures
 
     check(events)
     result = analyze(
         events, None if tokenizer is None else tokenizer_at(tokenizer), None if slo is None else per_request(slo)
     )
-    _show(result, format)
+    emit_as(format, result, table=figures.to_text, csv=figures.to_csv)
     raise typer.Exit(0 if result["valid"] else 1)
 
 
 def self_test(
     protocol: server_options.Protocol = "grpc",
     endpoint_type: server_options.EndpointType = "chat",
-    streams: Annotated[int, typer.Option("--streams", metavar="N", min=1, help="answers at once")] = 256,
-    events: Annotated[int, typer.Option("--events", metavar="N", min=1, help="events of each answer")] = 40,
+    streams: Annotated[int, options.option("--streams", "N", "Answers at once.", min=1)] = 256,
+    events: Annotated[int, options.option("--events", "N", "Events of each answer.", min=1)] = 40,
     processes: Annotated[
-        int | None, typer.Option("--processes", metavar="N", min=1, help="load processes (default: as many as needed)")
+        int | None, options.option("--processes", "N", "Load processes (default: as many as needed).", min=1)
     ] = None,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -374,10 +251,8 @@ def self_test(
     from trtllm_pipeline.report import figures
 
     result = self_test.run(protocol_name(protocol, endpoint_type), self_test.Size(streams, events), processes=processes)
-    if format == "json":
-        emit_json({"schema": 1, **result, "definitions": self_test.DEFINITIONS})
-    else:
-        emit(figures.self_test_text(result))
+    told = {"schema": 1, **result, "definitions": self_test.DEFINITIONS}
+    emit_as(format, told, text=lambda _: figures.self_test_text(result))
     raise typer.Exit(0 if result["pass"] and all(result["checks"].values()) else 1)
 
 
@@ -397,12 +272,3 @@ def _progress() -> Callable[[int, int], None]:
         raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 
     return shown if sys.stderr.isatty() else lambda _done, _total: None
-
-
-def _show(result: Mapping[str, Any], form: str) -> None:
-    from trtllm_pipeline.report import figures
-
-    if form == "json":
-        emit_json(result)
-    else:
-        emit(figures.to_csv(result) if form == "csv" else figures.to_text(result))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,49 +19,40 @@ if TYPE_CHECKING:
 def compare(
     run: options.MeasuredRun = "latest",
     baseline: Annotated[
-        str | None,
-        typer.Argument(metavar="BASELINE", help="what to compare RUN with", autocompletion=options.completion.runs),
+        str | None, options.argument("BASELINE", "What to compare RUN with.", complete=options.completion.runs)
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by", metavar="AXIS", help="instead of a baseline: the cells of RUN that differ in this axis alone"
-        ),
+        options.option("--by", "AXIS", "Instead of a baseline: the cells of RUN that differ in this axis alone."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="VALUE", help="with --by: the value to compare with (default: the first)"),
+        options.option("--base", "VALUE", "With --by: the value to compare with (default: the first)."),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            "--metrics",
-            metavar="NAMES",
-            help="such as ttft_p99,accuracy.contains (default: the main ones)",
-        ),
+        options.option("--metrics", "NAMES", "Such as ttft_p99,accuracy.contains (default: the main ones)."),
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--fail-on",
-            metavar="CONDITIONS",
-            help="exit with 1 if a metric rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails too",
+            "CONDITIONS",
+            "Exit with 1 if a metric rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails "
+            "too.",
         ),
     ] = None,
     beyond_noise: Annotated[
-        bool,
-        typer.Option("--beyond-noise/--no-beyond-noise", help="--fail-on ignores changes within noise, however large"),
+        bool, options.switch("--beyond-noise", "Let --fail-on ignore changes within noise, however large.")
     ] = False,
     allow: options.Allow = "",
     cells: options.Cells = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="PATH", help="counts the tokens of event files whose server did not"),
+        options.option("--tokenizer", "PATH", "Counts the tokens of event files whose server did not."),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
-    format: Annotated[
-        Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="output format")
-    ] = "table",
+    format: options.TableFormat = "table",
     output: options.Output = None,
 ) -> None:
     """Compare a run with a baseline, or the cells of one run with each other.

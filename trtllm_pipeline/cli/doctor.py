@@ -17,11 +17,11 @@ def doctor(
     assume: options.Assume = None,
     toolchain: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--toolchain",
-            metavar="NAME",
-            help="judge this toolchain instead of the one that a run would use",
-            autocompletion=options.completion.toolchains,
+            "NAME",
+            "Judge this toolchain instead of the one that a run would use.",
+            complete=options.completion.toolchains,
         ),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,

@@ -4,57 +4,49 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from trtllm_pipeline.cli import options, server_options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import emit, emit_as, note
 
-Format = Annotated[Literal["table", "json", "csv"], typer.Option("--format", help="output format")]
-Concurrency = Annotated[int, typer.Option("--concurrency", metavar="N", min=1, help="requests in flight")]
+Concurrency = Annotated[int, options.option("--concurrency", "N", "Requests in flight.", min=1)]
+
+
+def _folder(holds: str) -> Any:
+    return options.option("--output-dir", "DIR", f"New or empty folder for {holds}.")
 
 
 def answers(
     url: options.Url,
     model: options.Model,
-    input_data: Annotated[
-        str, typer.Option("--input-data", metavar="FILE", help="JSONL file of questions, or builtin:NAME")
-    ],
+    input_data: Annotated[str, options.option("--input-data", "FILE", "JSONL file of questions, or builtin:NAME.")],
     protocol: server_options.Protocol = "grpc",
     endpoint_type: server_options.EndpointType = "chat",
     request_timeout_s: server_options.RequestTimeout = 300.0,
     metrics: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--metrics",
-            metavar="NAMES",
-            help="metrics of rows that name none: names, or your own functions as MODULE:FUNCTION",
+            "NAMES",
+            "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
         ),
     ] = "exact,contains",
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="output tokens of an answer at most")
-    ] = 32,
+    max_tokens: Annotated[int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1)] = 32,
     concurrency: Concurrency = 4,
     min_score: Annotated[
-        float | None,
-        typer.Option("--min-score", metavar="X", min=0, max=1, help="fail if the first metric is below this"),
+        float | None, options.option("--min-score", "X", "Fail if the first metric is below this.", min=0, max=1)
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
+        options.option(
             "--tokenizer",
-            metavar="PATH",
-            help="a model's folder; its chat template renders rows with messages, its tokens go into answers.jsonl",
+            "PATH",
+            "A model's folder; its chat template renders rows with messages, its tokens go into answers.jsonl.",
         ),
     ] = None,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", metavar="DIR", help="new folder for answers.jsonl and accuracy.json"),
-    ] = None,
-    format: Format = "table",
+    output_dir: Annotated[str | None, _folder("answers.jsonl and accuracy.json")] = None,
+    format: options.TableOrCsv = "table",
 ) -> None:
     r"""Ask a running server questions and score its greedy answers.
 
@@ -70,6 +62,7 @@ def answers(
     from trtllm_pipeline.evaluate import result
     from trtllm_pipeline.evaluate.ask import score_url
     from trtllm_pipeline.hub.dataset_file import data_file
+    from trtllm_pipeline.report import scores
 
     target = Target.at(
         url,
@@ -88,17 +81,17 @@ def answers(
         names,
         concurrency=concurrency,
         tokenizer=tokenizer,
-        folder=server_options.new_folder("--output-dir", output_dir),
+        folder=None if output_dir is None else options.empty_folder(output_dir),
         url=url,
     )
-    _show_scores(found, format)
+    emit_as(format, found, table=scores.scores_text, csv=scores.scores_csv)
     result.check_least(found, names[0], min_score)
 
 
 def drift(
-    reference: Annotated[Path, typer.Argument(metavar="ANSWERS_A", help="answers.jsonl, or the folder it is in")],
-    other: Annotated[Path, typer.Argument(metavar="ANSWERS_B", help="the same of the other model")],
-    format: Format = "table",
+    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the folder it is in.")],
+    other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
+    format: options.TableOrCsv = "table",
 ) -> None:
     """Compare two sets of answers to the same questions.
 
@@ -113,46 +106,37 @@ def drift(
     from trtllm_pipeline.report import scores
 
     found = drift.compare(drift.read(reference), drift.read(other))
-    if format == "json":
-        emit_json({"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": drift.DEFINITIONS})
-    else:
-        emit(scores.drift_csv(found) if format == "csv" else scores.drift_text(found))
+    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": drift.DEFINITIONS}
+    emit_as(format, told, csv=lambda _: scores.drift_csv(found), table=lambda _: scores.drift_text(found))
 
 
 def lm_eval(
     url: options.Url,
     model: options.Model,
     tasks: Annotated[
-        str, typer.Option("--tasks", metavar="NAMES", help="tasks, separated by commas; lm_eval ls tasks lists them")
+        str, options.option("--tasks", "NAMES", "Tasks, separated by commas; lm_eval ls tasks lists them.")
     ],
     endpoint_type: Annotated[
         Literal["completions", "chat"],
-        typer.Option("--endpoint-type", help="OpenAI endpoint; tasks that rank choices need completions"),
+        options.option("--endpoint-type", None, "OpenAI endpoint; tasks that rank choices need completions."),
     ] = "completions",
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="NAME", help="name or folder; none for no tokenizer (default: lm_eval's)"),
+        options.option("--tokenizer", "NAME", "Name or folder; none for no tokenizer (default: lm_eval's)."),
     ] = None,
     num_fewshot: Annotated[
         int | None,
-        typer.Option("--num-fewshot", metavar="N", min=0, help="examples before each question (default: the task's)"),
+        options.option("--num-fewshot", "N", "Examples before each question (default: the task's).", min=0),
     ] = None,
     limit: Annotated[
         str | None,
-        typer.Option("--limit", metavar="N", help="questions of each task, or a share of them; for a first try"),
+        options.option("--limit", "N", "Questions of each task, or a share of them; for a first try."),
     ] = None,
     concurrency: Concurrency = 4,
-    include_path: Annotated[
-        str | None, typer.Option("--include-path", metavar="DIR", help="folder of your own tasks")
-    ] = None,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", metavar="DIR", help="new folder for accuracy.json and what lm_eval writes"),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run/--no-dry-run", help="print the command line of lm_eval and stop")
-    ] = False,
-    format: Format = "table",
+    include_path: Annotated[str | None, options.option("--include-path", "DIR", "Folder of your own tasks.")] = None,
+    output_dir: Annotated[str | None, _folder("accuracy.json and what lm_eval writes")] = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Print the command line of lm_eval and stop.")] = False,
+    format: options.TableOrCsv = "table",
 ) -> None:
     """Run standard tasks of lm-evaluation-harness against an OpenAI-compatible server.
 
@@ -164,6 +148,7 @@ def lm_eval(
       pipeline evaluate lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.evaluate import lm_eval
+    from trtllm_pipeline.report import scores
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",
@@ -177,18 +162,9 @@ def lm_eval(
         include_path=include_path,
     )
     if dry_run:
-        emit(shlex.join(lm_eval.command(lm_eval.PROGRAM, evaluation, output_dir or Path("DIR"))))
+        emit(shlex.join(lm_eval.command(lm_eval.PROGRAM, evaluation, Path(output_dir or "DIR"))))
         return
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
-        folder = server_options.new_folder("--output-dir", output_dir)
+        folder = None if output_dir is None else options.empty_folder(output_dir)
         found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
-    _show_scores(found, format)
-
-
-def _show_scores(found: Mapping[str, Any], form: str) -> None:
-    from trtllm_pipeline.report import scores
-
-    if form == "json":
-        emit_json(found)
-    else:
-        emit(scores.scores_csv(found) if form == "csv" else scores.scores_text(found))
+    emit_as(format, found, table=scores.scores_text, csv=scores.scores_csv)

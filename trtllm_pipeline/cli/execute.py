@@ -6,22 +6,20 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.execution.replay import replay
 
 
 def execute(
-    job: Annotated[str, typer.Argument(metavar="JOB.json", help="the job.json of an attempt or artifact")],
-    output_dir: Annotated[str, typer.Option("--output-dir", metavar="DIR", help="a new folder")] = "replay",
+    job: Annotated[str, options.argument("JOB.json", "The job.json of an attempt or artifact.")],
+    output_dir: Annotated[str, options.option("--output-dir", "DIR", "A new folder.")] = "replay",
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--input",
-            metavar="NAME=PATH",
-            help="use this instead of the job's input NAME, e.g. service=FILE for a server of yours",
+            "NAME=PATH",
+            "Use this instead of the job's input NAME, e.g. service=FILE for a server of yours.",
         ),
     ] = None,
     form: options.TextOrJson = "text",
@@ -35,4 +33,4 @@ def execute(
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
     out = replay(Path(job), options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
-    emit_json({"schema": 1, "output_dir": str(out)}) if form == "json" else emit(str(out))
+    emit_as(form, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

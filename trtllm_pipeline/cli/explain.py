@@ -8,21 +8,16 @@ import typer
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import completion, options
-from trtllm_pipeline.cli.output import emit, emit_json
+from trtllm_pipeline.cli.output import emit_as
 
 
 def explain(
     ctx: typer.Context,
-    cell: Annotated[
-        str,
-        typer.Argument(metavar="CELL", help="a cell's id, a pattern or part of it", autocompletion=completion.cells),
-    ],
+    cell: Annotated[str, options.argument("CELL", "A cell's id, a pattern or part of it.", complete=completion.cells)],
     stage: Annotated[
         str | None,
-        typer.Argument(
-            metavar="STAGE",
-            help="only this stage, with everything its fingerprint is made of",
-            autocompletion=completion.stages,
+        options.argument(
+            "STAGE", "Only this stage, with everything its fingerprint is made of.", complete=completion.stages
         ),
     ] = None,
     matrix: options.MatrixOrLatest = None,
@@ -44,4 +39,4 @@ def explain(
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
     plan = flow.plan_of(request, store)
     explained = to_json(plan, forecast(plan, store), stage)
-    emit_json(explained) if form == "json" else emit(to_text(explained, full=stage is not None))
+    emit_as(form, explained, text=lambda each: to_text(each, full=stage is not None))

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
-
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
@@ -25,27 +23,18 @@ _POLL_S: Final = 0.2
 def logs(
     cell: Annotated[
         str,
-        typer.Argument(
-            metavar="CELL",
-            help="a cell's id, a pattern or part of it; or the id of a stage run",
-            autocompletion=completion.cells,
+        options.argument(
+            "CELL", "A cell's id, a pattern or part of it; or the id of a stage run.", complete=completion.cells
         ),
     ],
     stage: Annotated[
-        str | None,
-        typer.Argument(metavar="STAGE", help="download, build, launch, ...", autocompletion=completion.stages),
+        str | None, options.argument("STAGE", "Such as download, build or launch.", complete=completion.stages)
     ] = None,
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow/--no-follow", help="keep printing until the attempt ends")
-    ] = False,
-    lines: Annotated[
-        int | None, typer.Option("-n", "--lines", metavar="N", min=1, help="only the last N lines")
-    ] = None,
-    server: Annotated[
-        bool, typer.Option("--server/--no-server", help="the log of the server that the launch stage started")
-    ] = False,
+    follow: Annotated[bool, options.switch("-f --follow", "Keep printing until the attempt ends.")] = False,
+    lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
+    server: Annotated[bool, options.switch("--server", "The log of the server that the launch stage started.")] = False,
     form: options.TextOrJson = "text",
 ) -> None:
     """Print the log of a cell's stage: of the attempt that runs now, or else of the latest.

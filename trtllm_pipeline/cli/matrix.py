@@ -8,25 +8,21 @@ from typing import Annotated, Literal
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, emit_names, note
+from trtllm_pipeline.cli.output import emit, emit_as, emit_json, emit_names, note
 
 Name = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE",
-        help="a matrix file, or the name of a shipped matrix",
-        autocompletion=options.completion.matrices,
-    ),
+    options.argument("FILE", "A matrix file, or the name of a shipped matrix.", complete=options.completion.matrices),
 ]
 
 
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write")] = Path("matrix.yaml"),
+    file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
     shipped: Annotated[
         str | None,
-        typer.Option("--from", metavar="NAME", help="start from a shipped matrix; pipeline matrix list shows them"),
+        options.option("--from", "NAME", "Start from a shipped matrix; pipeline matrix list shows them."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force/--no-force", help="overwrite an existing file")] = False,
+    force: Annotated[bool, options.switch("--force", "Overwrite an existing file.")] = False,
     format: options.TextOrJson = "text",
 ) -> None:
     """Write a commented matrix to start from.
@@ -38,18 +34,13 @@ def init(
     from trtllm_pipeline.config.matrices import write_matrix
 
     write_matrix(file, shipped=shipped, force=force)
-    if format == "json":
-        emit_json({"schema": 1, "file": str(file)})
-    else:
-        emit(f"wrote {file}; next: pipeline matrix show {file}")
+    emit_as(format, {"schema": 1, "file": str(file)}, text=lambda _: f"wrote {file}; next: pipeline matrix show {file}")
 
 
 def check(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FILE", help="matrix files, or names of shipped ones", autocompletion=options.completion.matrices
-        ),
+        options.argument("FILE", "Matrix files, or names of shipped ones.", complete=options.completion.matrices),
     ],
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
@@ -81,11 +72,11 @@ def show(
     cells: options.Cells = None,
     toolchain: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--toolchain",
-            metavar="NAME",
-            help="what auto, or no toolchain axis, stands for; auto leaves it open",
-            autocompletion=options.completion.toolchains,
+            "NAME",
+            "What auto, or no toolchain axis, stands for; auto leaves it open.",
+            complete=options.completion.toolchains,
         ),
     ] = "auto",
     sets: options.Sets = None,
@@ -134,7 +125,7 @@ def list_(format: options.TextOrJson = "text") -> None:
 
 
 def schema(
-    kind: Annotated[Literal["matrix", "recipe"], typer.Option("--kind", help="kind of file")] = "matrix",
+    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "Kind of file.")] = "matrix",
 ) -> None:
     """Print the JSON Schema of matrix or recipe files, for editors.
 

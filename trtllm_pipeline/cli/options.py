@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +19,21 @@ from trtllm_pipeline.store.store import Store
 WORKSPACE = DEFAULT_WORKSPACE
 
 
+def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
+    """An option by its flags ("-u --url"), what stands for its value, and its help, which is a sentence."""
+    return typer.Option(*flags.split(), metavar=metavar, help=text, autocompletion=complete, **more)
+
+
+def switch(flags: str, text: str, **more: Any) -> Any:
+    """An option that is on or off: `--verbose` and `--no-verbose`."""
+    return option(f"{flags}/--no-{flags.rpartition('--')[2]}", None, text, **more)
+
+
+def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
+    """A word without a flag."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
+
+
 def _named(folder: str) -> str:
     """A workspace that is named: the empty text, as of a variable that is not set, would be the current folder."""
     if not folder:
@@ -25,111 +41,97 @@ def _named(folder: str) -> str:
     return folder
 
 
+def _matrix(default: str) -> Any:
+    text = f"Matrix file, or the name of a shipped one ({default})."
+    return option("-m --matrix", "FILE", text, complete=completion.matrices)
+
+
 Workspace = Annotated[
     str,
-    typer.Option(
-        "-w",
-        "--workspace",
-        metavar="DIR",
-        envvar="PIPELINE_WORKSPACE",
-        help="the workspace: folder of all results",
-        callback=_named,
+    option(
+        "-w --workspace", "DIR", "The workspace: folder of all results.", envvar="PIPELINE_WORKSPACE", callback=_named
     ),
 ]
-Matrix = Annotated[
-    str,
-    typer.Option(
-        "-m",
-        "--matrix",
-        metavar="FILE",
-        help="matrix file, or the name of a shipped one (pipeline matrix list)",
-        autocompletion=completion.matrices,
-    ),
-]
-MatrixOrLatest = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--matrix",
-        metavar="FILE",
-        help="matrix file, or the name of a shipped one (default: that of the latest run)",
-        autocompletion=completion.matrices,
-    ),
-]
+Matrix = Annotated[str, _matrix("pipeline matrix list")]
+OptionalMatrix = Annotated[str | None, _matrix("pipeline matrix list")]
+MatrixOrLatest = Annotated[str | None, _matrix("default: that of the latest run")]
 Cells = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--cells",
-        metavar="PATTERN",
-        help="only cells that match, e.g. 'qwen2*/fp8'; '!PATTERN' excludes cells; can be given several times",
-        autocompletion=completion.cells,
+        "PATTERN",
+        "Only cells that match, e.g. 'qwen2*/fp8'; '!PATTERN' excludes cells; can be given several times.",
+        complete=completion.cells,
     ),
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--set",
-        metavar="KEY=VALUE",
-        help="change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64; can be given several times",
+        "KEY=VALUE",
+        "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64; can be given several times.",
     ),
 ]
 Toolchain = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--toolchain",
-        metavar="NAME",
+        "NAME",
+        "Toolchain of cells whose matrix names none (default: the first that this machine has).",
+        complete=completion.toolchains,
         envvar="PIPELINE_TOOLCHAIN",
-        help="toolchain of cells whose matrix names none (default: the first that this machine has)",
-        autocompletion=completion.toolchains,
     ),
 ]
 Assume = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--assume",
-        metavar="MACHINE",
-        help="plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8 (pipeline doctor prints such a line)",
+        "MACHINE",
+        "Plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8 (pipeline doctor prints such a line).",
     ),
 ]
 Run = Annotated[
     str | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="only this run: latest, latest~1, an id or its beginning",
-        autocompletion=completion.runs,
+    option("--run", "RUN", "Only this run: latest, latest~1, an id or its beginning.", complete=completion.runs),
+]
+MeasuredRun = Annotated[
+    str,
+    argument(
+        "RUN",
+        "A run (latest, latest~1, an id or its beginning), a report.json, or the result of a load run.",
+        complete=completion.runs,
     ),
 ]
 Allow = Annotated[
     str,
-    typer.Option(
-        "--allow",
-        metavar="NAMES",
-        help="compare even if these differ: workload, system, or single fields such as driver,protocol",
+    option(
+        "--allow", "NAMES", "Compare even if these differ: workload, system, or single fields such as driver,protocol."
     ),
 ]
-MeasuredRun = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="a run (latest, latest~1, an id or its beginning), a report.json, or the result of a load run",
-        autocompletion=completion.runs,
-    ),
-]
-Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="write there instead of to stdout")]
-Url = Annotated[str, typer.Option("-u", "--url", metavar="URL", help="where the server is: HOST:PORT or http(s)://...")]
-Model = Annotated[str, typer.Option("--model", metavar="NAME", help="model to ask")]
+Output = Annotated[str | None, option("-o --output", "FILE", "Write there instead of to stdout.")]
+Url = Annotated[str, option("-u --url", "URL", "Where the server is: HOST:PORT or http(s)://...")]
+Model = Annotated[str, option("--model", "NAME", "Model to ask.")]
 Until = Annotated[
-    str | None,
-    typer.Option(
-        "--until", metavar="STAGE", help="stop after this stage, e.g. build", autocompletion=completion.stages
-    ),
+    str | None, option("--until", "STAGE", "Stop after this stage, e.g. build.", complete=completion.stages)
 ]
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose/--no-verbose", help="show everything: all rows, notes and definitions")
-]
-TableFormat = Annotated[Literal["table", "json", "csv", "markdown"], typer.Option("--format", help="output format")]
-TextOrJson = Annotated[Literal["text", "json"], typer.Option("--format", help="output format")]
+Verbose = Annotated[bool, switch("-v --verbose", "Show everything: all rows, notes and definitions.")]
+_FORMAT = option("--format", None, "Output format.")
+TextOrJson = Annotated[Literal["text", "json"], _FORMAT]
+TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
+TableFormat = Annotated[Literal["table", "json", "csv", "markdown"], _FORMAT]
+
+
+def changed(function: Callable[..., Any], **annotations: Any) -> inspect.Signature:
+    """The signature of a command, some of its parameters with another annotation, and optional."""
+    signature = inspect.signature(function, eval_str=True)
+    return signature.replace(
+        parameters=[
+            each.replace(kind=each.KEYWORD_ONLY, annotation=annotations[each.name], default=None)
+            if each.name in annotations
+            else each.replace(kind=each.KEYWORD_ONLY)
+            for each in signature.parameters.values()
+        ]
+    )
 
 
 def request(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError, UsageError
 from trtllm_pipeline.files import disk
+
+T = TypeVar("T")
 
 
 def emit(text: str) -> None:
@@ -27,6 +29,17 @@ def emit_rendered(text: str) -> None:
 def emit_json(value: Any) -> None:
     """Data as JSON, to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def emit_as(form: str, found: T, **writers: Callable[[T], Any]) -> None:
+    """`found` in the form that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
+    shown = writers[form](found) if form in writers else found
+    if form == "json":
+        emit_json(shown)
+    elif isinstance(shown, str):
+        emit(shown)
+    else:
+        emit_rendered(rendered(shown))
 
 
 def emit_names(names: Mapping[str, str]) -> None:

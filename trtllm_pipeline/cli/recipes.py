@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, emit_names
+from trtllm_pipeline.cli.output import emit_as, emit_json, emit_names
 
 
 def list_(format: options.TextOrJson = "text") -> None:
@@ -28,9 +26,7 @@ def list_(format: options.TextOrJson = "text") -> None:
 
 
 def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="name of a recipe", autocompletion=options.completion.recipes)
-    ],
+    name: Annotated[str, options.argument("NAME", "Name of a recipe.", complete=options.completion.recipes)],
     format: options.TextOrJson = "text",
 ) -> None:
     """Show everything known about one model.
@@ -43,7 +39,5 @@ def show(
 
     path = find_recipe(name, Path())
     recipe = load_recipe(path)
-    if format == "json":
-        emit_json({"schema": 1, "file": str(path), **recipe.model_dump(mode="json")})
-    else:
-        emit(f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")
+    told = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
+    emit_as(format, told, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")

@@ -7,32 +7,34 @@ from typing import Annotated, Literal
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_json, emit_rendered, note, rendered
+from trtllm_pipeline.cli.output import emit_as, note
 
 
 def recommend(
     run: options.MeasuredRun = "latest",
     slo: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--slo",
-            metavar="OBJECTIVES",
-            help="such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum",
+            "OBJECTIVES",
+            "Such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum.",
         ),
     ] = "",
     min_accuracy: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--min-accuracy",
-            metavar="MINIMUM",
-            help="-1% (of the unquantized cell's score), 0.6, or contains:-1% for a score that is not the first",
+            "MINIMUM",
+            "Least score: -1% (of the unquantized cell's score), 0.6, or contains:-1% for a score that is not the first.",
         ),
     ] = None,
     objective: Annotated[
         Literal["throughput", "latency", "size"],
-        typer.Option(
+        options.option(
             "--objective",
-            help="throughput: most output tokens a second per GPU; latency: shortest median e2e; size: smallest engine",
+            None,
+            "What counts: throughput (most output tokens a second per GPU), latency (shortest median e2e) or size "
+            "(smallest engine).",
         ),
     ] = "throughput",
     cells: options.Cells = None,
@@ -61,8 +63,5 @@ def recommend(
     for each in measured.left_out:
         note(f"note: {each}; left out")
     found = library.advise(measured, cells or (), slos, least, objective, allowed)
-    if format == "json":
-        emit_json(found.to_json())
-    else:
-        emit_rendered(rendered(library.to_table(found)))
+    emit_as(format, found, json=library.Recommendation.to_json, text=library.to_table)
     raise typer.Exit(found.exit_code)

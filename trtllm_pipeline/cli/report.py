@@ -6,8 +6,6 @@ import sys
 from io import StringIO
 from typing import Annotated, Literal
 
-import typer
-
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, note, write_output
 from trtllm_pipeline.errors import UsageError
@@ -18,23 +16,20 @@ def report(
     workspace: options.Workspace = options.WORKSPACE,
     form: Annotated[
         Literal["table", "json", "csv", "markdown", "html", "junit"],
-        typer.Option("--format", help="format of the report; junit has a test case for each stage run"),
+        options.option("--format", None, "Format of the report; junit has a test case for each stage run."),
     ] = "table",
     output: Annotated[
         str | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="write there instead of to stdout, which is -; HTML goes to report.html in the folder of the run",
+        options.option(
+            "-o --output",
+            "FILE",
+            "Write there instead of to stdout, which is -; HTML goes to report.html in the folder of the run.",
         ),
     ] = None,
     slo: Annotated[
         str | None,
-        typer.Option(
-            "--slo",
-            metavar="LIMITS",
-            help="limits that the HTML page starts with, such as ttft_p99=300ms,tpot_p99=40ms",
+        options.option(
+            "--slo", "OBJECTIVES", "Limits that the HTML page starts with, such as ttft_p99=300ms,tpot_p99=40ms."
         ),
     ] = None,
     verbose: options.Verbose = False,

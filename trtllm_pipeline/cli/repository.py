@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 
@@ -15,25 +16,23 @@ if TYPE_CHECKING:
 
 
 def lint(
-    repository: Annotated[Path, typer.Argument(metavar="DIR", help="the repository")],
+    repository: Annotated[Path, options.argument("DIR", "The repository.")],
     engine: Annotated[
         Path | None,
-        typer.Option("--engine", metavar="DIR", help="engine to compare with (default: the one the repository names)"),
+        options.option("--engine", "DIR", "Engine to compare with (default: the one the repository names)."),
     ] = None,
     release: Annotated[
         str | None,
-        typer.Option("--release", metavar="RELEASE", help="TensorRT-LLM release that will serve it, such as 0.16.0"),
+        options.option("--release", "RELEASE", "TensorRT-LLM release that will serve it, such as 0.16.0."),
     ] = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(
-            "--select", metavar="RULES", help="only these rules: ids, prefixes of ids, or names, such as TRT1,TRT504"
-        ),
+        options.option("--select", "RULES", "Only these rules: ids, prefixes of ids, or names, such as TRT1,TRT504."),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="RULES", help="all but these rules, written in the same way")
+        list[str] | None, options.option("--ignore", "RULES", "All but these rules, written in the same way.")
     ] = None,
-    format: Annotated[Literal["text", "json", "github"], typer.Option("--format", help="output format")] = "text",
+    format: Annotated[Literal["text", "json", "github"], options.option("--format", None, "Output format.")] = "text",
 ) -> None:
     """Find faults in a Triton model repository: made by this project, filled by hand, or any other.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,32 +13,14 @@ from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import note
 from trtllm_pipeline.cli.plan import show
-from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.progress import observer
 from trtllm_pipeline.store.store import Store
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run/--no-dry-run", help="only show what would be done, as pipeline plan does")
-]
-FailFast = Annotated[bool, typer.Option("--fail-fast/--no-fail-fast", help="start nothing new after the first failure")]
-RetryInfeasible = Annotated[
-    bool, typer.Option("--retry-infeasible/--no-retry-infeasible", help="retry what was found never to work")
-]
-Refresh = Annotated[
-    bool, typer.Option("--refresh/--no-refresh", help="ask the hubs again which revision a branch is at")
-]
-Mode = Literal["auto", "live", "plain", "json", "quiet"]
-Progress = Annotated[
-    Mode,
-    typer.Option(
-        "--progress",
-        envvar="PIPELINE_PROGRESS",
-        help="on stderr: a live picture, plain lines, JSON lines, or failures only; auto is live on a terminal",
-    ),
-]
+Progress = Literal["auto", "live", "plain", "json", "quiet"]
 
 
 def run(
+    ctx: typer.Context,
     matrix: options.Matrix,
     cells: options.Cells = None,
     sets: options.Sets = None,
@@ -46,11 +28,23 @@ def run(
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
     assume: options.Assume = None,
-    dry_run: DryRun = False,
-    fail_fast: FailFast = False,
-    retry_infeasible: RetryInfeasible = False,
-    refresh: Refresh = False,
-    progress: Progress = "auto",
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
+    ] = False,
+    fail_fast: Annotated[bool, options.switch("--fail-fast", "Start nothing new after the first failure.")] = False,
+    retry_infeasible: Annotated[
+        bool, options.switch("--retry-infeasible", "Retry what was found never to work.")
+    ] = False,
+    refresh: Annotated[bool, options.switch("--refresh", "Ask the hubs again which revision a branch is at.")] = False,
+    progress: Annotated[
+        Progress,
+        options.option(
+            "--progress",
+            None,
+            "On stderr: a live picture, plain lines, JSON lines, or failures only; auto is live on a terminal.",
+            envvar="PIPELINE_PROGRESS",
+        ),
+    ] = "auto",
     form: options.TableFormat = "table",
     verbose: options.Verbose = False,
 ) -> int:
@@ -63,61 +57,20 @@ def run(
       pipeline run -m my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run -m my.yaml --set settings.perf.concurrency=[1,8]
     """
-    request = options.request(matrix, cells, sets, until, toolchain, assume)
+    from trtllm_pipeline.report.writers import print_report
+
     # Looking at a workspace never makes one: that is left to a request that can be understood.
     found = options.store_at(workspace)
+    request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
         return show(request, found, as_json=form == "json", verbose=verbose)
     store = found or Store(Path(workspace))
-    _forget(store, infeasible=retry_infeasible, pins=refresh)
-    return _run(request, store, workspace, progress, form, verbose=verbose, keep_going=not fail_fast)
-
-
-def resume(
-    ctx: typer.Context,
-    matrix: options.MatrixOrLatest = None,
-    cells: options.Cells = None,
-    sets: options.Sets = None,
-    until: options.Until = None,
-    toolchain: options.Toolchain = None,
-    workspace: options.Workspace = options.WORKSPACE,
-    assume: options.Assume = None,
-    dry_run: DryRun = False,
-    fail_fast: FailFast = False,
-    retry_infeasible: RetryInfeasible = False,
-    refresh: Refresh = False,
-    progress: Progress = "auto",
-    form: options.TableFormat = "table",
-    verbose: options.Verbose = False,
-) -> int:
-    """Continue what the latest run of this workspace was asked for.
-
-    examples:
-      pipeline resume
-      pipeline resume --retry-infeasible --workspace /data/results
-    """
-    store = options.known_store(workspace)
-    request = options.request_or_latest(ctx, store, matrix, cells, sets, until, toolchain, assume)
-    if dry_run:
-        return show(request, store, as_json=form == "json", verbose=verbose)
-    _forget(store, infeasible=retry_infeasible, pins=refresh)
-    return _run(request, store, workspace, progress, form, verbose=verbose, keep_going=not fail_fast)
-
-
-def _forget(store: Store, *, infeasible: bool, pins: bool) -> None:
-    if infeasible:
+    if retry_infeasible:
         store.index.forget_infeasible()
-    if pins:
+    if refresh:
         store.index.forget_pins()
-
-
-def _run(
-    request: Request, store: Store, workspace: str, progress: Mode, form: str, *, verbose: bool, keep_going: bool
-) -> int:
-    from trtllm_pipeline.report.writers import print_report
-
     seen = observer(sys.stderr, mode=progress)
-    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=keep_going)
+    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast)
     print_report(
         result.rows,
         form,
@@ -132,6 +85,20 @@ def _run(
     elif result.outcome.exit_code:
         note(f"some cells failed; fix the cause, then: {_resume(workspace)}")
     return result.outcome.exit_code
+
+
+def resume(**values: Any) -> int:
+    """Continue what the latest run of this workspace was asked for.
+
+    examples:
+      pipeline resume
+      pipeline resume --retry-infeasible --workspace /data/results
+    """
+    options.known_store(values["workspace"])
+    return run(**values)
+
+
+vars(resume)["__signature__"] = options.changed(run, matrix=options.MatrixOrLatest)
 
 
 def _resume(workspace: str) -> str:

@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
-
-import typer
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.user_files import decode
 
+N = TypeVar("N", int, float)
 PANEL: Final = "The server"
+_option: Final = partial(options.option, rich_help_panel=PANEL)
 
 Protocol = Annotated[
     Literal["grpc", "http", "openai"],
-    typer.Option(
-        "-i",
-        "--protocol",
-        metavar="NAME",
-        help="grpc or http of Triton, or openai for any OpenAI-compatible server",
-        rich_help_panel=PANEL,
-    ),
+    _option("-i --protocol", "NAME", "Protocol: grpc or http of Triton, or openai for any OpenAI-compatible server."),
 ]
 EndpointType = Annotated[
     Literal["chat", "completions"],
-    typer.Option(
-        "--endpoint-type", metavar="NAME", help="endpoint of OpenAI: chat or completions", rich_help_panel=PANEL
-    ),
+    _option("--endpoint-type", "NAME", "Endpoint of OpenAI: chat or completions."),
 ]
-RequestTimeout = Annotated[
-    float,
-    typer.Option(
-        "--request-timeout-s",
-        metavar="S",
-        help="time limit of one request, in seconds",
-        rich_help_panel=PANEL,
-    ),
-]
+RequestTimeout = Annotated[float, _option("--request-timeout-s", "S", "Time limit of one request, in seconds.")]
 
 
 def positive(option: str, value: float) -> float:
@@ -49,34 +34,24 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """`1,4` as numbers, empty for None. Raises UsageError."""
-    return tuple(int(number) for number in _numbers(option, text, "a positive whole number", str.isdecimal))
-
-
-def numbers(option: str, text: str | None) -> tuple[float, ...]:
-    """`2.5,10` as numbers, empty for None. Raises UsageError."""
-    return tuple(_numbers(option, text, "a positive number", _is_number))
-
-
-def _numbers(option: str, text: str | None, what: str, accepted: Callable[[str], bool]) -> list[float]:
-    parts = [] if text is None else [part.strip() for part in text.split(",")]
-    for part in parts:
-        if not accepted(part) or not 0 < float(part) < math.inf:
+def numbers(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:
+    """`1,4` as positive numbers, empty for None. Raises UsageError."""
+    found: list[N] = []
+    for part in [] if text is None else text.split(","):
+        try:
+            value = kind(part)
+        except ValueError:
+            value = kind("0")
+        if not 0 < value < math.inf:
+            what = "a positive whole number" if value == 0 and isinstance(value, int) else "a positive number"
             raise UsageError(
-                f"{option}: expected {what}, got {part!r}", hint=f"levels are separated by commas: {option} 1,4"
+                f"{option}: expected {what}, got {part.strip()!r}",
+                hint=f"levels are separated by commas: {option} 1,4",
             )
-    values = [float(part) for part in parts]
-    if len({*values}) < len(values):
-        raise UsageError(f"{option} {text}: has a value twice", hint="--repeats measures every level again")
-    return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        if value in found:
+            raise UsageError(f"{option} {text}: has a value twice", hint="--repeats measures every level again")
+        found.append(value)
+    return tuple(found)
 
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
@@ -95,11 +70,4 @@ def folder(option: str, path: Path | None) -> Path | None:
     """`path`, if it is a folder or None. Raises UsageError."""
     if path is not None and not path.is_dir():
         raise UsageError(f"{option} {path}: there is no such folder")
-    return path
-
-
-def new_folder(option: str, path: Path | None) -> Path | None:
-    """`path`, if it is an empty folder, none yet, or None. Raises UsageError."""
-    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"{option} {path}: is not an empty folder", hint="name a new one; nothing is overwritten")
     return path

@@ -21,9 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args, get_origin
 
-import typer
-
-from trtllm_pipeline.cli import completion, options
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
@@ -37,16 +35,6 @@ if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
     from trtllm_pipeline.store.store import Store
 
-_Matrix = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--matrix",
-        metavar="FILE",
-        help="matrix file, or the name of a shipped one (pipeline matrix list)",
-        autocompletion=completion.matrices,
-    ),
-]
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
 _EXAMPLES = {
@@ -69,7 +57,7 @@ _OF_ANOTHER = {("score", "input_data"): "perf"}
 
 
 _SHARED: tuple[tuple[str, Any, Any], ...] = (
-    ("matrix", _Matrix, None),
+    ("matrix", options.OptionalMatrix, None),
     ("cells", options.Cells, None),
     ("sets", options.Sets, None),
     ("toolchain", options.Toolchain, None),
@@ -95,21 +83,23 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
         typed = {each: value for each, value in values.items() if value not in (None, [])}
         return _run(name, typed)
 
-    own = [_shared(*each) for each in _SHARED]
+    own = [_parameter(*each) for each in _SHARED]
     if name == "download":
-        about = typer.Argument(metavar="MODEL", help="ORGANISATION/NAME[@REVISION], a recipe, or a folder")
-        own.append(_shared("model", Annotated[str | None, about], None))
+        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a folder.")
+        own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
-        stage = next(stage for stage in stages if place in stage.inputs)
-        upstream = " or ".join(stage.upstream(place))
-        text = f"what pipeline {upstream} --format json printed" if place == "service" else f"what {upstream} left"
-        own.append(_text(f"in_{place}", flag(place), text, metavar="FILE" if place == "service" else "DIR"))
+        upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
+        if place == "service":
+            text, metavar = f"What pipeline {upstream} --format json printed.", "FILE"
+        else:
+            text, metavar = f"What {upstream} left.", "DIR"
+        own.append(_text(f"in_{place}", flag(place), metavar, text))
     own += [
-        _text(f"file_{file}", flag(file), _about_file(name, file), metavar="FILE")
+        _text(f"file_{file}", flag(file), "FILE", _about_file(name, file))
         for file in dict.fromkeys(each for stage in stages for each in stage.file_names)
     ]
     if stages[0].scope is not Scope.SERVICE:
-        own.append(_text("output_dir", "--output-dir", "new or empty folder for the result", metavar="DIR"))
+        own.append(_text("output_dir", "--output-dir", "DIR", "New or empty folder for the result."))
     known: dict[str, list[Field]] = {}
     for each in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault(each.name, []).append(each)
@@ -118,20 +108,24 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
     matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
     lines = (*_EXAMPLES[name], f"{'stage ' * (name == 'repository')}{name} {matrix}")
     command.__doc__ = (
-        f"{stages[0].summary[0].upper()}{stages[0].summary[1:]}.\n\n"
+        f"{_capital(stages[0].summary)}.\n\n"
         "With --matrix: for the selected cells, after all earlier stages, in the workspace. Without: on the files you "
         "name; nothing else is read or written.\n\nexamples:\n" + "\n".join(f"  pipeline {line}" for line in lines)
     )
     return command
 
 
-def _shared(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _text(name: str, option: str, text: str, *, metavar: str, panel: str = _BY_HAND, **more: Any) -> inspect.Parameter:
-    info = typer.Option(option, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
-    return _shared(name, Annotated[str | None, info], None)
+def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND, **more: Any) -> inspect.Parameter:
+    about = options.option(option, metavar, text, rich_help_panel=panel, show_default=False, **more)
+    return _parameter(name, Annotated[str | None, about])
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def flag(name: str) -> str:
@@ -141,8 +135,8 @@ def flag(name: str) -> str:
 
 def _about_file(stage: str, name: str) -> str:
     if of := _OF_ANOTHER.get((stage, name)):
-        return f"the file, or builtin:NAME, that {of} was given (required)"
-    return "your own file, or builtin:NAME"
+        return f"The file, or builtin:NAME, that {of} was given (required)."
+    return "Your own file, or builtin:NAME."
 
 
 def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
@@ -157,24 +151,19 @@ def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
 def _option(same: list[Field]) -> inspect.Parameter:
     """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
     field = same[0]
-    name, text = field.name, field.about.help + _default(field)
+    name, option, text = field.name, flag(field.name), f"{_capital(field.about.help)}{_default(field)}."
     if field.type is bool:
-        info = typer.Option(
-            f"{flag(name)}/--no-{flag(name)[2:]}", help=text, rich_help_panel=_PARAMETERS, show_default=False
-        )
-        return _shared(name, Annotated[bool | None, info], None)
+        about = options.switch(option, text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[bool | None, about])
     if _is_mapping(field):
-        info = typer.Option(
-            flag(name), metavar="NAME=VALUE", help=text, rich_help_panel=_PARAMETERS, show_default=False
-        )
-        return _shared(name, Annotated[list[str] | None, info], None)
+        about = options.option(option, "NAME=VALUE", text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[list[str] | None, about])
     every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
     choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
-    metavar = "|".join(choices) if choices and len(choices) < 4 else _metavar(field)
-    more = {"autocompletion": lambda: choices} if choices else {}
+    metavar = "|".join(choices) if 0 < len(choices) < 4 else _metavar(field)
     if len(choices) > 3:
-        text = f"{field.about.help}: {', '.join(choices)}{_default(field)}"
-    return _text(name, flag(name), text, metavar=metavar, panel=_PARAMETERS, **more)
+        text = f"{_capital(field.about.help)}: {', '.join(choices)}{_default(field)}."
+    return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
 
 
 def _is_mapping(field: Field) -> bool:

@@ -260,7 +260,7 @@ class Perf:
         ),
     ] = None
     max_tokens: Annotated[int, Param("length of answers", ge=1)]
-    temperature: Annotated[float, Param("0 is greedy", ge=0, le=100)] = 0.0
+    temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[
         int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=1000)
@@ -280,7 +280,7 @@ class Score:
 
     metrics: Annotated[
         tuple[str, ...],
-        Param("exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python"),
+        Param("metrics: exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python"),
     ] = ("exact", "contains")
     min_score: Annotated[
         float | None, Param("least mean score of the first metric; below it the stage fails", ge=0, le=1)

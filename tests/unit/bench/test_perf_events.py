@@ -15,8 +15,9 @@ import pytest
 from benchmarks.fuzz_wire import json_text
 from tests.unit.bench.test_perf_metrics import Words
 from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.cli.bench import _show
+from trtllm_pipeline.cli.output import emit_as
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.report import figures
 
 Rows = list[dict[str, Any]]
 LEVEL = {"concurrency": 2, "request_rate": None, "repeat": 0}
@@ -105,7 +106,7 @@ def test_everything_there_is_can_be_read(tmp_path: Path, capsys: pytest.CaptureF
     assert result["valid"], result["findings"]
     assert [level["requests"] for level in result["levels"]] == [2, 2]
     for form in ("table", "json", "csv"):
-        _show(result, form)
+        emit_as(form, result, table=figures.to_text, csv=figures.to_csv)
     assert "of a later version" not in capsys.readouterr().err
 
 
@@ -275,7 +276,7 @@ def test_broken_files_are_read_or_refused(tmp_path: Path, capsys: pytest.Capture
             continue
         read += 1
         for form in ("table", "json", "csv"):
-            _show(result, form)
+            emit_as(form, result, table=figures.to_text, csv=figures.to_csv)
         capsys.readouterr()
     assert read > 50
     assert refused == 500 - read

@@ -9,7 +9,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import typer
@@ -66,6 +66,15 @@ def test_what_is_mistyped_gets_one_line_and_a_hint(
     error, hint = err.splitlines()
     assert (out, error.startswith("error: "), said in error) == ("", True, True)
     assert hint.startswith("  try: pipeline")
+
+
+def test_the_help_of_every_option_is_a_sentence_as_typer_s_own() -> None:
+    for row in app.COMMANDS:
+        command: Any = get_command(app.build(row.path.split()))
+        for word in row.path.split():
+            command = command.commands[word]
+        wrong = [each.help for each in command.params if each.help[0].islower() or not each.help.endswith(".")]
+        assert wrong == [], row.path
 
 
 def test_options_that_are_set_once_come_from_the_environment(
