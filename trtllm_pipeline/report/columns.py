@@ -50,8 +50,13 @@ class Column:
     metric: str | None = None
 
     @property
+    def is_latency(self) -> bool:
+        """Whether it shows the median of a latency."""
+        return self.head.startswith(("TTFT", "TPOT"))
+
+    @property
     def formula(self) -> str | None:
-        """What its numbers mean."""
+        """Of its metric."""
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 

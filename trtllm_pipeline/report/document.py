@@ -40,11 +40,12 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list with a title. A terminal shows at most `most` of them."""
+    """A list with a title. A terminal shows at most `most` of them; `folded` Markdown shows the title alone."""
 
     title: str
     lines: Sequence[Line]
     most: int | None = None
+    folded: bool = False
 
 
 Block = Heading | Line | Grid | Items
@@ -100,9 +101,10 @@ def _written(block: Block) -> Iterator[str]:
         yield from (f"| {' | '.join(row)} |" for row in (block.heads, rule, *cells))
         yield ""
     elif block.lines:
-        yield from (f"**{block.title[0].upper()}{block.title[1:]}**", "")
+        title = block.title[0].upper() + block.title[1:]
+        yield from (f"<details><summary>{title}</summary>" if block.folded else f"**{title}**", "")
         yield from (f"- {escaped(line.text)}" for line in block.lines)
-        yield ""
+        yield from ("", "</details>", "") if block.folded else ("",)
 
 
 def escaped(text: str) -> str:

@@ -32,7 +32,7 @@ _SKIPPED: Final = {
 
 def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:
     """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
-    findings = {row.id: [text for text in row.findings if not text.startswith("info:")] for row in rows}
+    findings = {row.id: row.warnings for row in rows}
     of_cell = {row.id: row.conditions for row in rows if row.levels}
     shared = common(list(of_cell.values()))
     cases = [_case(stage, [text for cell in stage.cells for text in findings.get(cell, ())]) for stage in record.stages]

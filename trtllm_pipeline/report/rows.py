@@ -104,6 +104,11 @@ class CellResult:
         return self.reason or (f"not finished: {words}" if self.levels else words)
 
     @property
+    def warnings(self) -> list[str]:
+        """The findings that say more than how it was measured."""
+        return [text for text in self.findings if not text.startswith("info:")]
+
+    @property
     def build_s(self) -> float | None:
         """Seconds the engine build took."""
         return self.seconds.get(_ENGINE_STAGE)

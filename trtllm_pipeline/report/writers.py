@@ -10,22 +10,24 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.bench.conditions import FIELDS, UNKNOWN, system_words, workload_words
-from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, Goodput, LevelResult, load_words
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, LevelResult, load_words
+from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
+from trtllm_pipeline.report.document import Grid, Heading, Items, Line, as_markdown
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.tables import csv_table
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, Group, RenderResult
+    from rich.console import Group
+    from rich.text import Text
 
 SCHEMA: Final = 1
 NAME: Final = "report.json"
@@ -43,11 +45,9 @@ _NAME: Final = 24
 """Names of cells keep so many characters beside the figures that people read first."""
 _SHORT_NOTES: Final = 3
 _WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
-_MAX_PROBLEMS: Final = 20
+_MAX_FAILURES: Final = 20
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
-_SELDOM: Final = ("request_rate", "goodput_share", "goodput_requests_per_s", "warmup_requests", "repeats")
-"""Columns of a level that the CSV has only where some level has them."""
 
 
 # JSON
@@ -80,102 +80,66 @@ def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
 
 def to_csv(rows: Sequence[CellResult]) -> str:
     """One line for each cell and level, units in the heads; a cell without measurements has one line."""
-    stages = list(dict.fromkeys(stage for row in rows for stage in row.seconds))
-    scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
-    axes = list(dict.fromkeys(name for row in rows for name in row.axes))
-    levels = [level for row in rows for level in row.levels]
-    statistics = {
-        name: list(dict.fromkeys(key for level in levels for key in level.latencies.get(name, {})))
-        for name in LATENCIES
-    }
-    lengths = {
-        name: list(dict.fromkeys(key for level in levels for key in level.lengths.get(name, {}))) for name in LENGTHS
-    }
-    lines: list[dict[str, object]] = []
-    optional = set(_SELDOM)
-    for row in rows:
-        uncertain, conditions = _uncertain(row, scores), _conditions(row)
-        optional.update(uncertain, conditions)
-        of_cell: dict[str, object] = {
-            "cell": row.id,
-            **{name: row.axes.get(name) for name in axes},
-            "status": row.status.value,
-            "failed_stage": row.failed_stage,
-            "failure": row.failure,
-            "reason": row.reason,
-            "log": row.log,
-            **{f"{stage}_s": row.seconds.get(stage) for stage in stages},
-            "engine_size_bytes": row.engine_size_bytes,
-            "accuracy_total": row.accuracy_total,
-            **{f"accuracy_{name}": row.accuracy.get(name) for name in scores},
-            **uncertain,
-            **conditions,
-        }
-        lines += [
-            {**of_cell, **_flat(level, statistics), **_asked(row, level, lengths)} for level in row.levels or (None,)
-        ]
-    empty = {name for name in optional if all(line[name] is None for line in lines)}
-    kept = [{name: value for name, value in line.items() if name not in empty} for line in lines]
-    return f"{csv_table(kept) or 'cell'}\n"
+    lines = [(*_of_cell(row), *_of_level(row, level)) for row in rows for level in row.levels or (None,)]
+    # Part by part, so that heads are in the same order whatever the first cell lacks.
+    names = dict.fromkeys(name for parts in zip(*lines, strict=True) for part in parts for name in part)
+    flat = ({name: value for part in line for name, value in part.items()} for line in lines)
+    table = [{**dict.fromkeys(names), **line} for line in flat]
+    return f"{csv_table(table) or 'cell'}\n"
 
 
-def _uncertain(row: CellResult, scores: Sequence[str]) -> dict[str, object]:
-    """What stands behind a cell's scores as columns: their intervals, and the drift from the unquantized cell."""
-    flat: dict[str, object] = {}
-    drift = row.accuracy_drift
-    for name in scores:
-        low, high = row.accuracy_intervals.get(name, (None, None))
-        of_name = None if drift is None else drift.scores.get(name)
-        below, above = of_name.interval if of_name else (None, None)
-        flat |= {
-            f"accuracy_{name}_low": low,
-            f"accuracy_{name}_high": high,
-            f"drift_{name}": of_name.difference if of_name else None,
-            f"drift_{name}_low": below,
-            f"drift_{name}_high": above,
-        }
-    return {
-        **flat,
-        "drift_reference": drift.reference if drift else None,
-        "drift_agreement": drift.agreement if drift else None,
-    }
-
-
-def _conditions(row: CellResult) -> dict[str, object]:
-    """On what and under which load a cell was measured, as columns: `system_cpu`, `workload_prompts` and so on."""
-    at = row.conditions.measured_s
-    flat: dict[str, object] = {
-        "measured_at": None if at is None else datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
-    }
-    for field in FIELDS:
-        value = row.conditions.value(field) if row.levels else None
+def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
+    """A cell as columns, in parts; what no cell has is no column."""
+    drift, at = row.accuracy_drift, row.conditions.measured_s
+    scores: dict[str, object] = {}
+    for name in row.accuracy:
+        if ends := row.accuracy_intervals.get(name):
+            scores |= {f"accuracy_{name}_low": ends[0], f"accuracy_{name}_high": ends[1]}
+        if drift and (of := drift.scores.get(name)):
+            low, high = of.interval
+            scores |= {f"drift_{name}": of.difference, f"drift_{name}_low": low, f"drift_{name}_high": high}
+    conditions: dict[str, object] = {}
+    for field in FIELDS if row.levels else ():
+        value = row.conditions.value(field)
         shown = value if field.name.endswith("digest") or isinstance(value, (int, float)) else field.shown(value)
-        flat[f"{field.about}_{field.name}"] = None if value is None else shown
-    return flat
+        conditions |= {} if value is None else {f"{field.about}_{field.name}": shown}
+    measured = None if at is None else datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
+    return [
+        {"cell": row.id},
+        row.axes,
+        {"status": row.status.value},
+        {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
+        {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
+        {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
+        {f"accuracy_{name}": score for name, score in row.accuracy.items()},
+        scores,
+        {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
+        {} if measured is None else {"measured_at": measured},
+        conditions,
+    ]
 
 
-def _asked(row: CellResult, level: LevelResult | None, lengths: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """What was asked at a level as columns, and how long prompts and answers were: `input_tokens_per_request_mean`."""
-    asked = {} if level is None else row.conditions.level(level.concurrency, level.request_rate)
-    flat: dict[str, object] = {name: asked.get(name) for name in ("warmup_requests", "repeats")}
-    for name, keys in lengths.items():
-        flat |= {f"{name}_{key}": None if level is None else level.lengths.get(name, {}).get(key) for key in keys}
-    return flat
-
-
-def _flat(level: LevelResult | None, statistics: Mapping[str, Sequence[str]]) -> dict[str, object]:
-    """One level as columns: `ttft_p50_ms` and so on."""
-    plain = ("concurrency", "request_rate", "requests", "failures", "duration_s")
-    rates = ("input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
-    flat: dict[str, object] = {name: None if level is None else getattr(level, name) for name in (*plain, *rates)}
-    goodput = Goodput() if level is None or level.goodput is None else level.goodput
-    flat |= {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s}
-    for name, keys in statistics.items():
-        stem = name.removesuffix("_ms")
-        for key in keys:
-            head = f"{stem}_{key}" if key == "n" else f"{stem}_{key}_ms"
-            flat[head] = None if level is None else level.latency(name, key)
-    return flat
+def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
+    """A level as columns, in parts: `ttft_p50_ms`, `input_tokens_per_request_mean` and so on; all empty without one."""
+    known = LevelResult() if level is None else level
+    asked = row.conditions.level(known.concurrency, known.request_rate)
+    rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+    goodput = known.goodput
+    return [
+        {"concurrency": known.concurrency},
+        {} if known.request_rate is None else {"request_rate": known.request_rate},
+        {name: getattr(known, name) for name in rates},
+        {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        *(
+            {
+                f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value
+                for key, value in known.latencies.get(name, {}).items()
+            }
+            for name in LATENCIES
+        ),
+        {name: asked[name] for name in ("warmup_requests", "repeats") if asked.get(name) is not None},
+        *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
+    ]
 
 
 # Markdown
@@ -185,49 +149,28 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
     """A table for a pull request: what failed and the definitions of the metrics below it."""
     parts = shared_parts([row.id for row in rows])
     shown = columns(rows)
-    title = " ".join(
-        filter(None, ("### Pipeline report", _code(run_id), f"of {_code(Path(matrix).name)}" if matrix else ""))
-    )
-    lines = [title, "", f"{summary_of(rows)}{'; all cells: ' + ' '.join(map(_code, parts)) if parts else ''}", ""]
-    about = conditions_of(rows)
-    lines += [*(f"- {name}: {_escape(text)}" for name, text in about), ""] if about else []
-    lines.append("| cell | " + " | ".join(column.head for column in shown) + " |")
-    lines.append("|---|" + "|".join("---" if column.head == "status" else "---:" for column in shown) + "|")
-    for row in rows:
-        cells = (_escape(column.value(row) or "") for column in shown)
-        lines.append(f"| {_code(without(row.id, parts))} | " + " | ".join(cells) + " |")
-    problems = list(problems_of(rows))
-    if problems:
-        lines += ["", "**Failed and infeasible cells**", ""]
-        for what, ids, details in problems:
-            lines.append(
-                f"- {what}, {count(len(ids), 'cell')} ({', '.join(_code(cell) for cell in ids[:4])}{', …' if len(ids) > 4 else ''}): "
-                + "; ".join(map(_escape, details))
-            )
-    notes = notes_of(rows)
-    if notes:
-        lines += [
-            "",
-            "**Notes**",
-            "",
-            *(f"- {_escape(text)} ({count(cells, 'cell')})" for text, cells in notes),
+    failures = [
+        f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
+        for what, ids, details in failures_of(rows)
+    ]
+    notes, conditions, tested, definitions = _below(rows, shown)
+    status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
+    return as_markdown(
+        [
+            Heading(" ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))),
+            Line(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
+            Items("measured", conditions),
+            Grid(
+                ["cell", *(column.head for column in shown)],
+                [[without(row.id, parts), *(column.value(row) or "" for column in shown)] for row in rows],
+                (0, *status),
+            ),
+            Items("failed and infeasible cells", list(map(Line, failures))),
+            Items("notes", notes),
+            *tested,
+            Items("definitions", definitions, folded=True),
         ]
-    tested = client_error_of(rows)
-    lines += ["", tested] if tested else []
-    definitions = definitions_of(shown)
-    if definitions:
-        lines += ["", "<details><summary>Definitions</summary>", ""]
-        lines += [f"- {head}: {_escape(formula)}" for head, formula in definitions]
-        lines += ["", "</details>"]
-    return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
+    )
 
 
 # Terminal
@@ -253,62 +196,47 @@ def to_table(
     parts = shared_parts([row.id for row in rows])
     shown, by_model, name_width = _fit(rows, columns(rows), parts, width)
     said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold"), Text()]
-    said.append(_table(rows, shown, parts, name_width, by_model=by_model))
-    problems = _problems(rows, workspace, told)
-    for what, ids, details in problems[:_MAX_PROBLEMS]:
+    said += _table(rows, shown, parts, name_width, by_model=by_model)
+    failures = failures_of(rows, workspace, told)
+    for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
         said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
         said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
-    if len(problems) > _MAX_PROBLEMS:
-        said.append(Text(f"\nand {len(problems) - _MAX_PROBLEMS} more reasons: --format json has all", "dim"))
-    below = _in_full(rows, shown) if verbose else _in_short(rows, shown, width)
-    return Group(*said, *(Text(text, style) for text, style in below))
+    if len(failures) > _MAX_FAILURES:
+        said.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: --format json has all", "dim"))
+    for lines in _below(rows, shown) if verbose else [_in_short(rows, shown, width)]:
+        said += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
+    return Group(*said)
 
 
-def _problems(
-    rows: Sequence[CellResult], workspace: Path | None, told: Collection[str]
-) -> list[tuple[str, list[str], list[str]]]:
-    """What went wrong, the cells, and details; of reasons that were told, the cells alone."""
-    brief: dict[str, list[str]] = {}
-    full = []
-    for what, ids, details in problems_of(rows, workspace):
-        if details[0] in told:
-            brief.setdefault(what, []).extend(ids)
-        else:
-            full.append((what, ids, details))
-    return [*((what, ids, []) for what, ids in brief.items()), *full]
+def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[Line]]:
+    """What there is to know of the table: notes, conditions, the load client's own error, definitions."""
+    tested = client_error_of(rows)
+    return [
+        [Line(_note(*note), "yellow") for note in notes_of(rows)],
+        [Line(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [] if tested is None else [Line(tested, "dim")],
+        [Line(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
+    ]
 
 
-def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> Iterator[tuple[str, str]]:
-    """What to know of the table, each on one line no wider than `width`: notes, how to read it, on what it was measured."""
+def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> list[Line]:
+    """The same in few lines no wider than `width`: notes, how to read the table, on what it was measured."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
-    legend = (
-        ["Latencies are medians (p50)"] if any(column.head.startswith(("TTFT", "TPOT")) for column in shown) else []
-    )
+    legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
     legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
     measured = [row.conditions for row in rows if row.levels]
-    lines = [(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
-    lines += [(f"{', '.join(legend)}.", "dim")] if legend else []
+    lines = [Line(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
+    lines += [Line(f"{', '.join(legend)}.", "dim")] if legend else []
     if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unrecorded system") for each in measured}:
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
-        lines.append((f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+        lines.append(Line(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     more = f"{len(notes) - _SHORT_NOTES} more notes, " if len(notes) > _SHORT_NOTES else ""
-    lines += [(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
-    yield from ((("\n" * (number == 0)) + _cut(text, width), style) for number, (text, style) in enumerate(lines))
-
-
-def _in_full(rows: Sequence[CellResult], shown: Sequence[Column]) -> Iterator[tuple[str, str]]:
-    groups: list[list[tuple[str, str]]] = [
-        [(_note(*note), "yellow") for note in notes_of(rows)],
-        [(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
-        [(tested, "dim")] if (tested := client_error_of(rows)) else [],
-        [(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
-    ]
-    for group in groups:
-        yield from ((("\n" * (number == 0)) + text, style) for number, (text, style) in enumerate(group))
+    lines += [Line(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
+    return [Line(_cut(line.text, width), line.style) for line in lines]
 
 
 def _note(text: str, cells: int) -> str:
@@ -355,48 +283,31 @@ def _head(column: Column) -> list[str]:
     return [first, last] if first else [last]
 
 
-class _Table:
-    """Lines of (text, style), all of them as wide as they shall be: rich's own table costs ten times as much."""
-
-    def __init__(self) -> None:
-        self._lines: list[list[tuple[str, str]]] = []
-
-    def add(self, *parts: tuple[str, str]) -> None:
-        """One more line."""
-        self._lines.append(list(parts))
-
-    def __rich_console__(self, console: Console, _options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        for line in self._lines:
-            yield from (Segment(text, console.get_style(style)) for text, style in line)
-            yield Segment.line()
-
-
 def _table(
     rows: Sequence[CellResult], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
-) -> _Table:
-    table = _Table()
+) -> Iterator[Text]:
+    """Line by line: rich's own table costs ten times as much."""
+    from rich.text import Text
+
     aligned = [(_width(column, rows), str.ljust if column.head == "status" else str.rjust) for column in shown]
     heads = [(["", *_head(column)])[-2:] for column in shown]
     for number, name in enumerate(("", "cell")):
         if number or any(head[0] for head in heads):
             words = [align(head[number], width) for head, (width, align) in zip(heads, aligned, strict=True)]
-            table.add(("  ".join((name.ljust(name_width), *words)), "dim"))
+            yield Text("  ".join((name.ljust(name_width), *words)), "dim", no_wrap=True)
     place = {model: number for number, model in enumerate(dict.fromkeys(row.axes.get("model") for row in rows))}
-    ordered = sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows
     model: Json = None
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows:
         if by_model and row.axes.get("model") != model:
             model = row.axes.get("model")
-            table.add((shorten(str(model), name_width), "bold"))
+            yield Text(shorten(str(model), name_width), "bold")
         name = "  " + without(row.id, (*parts, str(model))) if by_model else without(row.id, parts)
-        values = [
-            (f"  {align(column.value(row) or '', width)}", _STYLES[row.status] if column.head == "status" else "")
-            for column, (width, align) in zip(shown, aligned, strict=True)
-        ]
-        table.add((shorten(name, name_width).ljust(name_width), ""), *values)
-    return table
+        line = Text(shorten(name, name_width).ljust(name_width), no_wrap=True)
+        for column, (width, align) in zip(shown, aligned, strict=True):
+            line.append(
+                f"  {align(column.value(row) or '', width)}", _STYLES[row.status] if column.head == "status" else ""
+            )
+        yield line
 
 
 # What all formats for people say beside the numbers.
@@ -409,23 +320,35 @@ def summary_of(rows: Sequence[CellResult]) -> str:
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
 
 
-def problems_of(
-    rows: Sequence[CellResult], workspace: Path | None = None
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """What went wrong, the cells it struck, and details: cells that a shared stage failed are said once."""
+class Failure(NamedTuple):
+    """What failed, the cells it struck, and details: the reason, the log, what to do."""
+
+    what: str
+    cells: list[CellId]
+    details: list[str]
+
+
+def failures_of(rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()) -> list[Failure]:
+    """What failed; cells that a shared stage failed are said once, and reasons that were `told` not again."""
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
         if row.reason is not None or row.failed_stage is not None:
-            groups.setdefault((row.status, row.failed_stage, row.failure, row.reason, row.log), []).append(row)
+            why = None if row.reason in told else (row.reason, row.log)
+            groups.setdefault((row.status, row.failed_stage, row.failure, why), []).append(row)
+    found = []
     for struck in groups.values():
         row = struck[0]
         what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
         details = [row.reason or "no reason was given"]
         if row.log is not None:
             details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}")
-        if row.hint is not None:
-            details.append(f"try: {row.hint}")
-        yield f"{what}{in_brackets(row.failure)}", [row.id for row in struck], details
+        details += [] if row.hint is None else [f"try: {row.hint}"]
+        found.append(
+            Failure(
+                f"{what}{in_brackets(row.failure)}", [row.id for row in struck], [] if row.reason in told else details
+            )
+        )
+    return found
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
@@ -436,7 +359,7 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:
-        found = [text for text in row.findings if not text.startswith("info:")]
+        found = row.warnings
         if any(level.window == "whole" for level in row.levels):
             found.append("the steady window was too short: rates include ramp-up and drain")
         kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
@@ -498,12 +421,9 @@ def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
     heads: dict[str, list[str]] = {}
     for column in shown:
         if column.formula is not None:
-            heads.setdefault(column.formula, []).append(column.head)
-    return [(", ".join(names), f"{formula}{_statistic(names[0])}") for formula, names in heads.items()]
-
-
-def _statistic(head: str) -> str:
-    return "; the median (p50) is shown" if head.startswith(("TTFT", "TPOT")) else ""
+            median = "; the median (p50) is shown" if column.is_latency else ""
+            heads.setdefault(column.formula + median, []).append(column.head)
+    return [(", ".join(names), formula) for formula, names in heads.items()]
 
 
 # Printing

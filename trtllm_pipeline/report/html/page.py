@@ -15,31 +15,30 @@ import gzip
 import hashlib
 import json
 import shlex
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.bench.conditions import FIELDS, Conditions
+from trtllm_pipeline.bench.conditions import FIELDS
 from trtllm_pipeline.bench.result import LevelResult, load_words
-from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.fingerprint import fingerprint
 from trtllm_pipeline.planning.names import count, duration, shared_parts, without
-from trtllm_pipeline.report.columns import METRICS, Column, columns
+from trtllm_pipeline.report.columns import METRICS, columns
 from trtllm_pipeline.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import label_of, words, workloads
 from trtllm_pipeline.report.writers import (
     client_error_of,
     conditions_of,
+    failures_of,
     lengths_of,
     moment,
     notes_of,
-    problems_of,
     summary_of,
 )
 
@@ -48,7 +47,6 @@ LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
 """Latencies that the page takes limits of."""
 _ASSETS: Final = Path(__file__).parent / "assets"
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
-_MAX_PROBLEMS: Final = 20
 _LOGS_BYTES: Final = 1_000_000
 """Together the ends of all logs may be this long before compression; beyond it only failures keep theirs."""
 _SYMBOLS: Final = {
@@ -60,6 +58,15 @@ _SYMBOLS: Final = {
     CellStatus.RUNNING: "▶",
     CellStatus.NOT_RUN: "·",
 }
+
+
+_COUNTED: Final = {
+    Ending.MADE: "executed",
+    Ending.SERVED: "executed",
+    Ending.UP_TO_DATE: "up_to_date",
+    Ending.FAILED: "failed",
+}
+"""Columns of the table of stages."""
 
 
 def to_html(
@@ -78,36 +85,25 @@ def to_html(
     library = vega() if plots else ""
     style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = shared_parts([row.id for row in rows])
-    shown = columns(rows)
-    problems = list(problems_of(rows))
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(
-        "page.html"
-    ).render(
+    data = json.dumps(_data(rows, record, parts, limits or {}), ensure_ascii=False, separators=(",", ":"))
+    jinja = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return jinja.get_template("page.html").render(
         policy=_policy([script, *filter(None, [library])], style),
         style=Markup(style),  # noqa: S704 - a file of this package
         script=Markup(script),  # noqa: S704 - a file of this package
-        data=_packed(json.dumps(_data(rows, record, parts, limits or {}), ensure_ascii=False, separators=(",", ":"))),
-        library=_packed(library) if library else "",
+        data=_packed(data),
+        library=library and _packed(library),
         run=record,
-        matrix=Path(matrix).name if matrix else "",
+        matrix=Path(matrix).name,
         finished=finished,
         summary=summary_of(rows),
         shared=parts,
+        short=lambda cell: without(cell, parts),
         head=_facts(record),
-        columns=[(column.head, column.formula, column.head == "status") for column in shown],
-        table=[_line(row, shown, parts) for row in rows],
-        problems=[
-            (what, [(cell, without(cell, parts)) for cell in cells], details)
-            for what, cells, details in problems[:_MAX_PROBLEMS]
-        ],
-        more_problems=max(0, len(problems) - _MAX_PROBLEMS),
+        columns=columns(rows),
+        rows=rows,
+        symbols=_SYMBOLS,
+        failures=failures_of(rows),
         tested=client_error_of(rows),
         conditions=conditions_of(rows),
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
@@ -115,7 +111,7 @@ def to_html(
         environment=_environment(record),
         metrics=[metric for metric in METRICS if metric.formula],
         version=__version__,
-        written=moment(datetime.now(timezone.utc).timestamp()),
+        written=moment(time.time()),
     )
 
 
@@ -153,88 +149,58 @@ def _policy(scripts: Sequence[str], style: str) -> str:
 
 def _data(
     rows: Sequence[CellResult], record: Record, parts: Sequence[str], limits: Mapping[str, float | str]
-) -> dict[str, Json]:
-    of_cell: dict[CellId, list[int]] = {}
+) -> dict[str, Any]:
+    of_cell: dict[CellId, list[int]] = {row.id: [] for row in rows}
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
     asked = workloads(rows)
-    under = [_under(row.conditions) if row.levels else {} for row in rows]
-    distinct = {json.dumps(each): each for each in under}
-    places = {text: place for place, text in enumerate(distinct)}
-    total = sum(len(stage.log) + len(stage.server_log) for stage in record.stages)
+    under = {json.dumps(each): each for each in (_under(row) for row in rows)}
+    places = {text: place for place, text in enumerate(under)}
+    brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
     return {
-        "limits": dict(limits),
-        "start": record.started_s,
+        "limits": limits,
         "cells": [
             {
-                **_cell(row, [record.stages[n] for n in of_cell.get(row.id, ())], parts),
+                **{name: getattr(row, name) for name in _CELL},
+                "name": without(row.id, parts),
+                "status": row.status.value.replace("_", " "),
+                "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
+                "levels": [_level(level) for level in row.levels],
+                "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
+                "accuracy_drift": row.accuracy_drift and row.accuracy_drift.to_json(),
+                "measured": moment(row.conditions.measured_s),
+                "tokens": lengths_of(row.levels),
                 "workload": words(workload),
-                "under": places[json.dumps(conditions)],
+                "under": places[json.dumps(_under(row))],
             }
-            for row, workload, conditions in zip(rows, asked, under, strict=True)
+            for row, workload in zip(rows, asked, strict=True)
         ],
-        "under": list(distinct.values()),
+        "under": list(under.values()),
         "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
-        "runs": {row.id: list(of_cell.get(row.id, ())) for row in rows},
-        "stages": [
-            _stage(stage, record, logs=total <= _LOGS_BYTES or stage.ending is Ending.FAILED) for stage in record.stages
-        ],
+        "runs": of_cell,
+        "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
 
 
-def _cell(row: CellResult, stages: Sequence[StageRecord], parts: Sequence[str]) -> dict[str, Json]:
-    return {
-        "id": row.id,
-        "name": without(row.id, parts),
-        "axes": dict(row.axes),
-        "status": row.status.value.replace("_", " "),
-        "reason": row.reason,
-        "unfit": row.unfit,
-        "hint": row.hint,
-        "failed": row.failed_stage,
-        "log": row.log,
-        "gpus": max((stage.resources["gpus"] for stage in stages), default=0),
-        "levels": [_level(level) for level in row.levels],
-        "accuracy": dict(row.accuracy),
-        "questions": row.accuracy_total,
-        "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
-        "intervals": {name: list(ends) for name, ends in row.accuracy_intervals.items()},
-        "drift": None if row.accuracy_drift is None else _drift(row.accuracy_drift),
-        "findings": list(row.findings),
-        "measured": moment(row.conditions.measured_s),
-        "tokens": lengths_of(row.levels),
-    }
+_CELL: Final = (
+    *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_intervals", "findings"),
+)
 
 
-def _drift(drift: Drift) -> dict[str, Json]:
-    """Agreement with the unquantized cell, and the difference of each score with its interval."""
-    return {
-        "agreement": drift.agreement,
-        "scores": {
-            name: {"difference": _short(of.difference), "interval": [_short(end) for end in of.interval]}
-            for name, of in drift.scores.items()
-        },
-    }
-
-
-def _under(conditions: Conditions) -> dict[str, Json]:
+def _under(row: CellResult) -> dict[str, str]:
     """On what and under which load a cell was measured, by label, in words."""
-    known = {field.label: (field, conditions.value(field)) for field in FIELDS}
-    return {label: field.shown(value) for label, (field, value) in known.items() if value is not None}
+    known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
+    return {field.label: field.shown(value) for field, value in known if value is not None}
 
 
-def _level(level: LevelResult) -> dict[str, Json]:
-    latencies: dict[str, Json] = {
-        name: {key: _short(values[key]) for key in _STATISTICS if key in values}
-        for name, values in level.latencies.items()
-    }
+def _level(level: LevelResult) -> dict[str, Any]:
     return {
         "concurrency": level.concurrency,
         "rate": level.request_rate,
         "key": level.key,
         "at": load_words(level.key),
-        "goodput": None if level.goodput is None else level.goodput.share,
+        "goodput": level.goodput and level.goodput.share,
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),
@@ -242,7 +208,10 @@ def _level(level: LevelResult) -> dict[str, Json]:
         "req": _short(level.requests_per_s),
         "window": level.window,
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
-        **latencies,
+        **{
+            name: {key: _short(values[key]) for key in _STATISTICS if key in values}
+            for name, values in level.latencies.items()
+        },
     }
 
 
@@ -254,35 +223,25 @@ def _short(value: float | None) -> float | None:
     return int(short) if short.is_integer() else short
 
 
-def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Json]:
+def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Any]:
     start = record.started_s or 0.0
-    attempts: list[Json] = [
-        [round(attempt.started_s - start, 3), round(attempt.ended_s - start, 3), attempt.outcome]
-        for attempt in stage.attempts
-    ]
     return {
-        "id": stage.id,
-        "stage": stage.stage,
-        "name": stage.name,
+        **{name: getattr(stage, name) for name in _STAGE},
         "ending": stage.ending.value.replace("_", " "),
-        "attempts": attempts,
-        "made_s": stage.made_s,
-        "planned": stage.planned,
-        "message": stage.message,
-        "hint": stage.hint,
+        "attempts": [
+            (round(each.started_s - start, 3), round(each.ended_s - start, 3), each.outcome) for each in stage.attempts
+        ],
         "commands": [shlex.join(command) for command in stage.commands],
-        "folder": None if stage.folder is None else str(stage.folder),
+        "folder": stage.folder and str(stage.folder),
         "log": stage.log if logs else None,
         "server_log": stage.server_log if logs else None,
-        "resources": dict(stage.resources),
-        "gpus": list(stage.gpus),
-        "provenance": dict(stage.provenance),
-        "key": dict(stage.key),
-        "fingerprint": stage.fingerprint,
-        "files": stage.files,
-        "size": stage.size_bytes,
     }
 
+
+_STAGE: Final = (
+    *("id", "stage", "name", "made_s", "planned", "message", "hint", "resources", "gpus", "provenance", "key"),
+    *("fingerprint", "files", "size_bytes"),
+)
 
 # What stands in the page itself
 
@@ -301,39 +260,16 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     return facts
 
 
-def _line(row: CellResult, shown: Sequence[Column], parts: Sequence[str]) -> dict[str, Any]:
-    warnings = [text for text in row.findings if not text.startswith("info:")]
-    return {
-        "id": row.id,
-        "name": without(row.id, parts),
-        "status": row.status.value,
-        "symbol": _SYMBOLS[row.status],
-        "values": [(column.value(row) or "", column.head == "status") for column in shown],
-        "warnings": len(warnings),
-    }
-
-
 def _stage_summary(record: Record) -> list[dict[str, Any]]:
     """For each stage: how many were made, were up to date, failed; seconds spent here, and saved by what was there."""
-    found: dict[str, dict[str, Any]] = {}
-    for stage in record.stages:
-        line = found.setdefault(stage.stage, {"stage": stage.stage, "counts": Counter(), "spent": 0.0, "saved": 0.0})
-        line["counts"][stage.ending] += 1
-        line["spent"] += stage.seconds
-        if stage.ending is Ending.UP_TO_DATE:
-            line["saved"] += stage.made_s or 0.0
-    for line in found.values():
-        counts = line["counts"]
-        known = (Ending.MADE, Ending.SERVED, Ending.UP_TO_DATE, Ending.FAILED)
-        line |= {
-            "made": counts[Ending.MADE] + counts[Ending.SERVED],
-            "up_to_date": counts[Ending.UP_TO_DATE],
-            "failed": counts[Ending.FAILED],
-            "other": sum(counts.values()) - sum(counts[ending] for ending in known),
-            "spent": duration(line["spent"]),
-            "saved": duration(line["saved"]) if line["saved"] else "",
-        }
-    return list(found.values())
+    found = []
+    for name in dict.fromkeys(stage.stage for stage in record.stages):
+        stages = [stage for stage in record.stages if stage.stage == name]
+        saved = sum(stage.made_s or 0.0 for stage in stages if stage.ending is Ending.UP_TO_DATE)
+        line = {"stage": name, **Counter(_COUNTED.get(stage.ending, "not_run") for stage in stages)}
+        spent = duration(sum(stage.seconds for stage in stages))
+        found.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
+    return found
 
 
 def _environment(record: Record) -> list[tuple[str, str]]:

@@ -162,10 +162,10 @@
     for (const cell of shown) {
       const score = cell.accuracy[metric];
       const best = floors.get(same(cell));
-      if (cell.unfit === null && score !== undefined && (best === undefined || score > best.score)) floors.set(same(cell), { score, low: cell.intervals[metric]?.[0] ?? score });
+      if (cell.unfit === null && score !== undefined && (best === undefined || score > best.score)) floors.set(same(cell), { score, low: cell.accuracy_intervals[metric]?.[0] ?? score });
     }
     return (cell) => {
-      const change = cell.drift?.scores?.[metric];
+      const change = cell.accuracy_drift?.scores?.[metric];
       if (change?.interval) return change.interval[1] >= 0;
       const floor = floors.get(same(cell));
       return floor === undefined || (cell.accuracy[metric] !== undefined && cell.accuracy[metric] >= floor.low);
@@ -383,8 +383,8 @@
       const [model, kind] = JSON.parse(key);
       const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
       const typical = members.reduce((a, b) => (Math.abs(b.accuracy[metric] - mean) < Math.abs(a.accuracy[metric] - mean) ? b : a));
-      const [low, high] = typical.intervals[metric] ?? [null, null];
-      return { model, kind, mean, low, high, questions: typical.questions, change: typical.drift?.scores?.[metric], agreement: typical.drift?.agreement, n: members.length, least: Math.min(...scores), most: Math.max(...scores) };
+      const [low, high] = typical.accuracy_intervals[metric] ?? [null, null];
+      return { model, kind, mean, low, high, questions: typical.accuracy_total, change: typical.accuracy_drift?.scores?.[metric], agreement: typical.accuracy_drift?.agreement, n: members.length, least: Math.min(...scores), most: Math.max(...scores) };
     });
     const models = unique(lines.map((line) => line.model));
     const range = (ends) => (ends ? `${ends[0].toFixed(3)} to ${ends[1].toFixed(3)}` : "");
@@ -477,7 +477,7 @@
     pair(about, "hint", cell.hint);
     pair(about, "log", cell.log);
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
-    for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.questions} questions)`);
+    for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
     body.push(about);
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
@@ -526,7 +526,7 @@
     pair(facts, "folder", stage.folder);
     pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => (name === "exclusive" ? "exclusive use of the machine" : `${n} ${name}`)).join(", "));
     pair(facts, "GPUs", stage.gpus.join(", "));
-    pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size / 1e6).toFixed(1)} MB` : "");
+    pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size_bytes / 1e6).toFixed(1)} MB` : "");
     for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);
     for (const name of ["params", "files", "identity", "inputs"]) pair(facts, `key: ${name}`, stage.key[name]);
     box.append(make("details", {}, make("summary", {}, "Provenance"), facts));
