@@ -275,5 +275,5 @@ def test_each_lie_is_caught_by_its_own_gate(
         assert level["headline"]["window"] is None
         assert gate in level["headline"]["reason"]
         assert level["output_tokens_per_s"] is None
-    again = analyze(work.out / "events.jsonl", tokenizer())
+    again = analyze(work.out / "events.jsonl", tokenizer()).to_json()
     assert json.loads(json.dumps(again)) == written

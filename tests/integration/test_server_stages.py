@@ -222,7 +222,7 @@ def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str
         assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"]
         assert level["headline"]["window"] == "whole"
     events = work.out / "events.jsonl"
-    assert json.loads(json.dumps(analyze(events, tokenizer))) == written
+    assert json.loads(json.dumps(analyze(events, tokenizer).to_json())) == written
     records = [json.loads(line) for line in events.read_text().splitlines()]
     requests = [record for record in records if record["type"] == "request"]
     assert sum(record["phase"] == "warmup" for record in requests) == 2 * 2 * 2
@@ -232,9 +232,12 @@ def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str
 
 def test_perf_of_request_rates_against_objectives(start: Start) -> None:
     rates: dict[str, Json] = {"request_rate": [100.0, 50], "request_distribution": "constant", "requests": 10}
-    work = start(files={"input_data": PROMPTS}, **{**PERF, **rates, "slo": {"ttft_ms": 5000, "e2e_ms": 0.5}})
+    asked = {**PERF, **rates, "slo": {"ttft_ms": 5000, "e2e_ms": 0.5}, "max_tokens": None}
+    work = start(files={"input_data": PROMPTS}, **asked)
     perf.run(work)
-    levels = result(work, "perf.json")["levels"]
+    written = result(work, "perf.json")
+    assert written["settings"]["max_tokens"] == 40 - MAX_INPUT_LEN, "as long as the engine was built for"
+    levels = written["levels"]
     assert [(level["concurrency"], level["request_rate"]) for level in levels] == [
         (1, None),
         (3, None),

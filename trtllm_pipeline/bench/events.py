@@ -283,11 +283,9 @@ class Records:
     probes: Sequence[ProbeRecord]
 
 
-def level_of(record: _OfLevel) -> float:
-    """What a record's level is called by: concurrency (an int), or in an open loop request rate (a float)."""
-    if record["concurrency"] is not None:
-        return record["concurrency"]
-    return float(record["request_rate"] or 0)
+def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
+    """Concurrency and request rate of a record's level, of which one is None."""
+    return record["concurrency"], record.get("request_rate")
 
 
 def read_records(path: Path) -> Records:
@@ -393,7 +391,7 @@ def _fail(path: Path, line: int, message: str) -> NoReturn:
 
 def _impossible(request: RequestRecord) -> str | None:
     """What of one request cannot have happened."""
-    concurrency, rate = request["concurrency"], request.get("request_rate")
+    concurrency, rate = level_of(request)
     if (concurrency is None) == (rate is None):
         return "a level has a concurrency or a request_rate, one of the two"
     if concurrency is not None and request["slot"] >= concurrency:
@@ -424,7 +422,7 @@ def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -
     slots: dict[tuple[Any, ...], list[tuple[int, int, int]]] = {}
     levels: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for line, request in requests:
-        level = (request["concurrency"], request.get("request_rate"), request["repeat"])
+        level = (*level_of(request), request["repeat"])
         span = (request["sent_ns"], request["end_ns"], line)
         slots.setdefault((*level, request.get("worker", 0), request["slot"]), []).append(span)
         sent_ns, end_ns, first = levels.get(level, span)

@@ -9,16 +9,32 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from trtllm_pipeline.bench import compat_metrics, counters, validity
-from trtllm_pipeline.bench.events import ClientRecord, Header, level_of
+from trtllm_pipeline.bench.conditions import Conditions
+from trtllm_pipeline.bench.events import ClientRecord
+from trtllm_pipeline.bench.objectives import NONE, Objectives
 from trtllm_pipeline.bench.prompts import Tokenizer
-from trtllm_pipeline.bench.requests import LoadRun, TimedRequest, read_run
-from trtllm_pipeline.bench.result import DEFINITIONS, RATES
+from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest, read_run
+from trtllm_pipeline.bench.result import (
+    DEFINITIONS,
+    RATES,
+    Goodput,
+    LevelDetails,
+    LevelResult,
+    LoadDetails,
+    LoadResult,
+    ObjectiveResult,
+    RepeatResult,
+    Schedule,
+    Window,
+    client_error_ms,
+)
 from trtllm_pipeline.bench.stats import Summary, summary
 
 HANDOVER_NS: Final = 5_000_000
@@ -26,178 +42,123 @@ STEADY_SHARE: Final = 0.95
 HEADLINE_S: Final = 30.0
 
 
-def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """All metrics of an event file: the content of perf.json. `objectives` are milliseconds by "ttft", "tpot", "e2e"."""
+def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = NONE) -> LoadResult:
+    """All metrics of an event file."""
     run = read_run(events, tokenizer)
-    header = run.records.header
-    findings = validity.findings(run)
-    levels = [_level(run, load, repeats, objectives or {}) for load, repeats in run.levels().items()]
-    refused = sorted({finding["check"] for finding in findings if finding["severity"] == "invalid"})
-    if refused:
-        levels = [_without_headline(level, f"not valid: {', '.join(refused)}") for level in levels]
-    return {
-        "schema": 1,
-        "valid": not refused,
-        "protocol": header["protocol"],
-        "model": header["model"],
-        "settings": header["settings"],
-        **_conditions(run),
-        "levels": levels,
-        "findings": [_placed(finding) for finding in findings],
-        "token_count": _token_count(run),
-        "client": {
-            "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
-            "self_test": header.get("self_test"),
-            "levels": [_client(record) for record in run.records.clients],
-        },
-        "definitions": {**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
-    }
-
-
-def _conditions(run: LoadRun) -> dict[str, Any]:
-    """When, on what and under which load it was measured; null for what the event file does not say."""
-    found = run.records.conditions
-    anchor = run.records.header.get("anchor")
-    measured_s = None if anchor is None else round(float(anchor["unix_ns"]) / 1e9, 3)
-    return {
-        "measured_s": measured_s,
-        **(
-            {"system": None, "workload": None}
-            if found is None
-            else {name: found[name] for name in ("system", "workload")}
+    header, found = run.records.header, run.records.conditions
+    findings = tuple(validity.findings(run))
+    refused = sorted({each.check for each in findings if each.severity == "invalid"})
+    token_count = _token_count(run)
+    anchor = header.get("anchor")
+    return LoadResult(
+        valid=not refused,
+        levels=tuple(_level(run, level, objectives, refused) for level in run.levels),
+        findings=findings,
+        conditions=Conditions(
+            None if anchor is None else round(anchor["unix_ns"] / 1e9, 3),
+            None if found is None else found["system"],
+            None if found is None else found["workload"],
         ),
-    }
+        tokens_counted_by=token_count["source"],
+        client_error_ms=client_error_ms(header.get("self_test")),
+        details=LoadDetails(
+            protocol=header["protocol"],
+            model=header["model"],
+            settings=header["settings"],
+            token_count=token_count,
+            self_test=header.get("self_test"),
+            clients=[_client(record) for record in run.records.clients],
+            definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
+        ),
+    )
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:
-    """Who counted the output tokens of the measured answers, and what the other count says."""
-    answers = [request for request in run.requests if request.measured and request.ok]
+    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    answers = [request for level in run.levels for request in level.ok]
     server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
     blind = run.special_tokens is None
+    mismatch = sum(abs(request.output_tokens - request.encoded_again) for request in answers)
     return {
         "source": "server" if run.counted_by_server else "events" if blind else "encoded_again",
         "server": server,
         "encoded_again": None if blind else sum(request.encoded_again for request in answers),
         "events": sum(len(request.tokens) for request in answers),
-        "mismatch": None if blind or not server else round(_mismatch(answers) / server, 6),
+        "mismatch": None if blind or not server else round(mismatch / server, 6),
     }
 
 
-def _mismatch(requests: Iterable[TimedRequest]) -> int:
-    return sum(abs(request.output_tokens - request.encoded_again) for request in requests)
-
-
-def _without_headline(level: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """A level of a run that did not pass the gate: what was observed stays, the figures people quote do not."""
-    return {**level, "headline": {"window": None, "reason": reason}, **dict.fromkeys(RATES.values())}
-
-
-def _placed(finding: dict[str, Any]) -> dict[str, Any]:
-    """A finding with its level told as an open or a closed loop's."""
-    if not isinstance(finding["concurrency"], float):
-        return finding
-    return {**finding, "concurrency": None, "request_rate": finding["concurrency"]}
-
-
-def _level(
-    run: LoadRun, load: float, repeats: Mapping[int, Sequence[TimedRequest]], objectives: Mapping[str, float]
-) -> dict[str, Any]:
-    closed = isinstance(load, int)
-    windows: list[dict[str, Any]] = []
-    for repeat, requests in repeats.items():
-        whole, steady = _whole(requests), _steady(requests, load) if closed else _while_sending(requests)
-        latencies = _latencies([request for request in requests if request.measured and request.answered])
-        started_s = _started_s(requests, run.records.header)
-        active = _active(requests)
-        windows.append(
-            {"repeat": repeat, "started_s": started_s, "whole": whole, "active": active, "steady": steady, **latencies}
-        )
-    name, reason = _headline(windows)
-    chosen = [window[name] for window in windows]
-    measured = [request for requests in repeats.values() for request in requests if request.measured]
-    good = [request for request in measured if request.answered]
-    at_limit = sum(request.output_tokens >= request.record["max_tokens"] for request in good)
-    here = {"concurrency": load if closed else None, "request_rate": None if closed else load}
-    result: dict[str, Any] = {
-        **here,
-        "requests": len(measured),
-        "failures": sum(not request.ok for request in measured),
-        "headline": {"window": name, "reason": reason},
-        **{key: _whole_or_none(sum, chosen, key) for key in ("duration_s", "input_tokens", "output_tokens")},
-        **{key: _whole_or_none(median, chosen, key) for key in RATES.values()},
-        **_latencies(good),
-        "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
-        "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
-        "connect_ms": summary(_connect_ms(request) for request in measured if request.record.get("connected_ns")),
-        "input_tokens_per_request": summary(count for request in good if (count := request.input_tokens) is not None),
-        "output_tokens_per_request": summary(request.output_tokens for request in good),
-        "answers_at_limit": at_limit,
-        "finish_reasons": dict(Counter(end for request in good if (end := request.record.get("finish_reason")))),
-        "tokens_per_event": _per_event(good, slice(None)),
-        "tokens_in_first_event": _per_event(good, slice(1)),
-        "repeats": windows,
-        "as": compat_metrics.columns(good, special_tokens=run.special_tokens),
-    }
-    thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
-    if thoughtful:
-        result["ttfa_ms"] = summary(thoughtful)
+def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
+    """The metrics of a level. Of a run that was `refused` what was observed stays, the rates that people quote do not."""
+    measured, good = level.measured, level.answered
+    repeats = [_repeat(run, level, repeat) for repeat in level.repeats]
+    name, reason = _headline([repeat.windows for repeat in repeats])
+    chosen = [repeat.windows[name] for repeat in repeats]
     cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
-    if cached:
-        result["cached_input_tokens"] = sum(cached)
-    if not closed:
-        result["schedule"] = _schedule(repeats, good)
-    if objectives:
-        met = sum(request.met(objectives) for request in measured)
-        seconds = sum(window["whole"]["duration_s"] for window in windows)
-        result["goodput"] = {
-            "objectives_ms": dict(objectives),
-            "share": round(met / len(measured), 6) if measured else None,
-            "requests_per_s": round(met / seconds, 3) if seconds > 0 else None,
-        }
-    for each in run.records.triton:
-        if level_of(each) == load:
-            result.setdefault("triton", []).append({"repeat": each["repeat"], "of": counters.triton_summary(each)})
-    for record in run.records.gpus:
-        if level_of(record) == load:
-            result.setdefault("gpu", []).append({"repeat": record["repeat"], "of": counters.gpu_summary(record)})
-    return result
+    thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
+    rates: dict[str, Any] = {each: None if refused else _over(median, chosen, each) for each in RATES.values()}
+    result = LevelResult(
+        concurrency=level.concurrency,
+        request_rate=level.request_rate,
+        requests=len(measured),
+        failures=sum(not request.ok for request in measured),
+        window=None if refused else name,
+        duration_s=_over(sum, chosen, "duration_s"),
+        **rates,
+        latencies=_latencies(good),
+        lengths={
+            "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
+            "output_tokens_per_request": summary(request.output_tokens for request in good),
+        },
+        goodput=_goodput(measured, repeats, objectives.per_request) if objectives.per_request else None,
+        repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
+    )
+    met = [(each, result.value(each.metric)) for each in objectives.of_level]
+    details = LevelDetails(
+        window_reason=f"not valid: {', '.join(refused)}" if refused else reason,
+        input_tokens=_over(sum, chosen, "input_tokens"),
+        output_tokens=_over(sum, chosen, "output_tokens"),
+        summaries={
+            "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
+            "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
+            "connect_ms": summary(ms for request in measured if (ms := request.connect_ms) is not None),
+            **({"ttfa_ms": summary(thoughtful)} if thoughtful else {}),
+        },
+        answers_at_limit=sum(request.output_tokens >= request.record["max_tokens"] for request in good),
+        finish_reasons=dict(Counter(end for each in good if (end := each.record.get("finish_reason")))),
+        tokens_per_event=_per_event(good, slice(None)),
+        tokens_in_first_event=_per_event(good, slice(1)),
+        other_tools=compat_metrics.columns(good, special_tokens=run.special_tokens),
+        cached_input_tokens=sum(cached) if cached else None,
+        schedule=None if level.request_rate is None else _schedule(level),
+        objectives=tuple(ObjectiveResult(each.metric, each.limit, value, each.missed_by(value)) for each, value in met),
+        triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
+        gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
+    )
+    return replace(result, details=details)
 
 
-def _whole_or_none(how: Callable[[Iterable[float]], float], windows: Sequence[Any], key: str) -> float | None:
-    """`how` of one figure of all windows; None when one of them lacks it."""
-    values = [window[key] for window in windows]
-    return None if None in values else round(how(values), 3)
-
-
-def _connect_ms(request: TimedRequest) -> float:
-    return ((request.record.get("connected_ns") or 0) - request.record["scheduled_ns"]) / 1e6
-
-
-def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
-    """Tokens per content event, of the events `which` of each request."""
-    tokens = [count for request in good for count in request.tokens[which]]
-    return round(sum(tokens) / max(1, len(tokens)), 3)
-
-
-def _schedule(repeats: Mapping[int, Sequence[TimedRequest]], good: Sequence[TimedRequest]) -> dict[str, Any]:
-    """How an open loop went: was it kept, and what users waited who came when they were due."""
-    measured = [[request for request in requests if request.measured] for requests in repeats.values()]
-    rates: list[float] = []
-    most = 0
-    for requests in measured:
-        sent = sorted(request.sent_ns for request in requests)
-        if len(sent) > 1 and sent[-1] > sent[0]:
-            rates.append((len(sent) - 1) * 1e9 / (sent[-1] - sent[0]))
-        ends = [(request.record["end_ns"], -1) for request in requests]
-        changes = sorted([*((at_ns, 1) for at_ns in sent), *ends])
-        most = max(most, *accumulate((change for _, change in changes), initial=0))
-    return {
-        "achieved_rate": round(median(rates), 3) if rates else None,
-        "lag_ms": summary(request.lag_ms for requests in measured for request in requests),
-        "ttft_from_schedule_ms": summary(request.ttft_ms + request.lag_ms for request in good),
-        "response_ms": summary(request.e2e_ms + request.lag_ms for request in good),
-        "most_in_flight": most,
+def _repeat(run: LoadRun, level: LevelRun, repeat: int) -> RepeatResult:
+    requests = level.repeats[repeat]
+    measured = [request for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    anchor = run.records.header.get("anchor")
+    sent_ns = min((request.sent_ns for request in measured), default=0)
+    started_s = None
+    if anchor is not None and measured:
+        started_s = round((anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
+    ends_ns = [request.times_ns[-1] for request in good]
+    busy_ns = until_ns = 0
+    for start_ns, end_ns in sorted((request.sent_ns, request.record["end_ns"]) for request in measured):
+        busy_ns += max(0, end_ns - max(start_ns, until_ns))
+        until_ns = max(until_ns, end_ns)
+    of_all = (_input_tokens(good), sum(request.output_tokens for request in good), len(good))
+    windows = {
+        "whole": _window(max(ends_ns, default=sent_ns) - sent_ns, *of_all),
+        "active": _window(busy_ns, *of_all),
+        "steady": _steady(requests, level.concurrency) if level.concurrency else _while_sending(requests),
     }
+    return RepeatResult(repeat=repeat, started_s=started_s, windows=windows, latencies=_latencies(good))
 
 
 def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
@@ -210,27 +171,22 @@ def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     }
 
 
-def _started_s(requests: Sequence[TimedRequest], header: Header) -> float | None:
-    """Unix time of the first measured request: tells which of two measurements came first."""
-    anchor = header.get("anchor")
-    sent_ns = min((request.sent_ns for request in requests if request.measured), default=None)
-    if anchor is None or sent_ns is None:
-        return None
-    return round(float(anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
-
-
-def _window(duration_ns: int, *, input_tokens: int | None, output_tokens: int, requests: int) -> dict[str, Any]:
+def _window(duration_ns: int, input_tokens: int | None, output_tokens: int, requests: int) -> Window:
     duration_s = duration_ns / 1e9
     per_s = 1 / duration_s if duration_s > 0 else 0.0
-    return {
-        "duration_s": round(duration_s, 6),
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "requests": requests,
-        "input_tokens_per_s": None if input_tokens is None else round(input_tokens * per_s, 3),
-        "output_tokens_per_s": round(output_tokens * per_s, 3),
-        "requests_per_s": round(requests * per_s, 3),
-    }
+    input_rate = None if input_tokens is None else round(input_tokens * per_s, 3)
+    rates = input_rate, round(output_tokens * per_s, 3), round(requests * per_s, 3)
+    return Window(round(duration_s, 6), input_tokens, output_tokens, requests, *rates)
+
+
+def _rates(window: Window | None) -> dict[str, Any]:
+    return {name: getattr(window, name, None) for name in ("duration_s", *RATES.values())}
+
+
+def _over(how: Callable[[Iterable[float]], float], windows: Sequence[Window | None], name: str) -> float | None:
+    """`how` of one field of all windows; None when one of them lacks it."""
+    values = [getattr(window, name) for window in windows]
+    return None if None in values else round(how(values), 3)
 
 
 def _input_tokens(requests: Iterable[TimedRequest]) -> int | None:
@@ -239,32 +195,38 @@ def _input_tokens(requests: Iterable[TimedRequest]) -> int | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _whole(requests: Sequence[TimedRequest]) -> dict[str, Any]:
-    """First send to last content of the measured requests."""
-    measured = [request for request in requests if request.measured]
-    good = [request for request in measured if request.answered]
-    start_ns = min((request.sent_ns for request in measured), default=0)
-    return _window(
-        max((request.times_ns[-1] for request in good), default=start_ns) - start_ns,
-        input_tokens=_input_tokens(good),
-        output_tokens=sum(request.output_tokens for request in good),
-        requests=len(good),
-    )
+def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
+    """Tokens per content event, of the events `which` of each request."""
+    tokens = [count for request in good for count in request.tokens[which]]
+    return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _active(requests: Sequence[TimedRequest]) -> dict[str, Any]:
-    """The time in which at least one measured request was in flight."""
-    measured = [request for request in requests if request.measured]
-    good = [request for request in measured if request.answered]
-    busy_ns = until_ns = 0
-    for sent_ns, end_ns in sorted((request.sent_ns, int(request.record["end_ns"])) for request in measured):
-        busy_ns += max(0, end_ns - max(sent_ns, until_ns))
-        until_ns = max(until_ns, end_ns)
-    return _window(
-        busy_ns,
-        input_tokens=_input_tokens(good),
-        output_tokens=sum(request.output_tokens for request in good),
-        requests=len(good),
+def _goodput(
+    measured: Sequence[TimedRequest], repeats: Sequence[RepeatResult], limits_ms: Mapping[str, float]
+) -> Goodput:
+    met = sum(request.met(limits_ms) for request in measured)
+    seconds = sum(whole.duration_s for repeat in repeats if (whole := repeat.windows["whole"]))
+    share = round(met / len(measured), 6) if measured else None
+    return Goodput(dict(limits_ms), share, round(met / seconds, 3) if seconds > 0 else None)
+
+
+def _schedule(level: LevelRun) -> Schedule:
+    rates: list[float] = []
+    most = 0
+    for repeat in level.repeats.values():
+        requests = [request for request in repeat if request.measured]
+        sent = sorted(request.sent_ns for request in requests)
+        if len(sent) > 1 and sent[-1] > sent[0]:
+            rates.append((len(sent) - 1) * 1e9 / (sent[-1] - sent[0]))
+        ends = [(request.record["end_ns"], -1) for request in requests]
+        changes = sorted([*((at_ns, 1) for at_ns in sent), *ends])
+        most = max(most, *accumulate((change for _, change in changes), initial=0))
+    return Schedule(
+        achieved_rate=round(median(rates), 3) if rates else None,
+        lag_ms=summary(request.lag_ms for request in level.measured),
+        ttft_from_schedule_ms=summary(request.ttft_ms + request.lag_ms for request in level.answered),
+        response_ms=summary(request.e2e_ms + request.lag_ms for request in level.answered),
+        most_in_flight=most,
     )
 
 
@@ -298,7 +260,7 @@ def steady_window(
     return best if best is not None and best[1] > best[0] else None
 
 
-def _steady(requests: Sequence[TimedRequest], concurrency: float) -> dict[str, Any] | None:
+def _steady(requests: Sequence[TimedRequest], concurrency: int) -> Window | None:
     slots: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
         slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
@@ -307,41 +269,37 @@ def _steady(requests: Sequence[TimedRequest], concurrency: float) -> dict[str, A
     return None if window is None else _between(requests, *window)
 
 
-def _while_sending(requests: Sequence[TimedRequest]) -> dict[str, Any] | None:
+def _while_sending(requests: Sequence[TimedRequest]) -> Window | None:
     """First to last measured sending of an open loop: without what drains after it."""
     sent = [request.sent_ns for request in requests if request.measured]
     return _between(requests, min(sent), max(sent)) if len(sent) > 1 else None
 
 
-def _between(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> dict[str, Any]:
+def _between(requests: Sequence[TimedRequest], start_ns: int, end_ns: int) -> Window:
     """What happened from `start_ns` to `end_ns`, warm-up requests included: each token at its own time."""
     good = [request for request in requests if request.answered]
-    return _window(
-        end_ns - start_ns,
-        input_tokens=_input_tokens(request for request in good if start_ns < request.times_ns[0] <= end_ns),
-        output_tokens=sum(
-            count
-            for request in good
-            for time_ns, count in zip(request.times_ns, request.tokens, strict=True)
-            if start_ns < time_ns <= end_ns
-        ),
-        requests=sum(start_ns < request.times_ns[-1] <= end_ns for request in good),
+    output_tokens = sum(
+        count
+        for request in good
+        for time_ns, count in zip(request.times_ns, request.tokens, strict=True)
+        if start_ns < time_ns <= end_ns
     )
+    began = _input_tokens(request for request in good if start_ns < request.times_ns[0] <= end_ns)
+    ended = sum(start_ns < request.times_ns[-1] <= end_ns for request in good)
+    return _window(end_ns - start_ns, began, output_tokens, ended)
 
 
-def _headline(windows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Which window the level's figures are of, and why."""
-    for window in windows:
-        if window["steady"] is None:
+def _headline(repeats: Sequence[Mapping[str, Window | None]]) -> tuple[str, str]:
+    """Which window the level's rates are of, and why."""
+    for windows in repeats:
+        steady, whole = windows["steady"], windows["whole"]
+        if steady is None or whole is None:
             return "whole", "no steady window: the requests in flight never reached the wanted number"
-        steady_s, whole_s = window["steady"]["duration_s"], window["whole"]["duration_s"]
-        if steady_s < HEADLINE_S:
-            return (
-                "whole",
-                f"the steady window is {steady_s:.1f} s, less than {HEADLINE_S:g} s: ramp-up and drain are included",
-            )
-        if steady_s < whole_s / 2:
-            return "whole", f"the steady window is {steady_s:.1f} s, less than half of {whole_s:.1f} s"
+        told = f"the steady window is {steady.duration_s:.1f} s, less than"
+        if steady.duration_s < HEADLINE_S:
+            return "whole", f"{told} {HEADLINE_S:g} s: ramp-up and drain are included"
+        if steady.duration_s < whole.duration_s / 2:
+            return "whole", f"{told} half of {whole.duration_s:.1f} s"
     return "steady", "every repeat has a steady window that is long enough"
 
 

@@ -6,10 +6,19 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from trtllm_pipeline.bench.events import Records, RequestRecord, level_of, read_records
+from trtllm_pipeline.bench.events import (
+    ClientRecord,
+    GpuRecord,
+    Records,
+    RequestRecord,
+    TritonRecord,
+    level_of,
+    read_records,
+)
 from trtllm_pipeline.bench.prompts import Tokenizer
 
 
@@ -88,6 +97,12 @@ class TimedRequest:
         return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
 
     @property
+    def connect_ms(self) -> float | None:
+        """Connected - scheduled; None where the connection was there before."""
+        connected_ns = self.record.get("connected_ns")
+        return None if not connected_ns else (connected_ns - self.record["scheduled_ns"]) / 1e6
+
+    @property
     def lag_ms(self) -> float:
         """Sent - scheduled."""
         return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
@@ -131,7 +146,40 @@ def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
     return tuple(counts[index] for index in range(len(ends)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class LevelRun:
+    """What was observed at one concurrency, or in an open loop at one request rate: the other is None."""
+
+    concurrency: int | None
+    request_rate: float | None
+    repeats: Mapping[int, list[TimedRequest]]
+    """Requests of each repeat, warm-up included."""
+    clients: Sequence[ClientRecord]
+    triton: Sequence[TritonRecord]
+    gpus: Sequence[GpuRecord]
+
+    @cached_property
+    def requests(self) -> list[TimedRequest]:
+        """Of all repeats, warm-up included."""
+        return [request for requests in self.repeats.values() for request in requests]
+
+    @cached_property
+    def measured(self) -> list[TimedRequest]:
+        """Without the warm-up."""
+        return [request for request in self.requests if request.measured]
+
+    @cached_property
+    def ok(self) -> list[TimedRequest]:
+        """Measured, and without an error."""
+        return [request for request in self.measured if request.ok]
+
+    @cached_property
+    def answered(self) -> list[TimedRequest]:
+        """Measured, with text and tokens."""
+        return [request for request in self.measured if request.answered]
+
+
+@dataclass(frozen=True)
 class LoadRun:
     """An event file with the tokens of its answers counted."""
 
@@ -141,13 +189,24 @@ class LoadRun:
     special_tokens: int | None
     """How many the tokenizer adds to a text; None without a tokenizer."""
 
-    def levels(self) -> dict[float, dict[int, list[TimedRequest]]]:
-        """Concurrency (an int), or in an open loop request rate (a float) -> repeat -> requests, in the order measured."""
-        levels: dict[float, dict[int, list[TimedRequest]]] = {}
+    @cached_property
+    def levels(self) -> tuple[LevelRun, ...]:
+        """In the order they were measured."""
+        levels: dict[tuple[int | None, float | None], dict[int, list[TimedRequest]]] = {}
         for request in self.requests:
             repeats = levels.setdefault(level_of(request.record), {})
             repeats.setdefault(request.record["repeat"], []).append(request)
-        return levels
+        told = self.records
+        return tuple(
+            LevelRun(
+                *level,
+                repeats,
+                [each for each in told.clients if level_of(each) == level],
+                [each for each in told.triton if level_of(each) == level],
+                [each for each in told.gpus if level_of(each) == level],
+            )
+            for level, repeats in levels.items()
+        )
 
 
 def read_run(events: Path, tokenizer: Tokenizer | None) -> LoadRun:

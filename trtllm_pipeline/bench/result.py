@@ -1,7 +1,7 @@
-"""The result of a load run as its readers see it: levels with their figures, findings, conditions.
+"""The result of a load run: levels with their metrics, findings, conditions. The one writer and reader of perf.json.
 
-The one reader of perf.json. Reports keep the same records, see docs/formats.md. What is not what it should be counts as
-missing (None or empty): a damaged file must not take a report with it.
+`bench/metrics.py` computes the records, reports keep them, see docs/formats.md. In a file, what is not what it should be
+counts as missing (None or empty): a damaged file must not take a report with it. `details` are not read back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.bench.stats import PERCENTILE_METHOD
+from trtllm_pipeline.bench.stats import PERCENTILE_METHOD, STATISTICS, Summary
 from trtllm_pipeline.domain import Json
 
 DEFINITIONS: Final = {
@@ -50,7 +50,7 @@ DEFINITIONS: Final = {
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
     "percentiles": PERCENTILE_METHOD,
 }
-"""Formula of each figure `analyze` returns. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
+"""Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
 NAME: Final = "perf.json"
 CLIENT_ERROR: Final = "info: error of the load client by its self-test"
@@ -89,8 +89,10 @@ METRICS: Final = (
 )
 """Metrics of a level, and the terms that their formulas use."""
 
-_Summaries = Mapping[str, Mapping[str, float]]
+_Summaries = Mapping[str, Mapping[str, float | None]]
 """Name -> statistic ("mean", "p50", ..., "n") -> value."""
+LEVEL_METRICS: Final = (*(f"{name[:-3]}_{each}" for name in LATENCIES for each in STATISTICS), *RATES)
+"""The metrics of a level as objectives and gates name them: `ttft_p99`, `output_tps`."""
 
 
 def load_key(concurrency: int | None, request_rate: float | None) -> str:
@@ -109,9 +111,22 @@ def latency_of(name: str) -> tuple[str, str]:
     return f"{stem}_ms", statistic
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time of a repeat, and what happened in it."""
+
+    duration_s: float
+    input_tokens: int | None
+    output_tokens: int
+    requests: int
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float
+    requests_per_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """Rates over the level's window, and latencies in ms of the measured requests that were answered."""
+class LoadMetrics:
+    """Rates over a window, and latencies in ms of the measured requests that were answered."""
 
     duration_s: float | None = None
     input_tokens_per_s: float | None = None
@@ -125,31 +140,40 @@ class Figures:
         return self.latencies.get(name, {}).get(statistic)
 
     def value(self, name: str) -> float | None:
-        """The figure called `ttft_p99`, `tpot_p50`, ... in ms, or one of RATES."""
+        """The value of one of LEVEL_METRICS, latencies in ms."""
         if name in RATES:
             rate: float | None = getattr(self, RATES[name])
             return rate
         return self.latency(*latency_of(name))
 
-    def rates(self) -> dict[str, float | None]:
+    def rates(self) -> dict[str, Any]:
         """Seconds of the window, and its rates, by field."""
         return {name: getattr(self, name) for name in _RATES}
 
 
-_RATES: Final = ("duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+_RATES: Final = ("duration_s", *sorted(RATES.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatResult(Figures):
+class RepeatResult(LoadMetrics):
     """One repeat of a level, over the same kind of window."""
 
+    repeat: int = 0
     started_s: float | None = None
     """Unix time of its first measured request."""
+    windows: Mapping[str, Window | None] = field(default_factory=dict)
+    """ "whole", "active", "steady". Not read back."""
 
     def to_json(self) -> dict[str, Json]:
         """As in report.json."""
-        latencies: dict[str, Json] = {name: dict(values) for name, values in self.latencies.items()}
-        return {"started_s": self.started_s, **self.rates(), **latencies}
+        return {"started_s": self.started_s, **self.rates(), **_plain(self.latencies)}
+
+    def perf_json(self) -> dict[str, Json]:
+        """As in perf.json: with every window instead of one window's rates."""
+        windows: dict[str, Json] = {
+            name: None if window is None else asdict(window) for name, window in self.windows.items()
+        }
+        return {"repeat": self.repeat, "started_s": self.started_s, **windows, **_plain(self.latencies)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +187,65 @@ class Goodput:
     requests_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectiveResult:
+    """An objective of a level, and whether the level met it."""
+
+    metric: str
+    """One of LEVEL_METRICS."""
+    limit: float
+    value: float | None
+    missed: str | None
+    """How it was missed, in words; None where it was met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How an open loop went: was its rate kept, and what users waited who came when they were due."""
+
+    achieved_rate: float | None
+    lag_ms: Summary
+    ttft_from_schedule_ms: Summary
+    response_ms: Summary
+    most_in_flight: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelResult(Figures):
+class LevelDetails:
+    """What only perf.json has of a level."""
+
+    window_reason: str
+    """Why the rates are of that window, or why there are none."""
+    input_tokens: float | None
+    output_tokens: float | None
+    summaries: Mapping[str, Summary]
+    """`stall_ms`, `user_tokens_per_s`, `connect_ms`, and `ttfa_ms` where an answer reasoned."""
+    answers_at_limit: int
+    finish_reasons: Mapping[str, int]
+    tokens_per_event: float
+    tokens_in_first_event: float
+    other_tools: Mapping[str, Mapping[str, Any]]
+    """Tool -> its metrics, see `bench/compat_metrics.py`."""
+    cached_input_tokens: int | None
+    """None where the server tells none."""
+    schedule: Schedule | None
+    """Of an open loop."""
+    objectives: tuple[ObjectiveResult, ...]
+    triton: list[dict[str, Any]]
+    """For each repeat, `of` each model: requests and milliseconds by Triton's own counters."""
+    gpu: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Json]:
+        """As in perf.json, but for the reason of the window; what does not apply is left out."""
+        whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
+        for name in ("window_reason", "summaries", "other_tools"):
+            del whole[name]
+        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu")
+        return {name: value for name, value in whole.items() if name not in optional or value not in (None, [], ())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelResult(LoadMetrics):
     """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
 
     concurrency: int | None = None
@@ -180,6 +261,7 @@ class LevelResult(Figures):
     """None without objectives."""
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
+    details: LevelDetails | None = None
 
     @property
     def key(self) -> str:
@@ -195,10 +277,21 @@ class LevelResult(Figures):
             "failures": self.failures,
             **self.rates(),
             "headline": {"window": self.window},
-            **{name: dict(values) for name, values in (*self.latencies.items(), *self.lengths.items())},
+            **_plain(self.latencies),
+            **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
             "repeats": [repeat.to_json() for repeat in self.repeats],
         }
+
+    def perf_json(self) -> dict[str, Json]:
+        """As in perf.json."""
+        assert self.details is not None
+        whole = {**self.to_json(), **self.details.to_json()}
+        whole["headline"] = {"window": self.window, "reason": self.details.window_reason}
+        whole["repeats"] = [repeat.perf_json() for repeat in self.repeats]
+        if self.goodput is None:
+            del whole["goodput"]
+        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +303,8 @@ class MeasurementFinding:
     message: str
     concurrency: int | None = None
     request_rate: float | None = None
+    check: str = ""
+    """Id of the gate."""
 
     def __str__(self) -> str:
         """`warning: 1 of 40 requests failed, ... (concurrency 4)`."""
@@ -217,20 +312,44 @@ class MeasurementFinding:
         place = "" if everywhere else f" ({load_words(load_key(self.concurrency, self.request_rate))})"
         return f"{self.severity}: {self.message}{place}"
 
+    def to_json(self) -> dict[str, Json]:
+        """As in perf.json."""
+        rate = {} if self.request_rate is None else {"request_rate": self.request_rate}
+        own = {"severity": self.severity, "check": self.check, "concurrency": self.concurrency, "message": self.message}
+        return {**own, **rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadDetails:
+    """What only perf.json has of a load run."""
+
+    protocol: str
+    model: str
+    settings: Mapping[str, Any]
+    token_count: Mapping[str, Any]
+    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    self_test: Any
+    """Its result, or None."""
+    clients: list[dict[str, Any]]
+    """Processor time and event-loop lag of each load process at each level."""
+    definitions: Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A perf.json, as far as reports and comparisons read it."""
+    """Everything measured in a load run."""
 
     valid: bool
     levels: tuple[LevelResult, ...]
-    """By rising concurrency, then by rising request rate; also of a measurement that is not valid."""
+    """As they were measured, or read from a file by rising concurrency, then by rising request rate; also of a measurement
+    that is not valid."""
     findings: tuple[MeasurementFinding, ...]
     conditions: Conditions
     tokens_counted_by: str | None = None
     """Who counted output tokens: "server", "encoded_again" or "events"."""
     client_error_ms: tuple[float, float] | None = None
     """p50 and p99 of the load client's own error of TTFT, by its self-test."""
+    details: LoadDetails | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -239,11 +358,36 @@ class LoadResult:
         tested = [] if error is None else [f"{CLIENT_ERROR}: TTFT p50 {error[0]:.3f} ms, p99 {error[1]:.3f} ms"]
         return (*map(str, self.findings), *tested)
 
+    @property
+    def invalid(self) -> list[MeasurementFinding]:
+        """The findings that reject the measurement."""
+        return [each for each in self.findings if each.severity == "invalid"]
+
+    def to_json(self) -> dict[str, Json]:
+        """The content of perf.json."""
+        details, under = self.details, self.conditions.to_json()
+        assert details is not None
+        return {
+            "schema": 1,
+            "valid": self.valid,
+            "protocol": details.protocol,
+            "model": details.model,
+            "settings": dict(details.settings),
+            **{name: under[name] for name in ("measured_s", "system", "workload")},
+            "levels": [level.perf_json() for level in self.levels],
+            "findings": [each.to_json() for each in self.findings],
+            "token_count": dict(details.token_count),
+            "client": {
+                "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
+                "self_test": details.self_test,
+                "levels": list(details.clients),
+            },
+            "definitions": dict(details.definitions),
+        }
+
     @staticmethod
     def read(data: Mapping[str, Any]) -> LoadResult:
         """What is in a perf.json, by the content of the file."""
-        tested = _object(_object(_object(data.get("client")).get("self_test")).get("ttft_error_ms"))
-        p50, p99 = (_number(tested.get(name)) for name in ("p50", "p99"))
         source = _object(data.get("token_count")).get("source")
         return LoadResult(
             valid=data.get("valid") is not False,
@@ -251,8 +395,15 @@ class LoadResult:
             findings=tuple(_finding(each) for each in _objects(data.get("findings")) if "message" in each),
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
-            client_error_ms=None if p50 is None or p99 is None else (p50, p99),
+            client_error_ms=client_error_ms(_object(data.get("client")).get("self_test")),
         )
+
+
+def client_error_ms(self_test: object) -> tuple[float, float] | None:
+    """p50 and p99 of the error of TTFT in a self-test's result."""
+    errors = _object(_object(self_test).get("ttft_error_ms"))
+    p50, p99 = (_number(errors.get(name)) for name in ("p50", "p99"))
+    return None if p50 is None or p99 is None else (p50, p99)
 
 
 def levels_of(data: object) -> tuple[LevelResult, ...]:
@@ -280,19 +431,22 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
-        **{name: _number(entry.get(name)) for name in _RATES},
+        **_rates(entry),
     )
 
 
 def _repeat(entry: Mapping[str, Any], window: str | None) -> RepeatResult:
     """A repeat as perf.json has it, with rates for each window, or as a report has it."""
     rates = _object(entry.get(window)) if window is not None else {}
-    rates = rates or entry
     return RepeatResult(
         started_s=_number(entry.get("started_s")),
         latencies=_summaries(entry, LATENCIES),
-        **{name: _number(rates.get(name)) for name in _RATES},
+        **_rates(rates or entry),
     )
+
+
+def _rates(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(entry.get(name)) for name in _RATES}
 
 
 def _goodput(entry: Mapping[str, Any]) -> Goodput:
@@ -301,8 +455,9 @@ def _goodput(entry: Mapping[str, Any]) -> Goodput:
 
 
 def _finding(entry: Mapping[str, Any]) -> MeasurementFinding:
-    severity, message = str(entry.get("severity", "warning")), str(entry["message"])
-    return MeasurementFinding(severity, message, count_of(entry.get("concurrency")), _number(entry.get("request_rate")))
+    place = count_of(entry.get("concurrency")), _number(entry.get("request_rate"))
+    severity, check = str(entry.get("severity", "warning")), str(entry.get("check", ""))
+    return MeasurementFinding(severity, str(entry["message"]), *place, check)
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -313,8 +468,12 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> _Summaries:
+def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
     return {name: numbers_of(entry.get(name)) for name in names if entry.get(name)}
+
+
+def _plain(summaries: _Summaries) -> dict[str, Json]:
+    return {name: dict(values) for name, values in summaries.items()}
 
 
 def _number(value: object) -> float | None:

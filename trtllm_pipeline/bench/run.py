@@ -1,6 +1,6 @@
 """A load run from beginning to end, for any server: `pipeline bench load` and the perf stage.
 
-target + prompts + levels -> event file (`record`) -> figures (`metrics.analyze`)
+target + prompts + levels -> event file (`record`) -> metrics (`metrics.analyze`)
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, synthetic, workers
 from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels, run_level
+from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
@@ -147,13 +148,13 @@ class ServerLoad:
     """tokenizer.json or a model's folder."""
     processes: int | None = None
 
-    def check(self, objectives: Collection[str]) -> None:
-        """Raise UsageError for what does not fit together. `objectives` are the latencies that have a limit."""
+    def check(self, objectives: Objectives) -> None:
+        """Raise UsageError for what does not fit together."""
         if self.load.concurrency and self.load.request_rate:
             raise UsageError(
                 "--concurrency and --request-rate exclude each other", hint="measure twice, once with each"
             )
-        if self.target.protocol.endswith("_unary") and "tpot" in objectives:
+        if self.target.protocol.endswith("_unary") and "tpot" in objectives.per_request:
             raise UsageError(
                 "--slo tpot: an answer in one piece has no time per token", hint="leave out --no-streaming"
             )

@@ -81,7 +81,7 @@ COMMANDS: Final = (
     Command("repository fill", "stage:repository", STAGES["repository"]),
     Command("repository lint", "repository:lint", "Find faults in a Triton model repository."),
     Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
-    Command("bench analyze", "bench:analyze", "Recompute all figures from an event file."),
+    Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
     Command("bench self-test", "bench:self_test", "Measure the error of the load client on this machine."),
     Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),

@@ -1,4 +1,4 @@
-"""`pipeline bench`: load any server by its URL, compute its figures again, test the load client itself."""
+"""`pipeline bench`: load any server by its URL, compute its metrics again, test the load client itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ Slo = Annotated[
     _results(
         "--slo",
         "OBJECTIVES",
-        "Report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms.",
+        "Objectives of requests, for goodput, the share that meets all of them (ttft=300ms,tpot=40ms), or of levels "
+        "(ttft_p99=500ms,output_tps=100).",
     ),
 ]
 EventFile = _results(
@@ -141,15 +142,16 @@ def load(
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.bench.metrics import analyze
-    from trtllm_pipeline.bench.objectives import per_request
+    from trtllm_pipeline.bench.objectives import of_load
+    from trtllm_pipeline.bench.result import LoadResult
     from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, Load, ServerLoad, Synthetic
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.files.model_files import tokenizer_at
     from trtllm_pipeline.hub.dataset_file import data_file
-    from trtllm_pipeline.report import figures
+    from trtllm_pipeline.report import load_tables
 
-    objectives = None if slo is None else per_request(slo)
+    objectives = of_load(slo)
     run = ServerLoad(
         target=Target.at(
             url,
@@ -186,14 +188,14 @@ def load(
         tokenizer=tokenizer,
         processes=processes,
     )
-    run.check(objectives or ())
+    run.check(objectives)
     path = _new_file(event_file)
     counter = None if tokenizer is None else tokenizer_at(tokenizer)
     interrupted = run.record_until_interrupted(path, counter, _progress())
     note(f"events: {path}")
     result = analyze(path, counter, objectives)
-    emit_as(format, result, table=figures.to_text, csv=figures.to_csv)
-    raise typer.Exit(130 if interrupted else 0 if result["valid"] else 1)
+    emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
+    raise typer.Exit(130 if interrupted else 0 if result.valid else 1)
 
 
 vars(load)["aliases"] = OTHER_NAMES
@@ -205,7 +207,7 @@ def analyze(
     slo: Slo = None,
     format: options.TableOrCsv = "table",
 ) -> None:
-    """Recompute every figure of a load run from its event file.
+    """Recompute every metric of a load run from its event file.
 
     No server is needed. The exit code is 1 if the measurement is not valid.
 
@@ -213,17 +215,16 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
     """
     from trtllm_pipeline.bench.metrics import analyze
-    from trtllm_pipeline.bench.objectives import per_request
+    from trtllm_pipeline.bench.objectives import of_load
+    from trtllm_pipeline.bench.result import LoadResult
     from trtllm_pipeline.files.model_files import tokenizer_at
     from trtllm_pipeline.files.user_files import check
-    from trtllm_pipeline.report import figures
+    from trtllm_pipeline.report import load_tables
 
     check(events)
-    result = analyze(
-        events, None if tokenizer is None else tokenizer_at(tokenizer), None if slo is None else per_request(slo)
-    )
-    emit_as(format, result, table=figures.to_text, csv=figures.to_csv)
-    raise typer.Exit(0 if result["valid"] else 1)
+    result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
+    emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
+    raise typer.Exit(0 if result.valid else 1)
 
 
 def self_test(
@@ -248,11 +249,11 @@ def self_test(
     """
     from trtllm_pipeline.bench import self_test
     from trtllm_pipeline.bench.target import protocol_name
-    from trtllm_pipeline.report import figures
+    from trtllm_pipeline.report.load_tables import self_test_text
 
     result = self_test.run(protocol_name(protocol, endpoint_type), self_test.Size(streams, events), processes=processes)
     told = {"schema": 1, **result, "definitions": self_test.DEFINITIONS}
-    emit_as(format, told, text=lambda _: figures.self_test_text(result))
+    emit_as(format, told, text=lambda _: self_test_text(result))
     raise typer.Exit(0 if result["pass"] and all(result["checks"].values()) else 1)
 
 

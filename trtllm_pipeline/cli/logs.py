@@ -13,7 +13,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
-from trtllm_pipeline.report.logs import figures_beside, log_of, logs_of, stage_run_of
+from trtllm_pipeline.report.logs import log_of, logs_of, measured_beside, stage_run_of
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 
@@ -40,7 +40,7 @@ def logs(
     """Print the log of a cell's stage: of the attempt that runs now, or else of the latest.
 
     Without a stage, it is the one that failed or is running; if there is none, the existing logs are listed. The log of
-    perf is followed by the table of its figures.
+    perf is followed by the table of what it measured.
 
     examples:
       pipeline logs 'qwen2*/fp8/*' build
@@ -64,7 +64,7 @@ def logs(
     if why:
         note(why)
     _print(log, lines, (lambda: store.is_claimed(found.fingerprint)) if follow else lambda: False)
-    return _figures(log)
+    return _measured(log)
 
 
 def _list(outline: Outline, store: Store, cell: str, *, as_json: bool) -> None:
@@ -77,12 +77,11 @@ def _list(outline: Outline, store: Store, cell: str, *, as_json: bool) -> None:
     return note(f"one of them: pipeline logs {found.id} STAGE")
 
 
-def _figures(log: Path) -> None:
-    figures = figures_beside(log)
-    if figures is not None:
-        from trtllm_pipeline.report.figures import overview
+def _measured(log: Path) -> None:
+    if levels := measured_beside(log):
+        from trtllm_pipeline.report.load_tables import overview
 
-        emit(f"\n{overview(figures)}")
+        emit(f"\n{overview(levels)}")
 
 
 def _print(log: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:

@@ -48,7 +48,7 @@ _EXAMPLES = {
     "repository": ("stage repository --engine engine --max-batch-size 4 --output-dir repository",),
     "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
     "smoke": ("smoke --service service.json --repository repository --engine engine --output-dir smoke",),
-    "perf": ("perf --service service.json --repository repository --engine engine --max-tokens 64 --output-dir perf",),
+    "perf": ("perf --service service.json --repository repository --engine engine --output-dir perf",),
     "accuracy": ("accuracy --service service.json --engine engine --output-dir accuracy",),
     "score": ("score --perf perf --engine engine --input-data questions.jsonl --output-dir scores",),
 }
@@ -496,9 +496,10 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
         return 0
     emit(str(context.out))
     if stage.name == "perf":
-        from trtllm_pipeline.report import figures
+        from trtllm_pipeline.report.load_tables import to_text
+        from trtllm_pipeline.stages.perf import measured
 
-        note(figures.to_text(json.loads((context.out / "perf.json").read_text(encoding="utf-8"))))
+        note(to_text(measured(context)))
     return 0
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.bench import stats
 from trtllm_pipeline.bench.conditions import Difference, deciding, differences, of_makers, of_questions
-from trtllm_pipeline.bench.result import RATES, LevelResult, RepeatResult, latency_of, load_words
-from trtllm_pipeline.bench.stats import STATISTICS, Interval, Statistic
+from trtllm_pipeline.bench.result import LEVEL_METRICS, RATES, LevelResult, RepeatResult, latency_of, load_words
+from trtllm_pipeline.bench.stats import Interval, Statistic
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report.measured import Measured, RequestSample, Side
@@ -24,10 +24,8 @@ from trtllm_pipeline.report.measured import Measured, RequestSample, Side
 if TYPE_CHECKING:
     import numpy as np
 
-LATENCY_STEMS: Final = ("ttft", "tpot", "itl", "icl", "e2e")
 TAIL: Final = 5
 """Requests that must lie beyond a percentile, or resampling them says nothing of it: p99 takes 500."""
-LEVEL_METRICS: Final = (*(f"{stem}_{each}" for stem in LATENCY_STEMS for each in STATISTICS), *RATES)
 CELL_METRICS: Final = {
     "accuracy": "accuracy",
     "build_s": "build_s",

@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trtllm_pipeline.bench.result import LEVEL_METRICS
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import NOT_COMPARABLE, ComparisonError, UsageError
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.report.compare import (
     DEFAULT,
-    LEVEL_METRICS,
     ChangeVerdict,
     Comparison,
     Delta,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.runs import find_cell, find_stage
 from trtllm_pipeline.planning.stage_status import stage_states
 from trtllm_pipeline.store.store import LOG, Store
 
+if TYPE_CHECKING:
+    from trtllm_pipeline.bench.result import LevelResult
+
 SERVER_LOG: Final = "server.log"
-_FIGURES: Final = "out/perf.json"
 
 
 def stage_run_of(
@@ -81,12 +82,14 @@ def find_log(store: Store, run: OutlineRun, name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def figures_beside(log: Path) -> Mapping[str, Any] | None:
-    """What the load run measured that wrote this log, or None."""
-    try:
-        return decode_mapping((log.parent / _FIGURES).read_bytes())
-    except (OSError, ValueError):
-        return None
+def measured_beside(log: Path) -> tuple[LevelResult, ...]:
+    """What the load run measured that wrote this log, level by level."""
+    data = read_object(log.parent / "out" / "perf.json")
+    if data is None:
+        return ()
+    from trtllm_pipeline.bench.result import levels_of
+
+    return levels_of(data.get("levels"))
 
 
 def _runs(outline: Outline, cell: OutlineCell) -> list[OutlineRun]:

@@ -161,21 +161,21 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
     )
 
 
-def _analyzed(path: Path, tokenizer: Path | None) -> Mapping[str, Any]:
+def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
     from trtllm_pipeline.bench.metrics import analyze
 
     beside = path.with_name(PERF)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
         return _checked(beside, read_mapping(beside))
-    data = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
-    if data["token_count"]["source"] == "events":
+    found = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
+    if found.tokens_counted_by == "events":
         raise UsageError(
             f"{path}: the server did not count its tokens", hint="--tokenizer PATH of that model counts them"
         )
-    return data
+    return found
 
 
-def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
     """The perf.json in `path`, if its parts are of the types they are read as. Raises MatrixError."""
     findings = data.get("findings", [])
     if not isinstance(data.get("levels"), list):
@@ -184,15 +184,14 @@ def _checked(path: Path, data: Mapping[str, Any]) -> Mapping[str, Any]:
         fail(str(path), None, "findings: a list of objects was expected")
     if not isinstance(data.get("token_count", {}), dict):
         fail(str(path), None, "token_count: an object was expected")
-    return data
+    return LoadResult.read(data)
 
 
-def _perf_side(path: Path, data: Mapping[str, Any], tokenizer: Path | None) -> Side:
-    found = LoadResult.read(data)
+def _perf_side(path: Path, found: LoadResult, tokenizer: Path | None) -> Side:
     events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
     # Where the tokenizer counted, the events alone would be another measurement.
     whole = tokenizer is not None or found.tokens_counted_by == "server"
-    invalid = "; ".join(each.message for each in found.findings if each.severity == "invalid")
+    invalid = "; ".join(each.message for each in found.invalid)
     cell = Measured(
         CellId(str(path)),
         {},

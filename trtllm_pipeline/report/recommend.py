@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from trtllm_pipeline.bench import objectives
 from trtllm_pipeline.bench.conditions import deciding, differences, of_questions
 from trtllm_pipeline.bench.objectives import Objective
-from trtllm_pipeline.bench.result import RATES, LevelResult, load_words
+from trtllm_pipeline.bench.result import LEVEL_METRICS, LevelResult, load_words
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import shared_parts, without
-from trtllm_pipeline.report.compare import LEVEL_METRICS, ChangeVerdict, accuracy_delta
+from trtllm_pipeline.report.compare import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.compare_writers import number
 from trtllm_pipeline.report.document import Block, Grid, Line, Value, on_terminal
 from trtllm_pipeline.report.measured import Measured, Side, selected
@@ -124,7 +124,7 @@ def advise(
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
     """`ttft_p99=300ms,tpot_p99=40ms,output_tps=100`. Raises UsageError."""
-    return objectives.parse(text, LEVEL_METRICS, RATES, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
+    return objectives.parse(text, LEVEL_METRICS, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
 
 
 def parse_least(text: str) -> LeastAccuracy:
@@ -201,21 +201,13 @@ def _best(
             requests=level.requests,
         )
 
-    good = [at(level) for level in cell.levels if all(_share(slo, level) <= 1 for slo in slos)]
+    good = [at(level) for level in cell.levels if all(slo.missed_by(level.value(slo.metric)) is None for slo in slos)]
     if good:
         return min(good, key=lambda each: _cost(each, objective))
-    nearest = min(cell.levels, key=lambda level: max(_share(slo, level) for slo in slos))
-    slo = next(slo for slo in slos if _share(slo, nearest) > 1)
-    value = nearest.value(slo.metric)
-    missed = f"{slo.metric} was not measured" if value is None else slo.missed_by(value)
+    nearest = min(cell.levels, key=lambda level: max(slo.share(level.value(slo.metric)) for slo in slos))
+    missed = next(reason for slo in slos if (reason := slo.missed_by(nearest.value(slo.metric))) is not None)
     more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
     return at(nearest, f"{missed} at {load_words(nearest.key)}{more}")
-
-
-def _share(slo: Objective, level: LevelResult) -> float:
-    """1 where a level just meets an objective, more beyond it."""
-    value = level.value(slo.metric)
-    return float("inf") if value is None else slo.share(value)
 
 
 def _inaccurate(

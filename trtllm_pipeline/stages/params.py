@@ -259,7 +259,9 @@ class Perf:
             null="two for each in flight, 4 for a request rate",
         ),
     ] = None
-    max_tokens: Annotated[int, Param("length of answers", ge=1)]
+    max_tokens: Annotated[
+        int | None, Param("length of answers", ge=1, null="the output length that the engine was built for")
+    ] = None
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[

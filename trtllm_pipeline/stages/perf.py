@@ -1,16 +1,19 @@
 """Measure a running server: latencies and throughput over a list of concurrencies and request rates, on the user's prompts.
 
-Leaves `events.jsonl` (everything that was observed) and `perf.json` (everything that follows from it). Numbers that
-fail the validity gate fail the stage; both files stay in the attempt's folder.
+Leaves `events.jsonl` (everything that was observed) and `perf.json` (everything that follows from it). A measurement that
+fails the validity gates fails the stage; both files stay in the attempt's folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import chat_renderer, read
+from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
 from trtllm_pipeline.bench.run import Load, record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
@@ -24,23 +27,27 @@ from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import Perf, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
 
+EVENTS: Final = "events.jsonl"
+
 
 def run(context: StageContext[Perf]) -> None:
-    """Measure; raises StageError when the numbers may not be believed."""
-    engine = context.inputs["engine"]
-    tokenizer = read_tokenizer(engine)
-    with chat_renderer(engine) as render:
+    """Measure; raises StageError when the measurement is not valid."""
+    folder = context.inputs["engine"]
+    tokenizer = read_tokenizer(folder)
+    with chat_renderer(folder) as render:
         prompts = read(context.files["input_data"], render)
     asked, service = context.params, Service.read(context.inputs["service"])
-    Engine.read(engine, max_seq_len=asked.declared.get("max_seq_len")).check_lengths(
-        (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or asked.max_tokens) for prompt in prompts
+    engine = Engine.read(folder, max_seq_len=asked.declared.get("max_seq_len"))
+    max_tokens = asked.max_tokens or _output_length(engine)
+    engine.check_lengths(
+        (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or max_tokens) for prompt in prompts
     )
     target = Target(
         protocol_for(service, asked.protocol),
         service,
         service.model,
         asked.request_timeout_s,
-        asked.max_tokens,
+        max_tokens,
         asked.temperature,
     )
     load = Load(
@@ -51,36 +58,48 @@ def run(context: StageContext[Perf]) -> None:
         repeats=asked.repeats,
         distribution=asked.request_distribution,
     )
-    events = context.out / "events.jsonl"
     record(
         target,
         load.levels(prompts),
         prompts,
-        events,
-        settings=to_json(asked),
-        claim=ExpectedServer(asked.declared, engine, context.inputs.get("repository")),
+        context.out / EVENTS,
+        settings=to_json(replace(asked, max_tokens=max_tokens)),
+        claim=ExpectedServer(asked.declared, folder, context.inputs.get("repository")),
         progress=lambda done, total: context.progress(done, total, "requests"),
         tokenizer=tokenizer,
     )
-    result = analyze(events, tokenizer, {name.removesuffix("_ms"): limit for name, limit in (asked.slo or {}).items()})
-    write_json(context.out / "perf.json", result)
-    for finding in result["findings"]:
-        rate, concurrency = finding.get("request_rate"), finding["concurrency"]
-        level = "" if concurrency is None else f" at concurrency {concurrency}"
-        level = level if rate is None else f" at {rate:g} requests/s"
-        print(f"{finding['severity']}: {finding['check']}{level}: {finding['message']}")  # noqa: T201 - the stage's log
-    invalid = [finding for finding in result["findings"] if finding["severity"] == "invalid"]
-    if invalid:
+    result = measured(context)
+    write_json(context.out / NAME, result.to_json())
+    for finding in result.findings:
+        print(f"{finding.check}: {finding}")  # noqa: T201 - the stage's log
+    if result.invalid:
         raise StageError(
-            "the measurement is not valid: " + "; ".join(finding["message"] for finding in invalid),
-            failure=_failure_class(invalid),
-            hint=f"everything observed is in {events.name} beside the log of this attempt",
+            "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
+            failure=_failure_class(result.invalid),
+            hint=f"everything observed is in {EVENTS} beside the log of this attempt",
         )
 
 
-def _failure_class(invalid: Sequence[Mapping[str, Any]]) -> FailureClass:
+def measured(context: StageContext[Perf]) -> LoadResult:
+    """What follows from the events of a stage that has run."""
+    limits = {name.removesuffix("_ms"): limit for name, limit in (context.params.slo or {}).items()}
+    return analyze(context.out / EVENTS, read_tokenizer(context.inputs["engine"]), Objectives(limits))
+
+
+def _output_length(engine: Engine) -> int:
+    """The output length that an engine was built for. Raises StageError where it does not say."""
+    if not engine.max_seq_len or not engine.max_input_len or engine.max_seq_len <= engine.max_input_len:
+        raise StageError(
+            f"{engine.folder} does not say for which output length it was built",
+            failure=FailureClass.USER,
+            hint="give --max-tokens N",
+        )
+    return engine.max_seq_len - engine.max_input_len
+
+
+def _failure_class(invalid: Sequence[MeasurementFinding]) -> FailureClass:
     """TRANSIENT where the machine was too busy to measure, or requests failed while the server was being repaired."""
-    if all(finding["check"] in {"client_cpu", "client_lag", "schedule"} for finding in invalid):
+    if all(finding.check in {"client_cpu", "client_lag", "schedule"} for finding in invalid):
         return FailureClass.TRANSIENT
-    causes = "; ".join(finding["message"] for finding in invalid if finding["check"] == "failures")
+    causes = "; ".join(finding.message for finding in invalid if finding.check == "failures")
     return failure_class(causes) if causes else FailureClass.CHECK

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.test_perf_metrics import request, write
+from tests.unit.bench.test_perf_metrics import analyze, request, write
 from trtllm_pipeline import __version__
 from trtllm_pipeline.bench.conditions import (
     FIELDS,
@@ -25,7 +25,6 @@ from trtllm_pipeline.bench.conditions import (
     workload,
 )
 from trtllm_pipeline.bench.load import levels, rate_levels
-from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service

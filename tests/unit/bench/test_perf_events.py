@@ -15,9 +15,11 @@ import pytest
 from benchmarks.fuzz_wire import json_text
 from tests.unit.bench.test_perf_metrics import Words
 from trtllm_pipeline.bench.metrics import analyze
+from trtllm_pipeline.bench.objectives import of_load
+from trtllm_pipeline.bench.result import LoadResult
 from trtllm_pipeline.cli.output import emit_as
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.report import figures
+from trtllm_pipeline.report import load_tables
 
 Rows = list[dict[str, Any]]
 LEVEL = {"concurrency": 2, "request_rate": None, "repeat": 0}
@@ -103,10 +105,10 @@ def write(path: Path, rows: Rows) -> Path:
 
 def test_everything_there_is_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = analyze(write(tmp_path / "e", good()), Words())
-    assert result["valid"], result["findings"]
-    assert [level["requests"] for level in result["levels"]] == [2, 2]
+    assert result.valid, result.findings
+    assert [level.requests for level in result.levels] == [2, 2]
     for form in ("table", "json", "csv"):
-        emit_as(form, result, table=figures.to_text, csv=figures.to_csv)
+        emit_as(form, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
     assert "of a later version" not in capsys.readouterr().err
 
 
@@ -233,14 +235,14 @@ def test_a_file_of_nothing_is_refused(tmp_path: Path) -> None:
         analyze(path, Words())
     write(path, good())
     path.write_text(path.read_text() + "[" * 5000)
-    assert analyze(path, Words())["valid"], "cut off by a crash"
+    assert analyze(path, Words()).valid, "cut off by a crash"
 
 
 def test_a_level_of_warm_up_alone_is_not_valid(tmp_path: Path) -> None:
     rows = [{**row, "phase": "warmup"} if row["type"] == "request" and row["concurrency"] else row for row in good()]
     result = analyze(write(tmp_path / "e", rows), Words())
-    assert not result["valid"]
-    assert [f["message"] for f in result["findings"] if f["check"] == "failures"] == [
+    assert not result.valid
+    assert [finding.message for finding in result.findings if finding.check == "failures"] == [
         "no measured requests: all requests of this level are warm-up"
     ]
 
@@ -270,13 +272,13 @@ def test_broken_files_are_read_or_refused(tmp_path: Path, capsys: pytest.Capture
                 data[draw.randrange(len(data))] = draw.randrange(256)
         (tmp_path / "e").write_bytes(data)
         try:
-            result = analyze(tmp_path / "e", Words() if number % 2 else None, {"ttft": 5.0})
+            result = analyze(tmp_path / "e", Words() if number % 2 else None, of_load("ttft=5ms,ttft_p99=5ms"))
         except StageError as error:
             refused += error.message.startswith(str(tmp_path / "e"))
             continue
         read += 1
         for form in ("table", "json", "csv"):
-            emit_as(form, result, table=figures.to_text, csv=figures.to_csv)
+            emit_as(form, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
         capsys.readouterr()
     assert read > 50
     assert refused == 500 - read

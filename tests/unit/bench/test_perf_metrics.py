@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.bench.metrics import analyze, steady_window
+from trtllm_pipeline.bench import metrics
+from trtllm_pipeline.bench.metrics import steady_window
+from trtllm_pipeline.bench.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.bench.requests import tokens_by_event
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.errors import StageError, UsageError
+from trtllm_pipeline.report.load_tables import to_text
 
 MS = 1_000_000
 
@@ -66,6 +69,11 @@ def write(path: Path, *records: dict[str, Any], server: tuple[dict[str, Any], ..
     ]
     path.write_text("".join(json.dumps(record) + "\n" for record in everything), encoding="utf-8")
     return path
+
+
+def analyze(events: Path, tokenizer: Any, limits: dict[str, float] | None = None) -> Any:
+    """The content of perf.json."""
+    return json.loads(json.dumps(metrics.analyze(events, tokenizer, Objectives(limits or {})).to_json()))
 
 
 def found(result: dict[str, Any]) -> dict[str, str]:
@@ -398,6 +406,30 @@ def test_goodput_counts_failures_against(tmp_path: Path) -> None:
         "share": 0.5,
         "requests_per_s": round(2 / 0.17, 3),
     }
+
+
+def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) -> None:
+    events = write(tmp_path / "e", request(0, [(10, " a"), (20, " b"), (30, " c")]))
+    result = metrics.analyze(events, Words(), of_load("ttft=0.1s,ttft_p99=20ms,e2e_p50=20ms,output_tps=200"))
+    (level,) = json.loads(json.dumps(result.to_json()))["levels"]
+    assert level["objectives"] == [
+        {"metric": "ttft_p99", "limit": 20.0, "value": 10.0, "missed": None},
+        {"metric": "e2e_p50", "limit": 20.0, "value": 30.0, "missed": "e2e_p50 30 ms > 20 ms"},
+        {"metric": "output_tps", "limit": 200.0, "value": 100.0, "missed": "output_tps 100/s < 200/s"},
+    ]
+    assert level["goodput"]["objectives_ms"] == {"ttft": 100.0}
+    assert "objective missed: e2e_p50 30 ms > 20 ms" in to_text(result)
+    refused = metrics.analyze(
+        write(tmp_path / "f", request(0, [(9, " a")], error="boom")), None, of_load("output_tps=1")
+    )
+    assert refused.levels[0].details is not None
+    assert refused.levels[0].details.objectives[0].missed == "output_tps was not measured"
+    for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):
+        with pytest.raises(UsageError, match="is not an objective"):
+            of_load(text)
+    with pytest.raises(UsageError, match="there is no ttft_p99") as caught:
+        per_request("ttft_p99=300ms")
+    assert str(caught.value.hint).startswith("write ttft=300ms; bench load,")
 
 
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.bench.test_perf_metrics import Words, counted, found, moved, request, write
-from trtllm_pipeline.bench.metrics import analyze
+from tests.unit.bench.test_perf_metrics import Words, analyze, counted, found, moved, request, write
 from trtllm_pipeline.bench.validity import GATES
 
 
@@ -37,7 +36,6 @@ def test_every_gate_says_what_it_does() -> None:
         assert gate.what
         assert gate.limit
         assert gate.why
-        assert gate.look.__name__ == gate.id, "one function for each gate, called like it"
 
 
 @pytest.mark.parametrize(

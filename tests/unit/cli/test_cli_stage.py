@@ -269,6 +269,7 @@ def test_lists_and_objectives_are_typed_as_people_write_them(inputs: Path, monke
         protocol="http",
     )
     assert asked(monkeypatch, *PERF) == Perf(max_tokens=8), "everything else as in a matrix"
+    assert asked(monkeypatch, *PERF[:-2]) == Perf(), "answers as long as the engine was built for"
 
 
 def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

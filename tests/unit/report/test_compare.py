@@ -881,8 +881,7 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
 
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit.bench.test_perf_metrics import Words
-    from trtllm_pipeline.bench.metrics import analyze
+    from tests.unit.bench.test_perf_metrics import Words, analyze
     from trtllm_pipeline.report import measured
 
     monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())
