@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.tensors import Unsupported
+from trtllm_pipeline.toolchains.embedded.models.tensors import Tensor
 from trtllm_pipeline.toolchains.embedded.runtime import RequestError
 
 
@@ -58,14 +58,14 @@ def refuse_parameters(request: Any) -> None:
         raise RequestError(f"unexpected {', '.join(unknown)}: the model has no input of this name")
 
 
-def refuse(request: Any, names: Iterable[tuple[str, Unsupported]]) -> None:
-    """Raise RequestError if the request uses an input that this toolchain cannot honour. Pairs of name and rule."""
-    for name, rule in names:
-        values = array(request, rule.tensor.name)
+def refuse(request: Any, unsupported: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise RequestError if the request uses one of the inputs `unsupported`, each with the name that clients know."""
+    for name, given in unsupported:
+        values = array(request, given.name)
         if values is None or values.size == 0 or (values.dtype == object and not any(values.flat)):
             continue
-        if rule.neutral is None or np.any(values != rule.neutral):
-            allowed = "leave it out" if rule.neutral is None else f"leave it out or send {rule.neutral:g}"
+        if given.neutral is None or np.any(values != given.neutral):
+            allowed = "leave it out" if given.neutral is None else f"leave it out or send {given.neutral:g}"
             raise RequestError(f"{name} is not supported by the embedded toolchain; {allowed}")
 
 
@@ -86,6 +86,17 @@ def response(tensors: Sequence[Any], wanted: Collection[str]) -> Any:
     process dies of that.
     """
     return pb.InferenceResponse(output_tensors=[each for each in tensors if each.name() in wanted])
+
+
+def answered(requests: Sequence[Any], answer: Callable[[Any], Sequence[Any]]) -> list[Any]:
+    """One response a request, with the tensors that `answer` makes of it. A bad request does not fail the others."""
+    responses = []
+    for request in requests:
+        try:
+            responses.append(response(answer(request), asked_for(request)))
+        except Exception as error:  # noqa: BLE001  whatever happened, the client must hear of it
+            responses.append(failed(error))
+    return responses
 
 
 def failed(error: Exception) -> Any:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from trtllm_pipeline.toolchains.embedded.models.messages import (
+    answered,
     array,
-    asked_for,
-    failed,
     flag,
     parameters,
-    response,
     tensor,
 )
 from trtllm_pipeline.toolchains.embedded.models.text import Text
@@ -30,15 +28,9 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response a request."""
-        responses = []
-        for request in requests:
-            try:
-                responses.append(response([self._decode(request)], asked_for(request)))
-            except Exception as error:  # noqa: BLE001  one bad request must not fail the others
-                responses.append(failed(error))
-        return responses
+        return answered(requests, self._decode)
 
-    def _decode(self, request: Any) -> Any:
+    def _decode(self, request: Any) -> list[Any]:
         tokens, lengths = array(request, "TOKENS_BATCH"), array(request, "SEQUENCE_LENGTH")
         assert tokens is not None
         assert lengths is not None
@@ -49,4 +41,4 @@ class TritonPythonModel:
             ]
             for beams, ends in zip(tokens, lengths, strict=True)
         ]
-        return tensor("OUTPUT", texts, np.object_)
+        return [tensor("OUTPUT", texts, np.object_)]

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from trtllm_pipeline.toolchains.embedded.models.messages import (
+    answered,
     array,
-    asked_for,
-    failed,
     flag,
     parameters,
     refuse,
     refuse_parameters,
-    response,
     rows,
     tensor,
     text,
@@ -36,13 +34,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response a request."""
-        responses = []
-        for request in requests:
-            try:
-                responses.append(response(self._encode(request), asked_for(request)))
-            except Exception as error:  # noqa: BLE001  one bad request must not fail the others
-                responses.append(failed(error))
-        return responses
+        return answered(requests, self._encode)
 
     def _encode(self, request: Any) -> list[Any]:
         refuse_parameters(request)
@@ -52,20 +44,15 @@ class TritonPythonModel:
         batch = len(queries)
         prompts = [self._text.encode(text(query), special=self._special) for query in queries.reshape(batch, -1)[:, 0]]
         lengths = [len(prompt) for prompt in prompts]
-        given = rows(request, "END_ID", batch)
-        ends = self._text.end_ids
-        pads = rows(request, "PAD_ID", batch)
-        end_ids = [(ends[0] if ends else -1) if end is None else end for end in given]
-        # A model may have several end tokens; the engine takes one, so the others go in as stop words.
-        more = [[] if end is not None else [[other] for other in ends[1:]] for end in given]
-        fallback = self._text.pad_id
-        pad_ids = [
-            (end if fallback is None else fallback) if pad is None else pad
-            for pad, end in zip(pads, end_ids, strict=True)
-        ]
-        stop = [
-            [*words, *extra] for words, extra in zip(self._words(request, "STOP_WORDS_DICT", batch), more, strict=True)
-        ]
+        ends, fallback = self._text.end_ids, self._text.pad_id
+        stop = self._words(request, "STOP_WORDS_DICT", batch)
+        end_ids, pad_ids = [], []
+        for end, pad, words in zip(rows(request, "END_ID", batch), rows(request, "PAD_ID", batch), stop, strict=True):
+            if end is None:  # a model may have several; the engine takes one, so the others go in as stop words
+                words += [[other] for other in ends[1:]]
+                end = ends[0] if ends else -1
+            end_ids.append(end)
+            pad_ids.append(pad if pad is not None else end if fallback is None else fallback)
         ids = [prompt + [pad] * (max(lengths) - len(prompt)) for prompt, pad in zip(prompts, pad_ids, strict=True)]
         return [
             tensor("INPUT_ID", ids, np.int32),

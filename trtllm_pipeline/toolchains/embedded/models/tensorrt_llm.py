@@ -92,7 +92,7 @@ class TritonPythonModel:
         if any(rows(request, "stop", batch)):
             self._stop(name, sender, asked_for(request))
             return
-        refuse(request, ((item.tensor.name, item) for item in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)))
+        refuse(request, ((each.name, each) for each in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)))
         prompts = _prompts(request, rows(request, "input_lengths", batch))
         samplings = _samplings(request, batch)
         output_lengths = rows(request, "request_output_len", batch)
@@ -110,7 +110,7 @@ class TritonPythonModel:
             name,
             sender,
             [
-                Row(
+                PendingRow(
                     [] if streaming or (self._exclude_input if exclude is None else exclude) else list(prompt),
                     Characters(self._text),
                     sampling.return_log_probs,
@@ -149,7 +149,7 @@ class TritonPythonModel:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class PendingRow:
     """One sequence of a request: what it has not sent yet."""
 
     tokens: list[int]
@@ -170,7 +170,7 @@ class PendingRequest:
 
     name: str
     sender: Any
-    rows: list[Row]
+    rows: list[PendingRow]
     streaming: bool
     counts: Sequence[str]
     """Names of the token counts that were asked for."""
@@ -187,7 +187,7 @@ class PendingRequest:
         for generation in self.generations:
             generation.cancel()
 
-    def listener(self, row: Row) -> Callable[[Event], None]:
+    def listener(self, row: PendingRow) -> Callable[[Event], None]:
         """The function that takes the events of one row."""
 
         def on_event(event: Event) -> None:
@@ -196,7 +196,7 @@ class PendingRequest:
 
         return on_event
 
-    def _take(self, row: Row, event: Event) -> None:
+    def _take(self, row: PendingRow, event: Event) -> None:
         whole = True
         if event.token is not None:
             row.tokens.append(event.token)
@@ -265,7 +265,7 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
     return result
 
 
-def _response(rows: Sequence[Row], counts: Sequence[str], wanted: Collection[str]) -> Any:
+def _response(rows: Sequence[PendingRow], counts: Sequence[str], wanted: Collection[str]) -> Any:
     """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
     width = max(len(row.tokens) for row in rows)
     tensors = [

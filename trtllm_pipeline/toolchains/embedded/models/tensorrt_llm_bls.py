@@ -108,11 +108,13 @@ class TritonPythonModel:
         call = pb.InferenceRequest(
             model_name=self._engine, inputs=list(inputs), requested_output_names=wanted, request_id=name
         )
-        answers = call.exec(decoupled=True) if self._decoupled else [call.exec()]
-        for answer in answers:
-            outputs = _outputs(answer)
-            if outputs:  # the one that only says that there are no more has none
+        nothing = True
+        for answer in call.exec(decoupled=True) if self._decoupled else [call.exec()]:
+            if outputs := _outputs(answer):  # the one that only says that there are no more has none
+                nothing = False
                 yield outputs
+        if nothing:  # a response that was lost on the way must not look like an empty text
+            raise RuntimeError(f"{self._engine} ended request {name} without a response")
 
     def _stop(self, inputs: Sequence[Any], name: str) -> None:
         """End the engine's request `name`."""

@@ -30,18 +30,12 @@ class Tensor:
     optional: bool = True
     scalar: bool = False
     ragged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """An input that must be absent, empty, or `neutral`."""
-
-    tensor: Tensor
     neutral: float | None = None
+    """Of an input that is not supported: the one value that may be sent all the same."""
 
 
-def _scalar(name: str, kind: DataType, *, optional: bool = True) -> Tensor:
-    return Tensor(name, kind, optional=optional, scalar=True)
+def _scalar(name: str, kind: DataType, *, optional: bool = True, neutral: float | None = None) -> Tensor:
+    return Tensor(name, kind, optional=optional, scalar=True, neutral=neutral)
 
 
 def _ragged(name: str, kind: DataType, *dims: int) -> Tensor:
@@ -72,37 +66,37 @@ SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
 }
 
 UNSUPPORTED: Final = (
-    Unsupported(_scalar("num_return_sequences", "INT32"), 1),
-    Unsupported(_scalar("beam_width", "INT32"), 1),
-    Unsupported(_scalar("return_context_logits", "BOOL"), 0),
-    Unsupported(_scalar("return_generation_logits", "BOOL"), 0),
-    Unsupported(_scalar("return_perf_metrics", "BOOL"), 0),
-    Unsupported(_ragged("prompt_embedding_table", "FP16", -1, -1)),
-    Unsupported(_scalar("prompt_vocab_size", "INT32"), 0),
-    Unsupported(_scalar("lora_task_id", "UINT64")),
-    Unsupported(_ragged("lora_weights", "FP16", -1, -1)),
-    Unsupported(_ragged("lora_config", "INT32", -1, 3)),
-    Unsupported(_ragged("guided_decoding_guide_type", "STRING", 1)),
-    Unsupported(_ragged("guided_decoding_guide", "STRING", 1)),
+    _scalar("num_return_sequences", "INT32", neutral=1),
+    _scalar("beam_width", "INT32", neutral=1),
+    _scalar("return_context_logits", "BOOL", neutral=0),
+    _scalar("return_generation_logits", "BOOL", neutral=0),
+    _scalar("return_perf_metrics", "BOOL", neutral=0),
+    _ragged("prompt_embedding_table", "FP16", -1, -1),
+    _scalar("prompt_vocab_size", "INT32", neutral=0),
+    _scalar("lora_task_id", "UINT64"),
+    _ragged("lora_weights", "FP16", -1, -1),
+    _ragged("lora_config", "INT32", -1, 3),
+    _ragged("guided_decoding_guide_type", "STRING", 1),
+    _ragged("guided_decoding_guide", "STRING", 1),
 )
 """Refused by the engine model, and reachable through the ensemble and the BLS model under the same names."""
 
 UNSUPPORTED_ENGINE_ONLY: Final = (
-    Unsupported(_ragged("prompt_table_extra_ids", "UINT64", -1)),
-    Unsupported(_ragged("embedding_bias", "FP32", -1)),
-    Unsupported(_ragged("draft_input_ids", "INT32", -1)),
-    Unsupported(_ragged("draft_logits", "FP32", -1, -1)),
-    Unsupported(_ragged("decoder_input_ids", "INT32", -1)),
-    Unsupported(_ragged("encoder_input_features", "FP16", -1, -1)),
-    Unsupported(_scalar("runtime_top_p_decay", "FP32"), 1),
+    _ragged("prompt_table_extra_ids", "UINT64", -1),
+    _ragged("embedding_bias", "FP32", -1),
+    _ragged("draft_input_ids", "INT32", -1),
+    _ragged("draft_logits", "FP32", -1, -1),
+    _ragged("decoder_input_ids", "INT32", -1),
+    _ragged("encoder_input_features", "FP16", -1, -1),
+    _scalar("runtime_top_p_decay", "FP32", neutral=1),
 )
 
 UNSUPPORTED_TEXT: Final = {
     # what clients call it -> what preprocessing calls it
-    "decoder_text_input": Unsupported(Tensor("DECODER_QUERY", "STRING")),
-    "embedding_bias_words": Unsupported(Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,))),
-    "embedding_bias_weights": Unsupported(Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,))),
-    "prompt_table_extra_id": Unsupported(Tensor("PROMPT_TABLE_EXTRA_ID", "UINT64")),
+    "decoder_text_input": Tensor("DECODER_QUERY", "STRING"),
+    "embedding_bias_words": Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,)),
+    "embedding_bias_weights": Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,)),
+    "prompt_table_extra_id": Tensor("PROMPT_TABLE_EXTRA_ID", "UINT64"),
 }
 
 PREPROCESSING_INPUTS: Final = (
@@ -112,7 +106,7 @@ PREPROCESSING_INPUTS: Final = (
     Tensor("STOP_WORDS_DICT", "STRING", (-1,)),
     Tensor("END_ID", "INT32"),
     Tensor("PAD_ID", "INT32"),
-    *(unsupported.tensor for unsupported in UNSUPPORTED_TEXT.values()),
+    *UNSUPPORTED_TEXT.values(),
 )
 PREPROCESSING_OUTPUTS: Final = (
     Tensor("INPUT_ID", "INT32", (-1,)),
@@ -130,7 +124,8 @@ ENGINE_INPUTS: Final = (
     _ragged("stop_words_list", "INT32", 2, -1),
     _ragged("bad_words_list", "INT32", 2, -1),
     *(_scalar(name, kind) for name, kind in SAMPLING.values()),
-    *(unsupported.tensor for unsupported in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)),
+    *UNSUPPORTED,
+    *UNSUPPORTED_ENGINE_ONLY,
 )
 COUNTS: Final = (Tensor("num_input_tokens", "INT32"), Tensor("num_output_tokens", "INT32"))
 """Sent when the input `return_` and their name asks for them."""
@@ -154,8 +149,8 @@ TEXT_INPUTS: Final = (
     Tensor("bad_words", "STRING", (-1,)),
     Tensor("stop_words", "STRING", (-1,)),
     *(Tensor(name, kind) for name, (_, kind) in SAMPLING.items()),
-    *(Tensor(name, item.tensor.type, item.tensor.dims) for name, item in UNSUPPORTED_TEXT.items()),
-    *(Tensor(item.tensor.name, item.tensor.type, item.tensor.dims) for item in UNSUPPORTED),
+    *(Tensor(name, item.type, item.dims) for name, item in UNSUPPORTED_TEXT.items()),
+    *(Tensor(item.name, item.type, item.dims) for item in UNSUPPORTED),
 )
 """Inputs of the ensemble and of the BLS model."""
 TEXT_OUTPUTS: Final = (
@@ -175,7 +170,7 @@ PREPROCESSING_STEP: Final = {
     "STOP_WORDS_DICT": "stop_words",
     "END_ID": "end_id",
     "PAD_ID": "pad_id",
-    **{item.tensor.name: name for name, item in UNSUPPORTED_TEXT.items()},
+    **{item.name: name for name, item in UNSUPPORTED_TEXT.items()},
 }
 ENGINE_STEP: Final = {
     # tensor of the engine model -> output of preprocessing
@@ -190,5 +185,5 @@ ENGINE_STEP: Final = {
 ENGINE_PASSED: Final = {
     # tensor of the engine model -> tensor of the client, handed through unchanged
     **{engine: name for name, (engine, _) in SAMPLING.items() if engine not in ENGINE_STEP},
-    **{item.tensor.name: item.tensor.name for item in UNSUPPORTED},
+    **{item.name: item.name for item in UNSUPPORTED},
 }
