@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded import convert, random_model, runtime
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
-from trtllm_pipeline.toolchains.embedded.params import Convert
+from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 
 TEXT = Path(__file__).with_suffix(".txt")
@@ -62,7 +62,7 @@ def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
         attempt = scratch / f"{folder.name}-{precision}"
         (attempt / "out").mkdir(parents=True)
         started = time.perf_counter()
-        convert.run(StageContext(Convert(precision=precision), {"model": folder}, {}, attempt / "out", attempt))
+        convert.run(StageContext(ConvertEmbedded(precision=precision), {"model": folder}, {}, attempt / "out", attempt))
         seconds = time.perf_counter() - started
         path = attempt / "out" / runtime.MODEL_FILE
         eos = json.loads((attempt / "out" / runtime.CONFIG_FILE).read_text(encoding="utf-8"))["eos_token_ids"]

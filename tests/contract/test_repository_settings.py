@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.config.models import Repository, Section
-from trtllm_pipeline.stages.params import Field, table
+from trtllm_pipeline.stages.params import ParamField, table
 from trtllm_pipeline.stages.repository_settings import SETTINGS, LlmApi, RepositorySettings, TextModels
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.templates import text
@@ -35,7 +35,7 @@ def accepted(name: str, value: object) -> bool:
     return True
 
 
-def examples(field: Field) -> list[Any]:
+def examples(field: ParamField) -> list[Any]:
     """Values that the setting takes."""
     if field.choices:
         return list(field.choices)
@@ -55,14 +55,14 @@ def test_a_matrix_has_every_setting_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
-def test_defaults_agree(field: Field) -> None:
+def test_defaults_agree(field: ParamField) -> None:
     """Those that every toolchain has are written out; the others are null, for the release's own or the table's."""
     assert FIELDS[field.name].get_default() == field.default
     assert field.optional is (field.name not in EMBEDDED)
 
 
 @pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
-def test_values_are_those_of_the_table(field: Field) -> None:
+def test_values_are_those_of_the_table(field: ParamField) -> None:
     for value in examples(field):
         assert accepted(field.name, value), value
         assert text(tuple(value) if isinstance(value, list) else value)
@@ -76,7 +76,7 @@ def test_values_are_those_of_the_table(field: Field) -> None:
 
 
 @pytest.mark.parametrize("field", TABLE, ids=lambda field: field.name)
-def test_choices_and_releases_are_those_of_the_table(field: Field) -> None:
+def test_choices_and_releases_are_those_of_the_table(field: ParamField) -> None:
     schema, setting = SCHEMA[field.name], SETTINGS[field.name]
     choices = [word for part in schema.get("anyOf", [schema]) for word in part.get("enum", [part.get("const")]) if word]
     assert choices == list(field.choices)

@@ -16,7 +16,7 @@ import tritonclient.grpc as grpcclient
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 _TYPES: dict[str, tuple[str, Any]] = {
@@ -166,7 +166,7 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
     models = folder / "repository"
     models.mkdir(parents=True)
     most = Limits.read(engine).max_batch_size
-    repository.write(models, engine, Repository(**{"max_batch_size": most, **settings}))
+    repository.write(models, engine, RepositoryEmbedded(**{"max_batch_size": most, **settings}))
     installed = triton_installation.find()
     triton.check(installed, 4)
     server = triton.start(

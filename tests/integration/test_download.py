@@ -26,7 +26,7 @@ from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.stages.download import run
-from trtllm_pipeline.stages.params import Download
+from trtllm_pipeline.stages.params import DownloadParams
 
 pytestmark = pytest.mark.integration
 
@@ -193,7 +193,7 @@ def test_a_commit_alone_needs_no_network() -> None:
 def test_the_stage_program_reports_bytes(hub: FakeHub, tmp_path: Path) -> None:
     attempt = tmp_path / "work" / "fp.1"
     (attempt / "out").mkdir(parents=True)
-    run(context(Download, {"source": resolve([{"hugging_face": MODEL}])}, {}, {}, attempt / "out", attempt))
+    run(context(DownloadParams, {"source": resolve([{"hugging_face": MODEL}])}, {}, {}, attempt / "out", attempt))
     assert {path.name for path in (attempt / "out").iterdir()} == WANTED
     progress = json.loads((attempt / PROGRESS_FILE).read_text())
     assert progress["unit"] == "bytes"

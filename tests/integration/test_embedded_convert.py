@@ -24,7 +24,7 @@ from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.calibration import read_texts
-from trtllm_pipeline.toolchains.embedded.params import Build, Convert
+from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -44,7 +44,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def run_convert(model: Path, attempt: Path, precision: str, **params: Any) -> Path:
     out = attempt / "out"
     out.mkdir(parents=True)
-    convert.run(context(Convert, {"precision": precision, **params}, {"model": model}, {}, out, attempt))
+    convert.run(context(ConvertEmbedded, {"precision": precision, **params}, {"model": model}, {}, out, attempt))
     return out
 
 
@@ -109,7 +109,7 @@ def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(mod
     engine = tmp_path / "engine" / "out"
     engine.mkdir(parents=True)
     limits: dict[str, Any] = {"max_batch_size": 3, "max_input_len": 64, "max_seq_len": 128}
-    build.run(context(Build, limits, {"checkpoint": checkpoint}, {}, engine, engine.parent))
+    build.run(context(BuildEmbedded, limits, {"checkpoint": checkpoint}, {}, engine, engine.parent))
     prompts = encode(model, *PROMPTS)
     expected = [reference.generate(prompt, 40, stop=[0, 2]) for prompt in prompts]
     answers: list[list[int]] = [[] for _ in prompts]
@@ -184,7 +184,7 @@ def test_calibration_set_and_selection_reach_the_result(tmp_path: Path) -> None:
         out = tmp_path / name / "out"
         out.mkdir(parents=True)
         params: dict[str, Any] = {"precision": "int4_awq", "calibration": selection}
-        convert.run(context(Convert, params, {"model": folder}, files, out, out.parent))
+        convert.run(context(ConvertEmbedded, params, {"model": folder}, files, out, out.parent))
         facts = json.loads((out / "config.json").read_text())["quantization"]["calibration"]
         assert facts["samples"] == selection["samples"]
         return (out / "model.gguf").read_bytes()
@@ -200,7 +200,7 @@ def test_engine_folder(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "build" / "out"
     out.mkdir(parents=True)
     params = {"max_batch_size": 3, "max_input_len": 48, "max_seq_len": 80}
-    build.run(context(Build, params, {"checkpoint": checkpoint}, {}, out, out.parent))
+    build.run(context(BuildEmbedded, params, {"checkpoint": checkpoint}, {}, out, out.parent))
 
     assert (out / "model.gguf").samefile(checkpoint / "model.gguf")
     assert (out / "tokenizer.json").samefile(model / "tokenizer.json")

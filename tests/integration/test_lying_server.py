@@ -26,7 +26,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import perf
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Perf
+from trtllm_pipeline.stages.params import PerfParams
 
 pytestmark = pytest.mark.integration
 
@@ -130,7 +130,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             (tmp_path / "service.json").write_text(json.dumps({**service, "pid": stand.process.popen.pid}))
             (tmp_path / "prompts.jsonl").write_text(PROMPTS)
             inputs = {"service": tmp_path / "service.json", "engine": engine, "repository": repository}
-            return context(Perf, PARAMS, inputs, {"input_data": tmp_path / "prompts.jsonl"}, out, tmp_path)
+            return context(PerfParams, PARAMS, inputs, {"input_data": tmp_path / "prompts.jsonl"}, out, tmp_path)
 
         yield start
 

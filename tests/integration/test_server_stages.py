@@ -20,7 +20,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Accuracy, Perf, Score, Smoke, load
+from trtllm_pipeline.stages.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
 
 pytestmark = pytest.mark.integration
 
@@ -79,7 +79,7 @@ def start(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[Start]:
                 paths[name] = tmp_path / name
                 paths[name].write_text(text)
             inputs = {"service": tmp_path / "service.json", "engine": engine, "repository": repository}
-            cls = Smoke if "prompt" in params else Perf if "requests" in params else Accuracy
+            cls = SmokeParams if "prompt" in params else PerfParams if "requests" in params else AccuracyParams
             return context(cls, params, inputs, paths, out, tmp_path)
 
         yield start
@@ -413,7 +413,7 @@ def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:
     scores.mkdir()
     params: dict[str, Json] = {"metrics": ["contains"], "min_score": None}
     inputs = {"perf": work.out, "engine": work.inputs["engine"]}
-    score.run(dataclasses.replace(work, params=load(Score, params), inputs=inputs, out=scores))
+    score.run(dataclasses.replace(work, params=load(ScoreParams, params), inputs=inputs, out=scores))
     found = json.loads((scores / "accuracy.json").read_text())
     assert found["answers"] == sum(level["requests"] for level in result(work, "perf.json")["levels"])
     assert found["not_scored"] == {"rows": 0, "failed_requests": 0, "not_asked": ["6", "7"]}, "six requests"

@@ -20,7 +20,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import smoke
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Smoke
+from trtllm_pipeline.stages.params import SmokeParams
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +72,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 service |= {"url": f"http://{service['http']}", "grpc": ""}
             (tmp_path / "service.json").write_text(json.dumps(service))
             inputs = {"service": tmp_path / "service.json", "engine": weights, "repository": repository}
-            return context(Smoke, {**ASK, **params}, inputs, {}, out, tmp_path)
+            return context(SmokeParams, {**ASK, **params}, inputs, {}, out, tmp_path)
 
         yield start
 

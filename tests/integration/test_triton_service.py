@@ -24,7 +24,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 pytestmark = pytest.mark.integration
@@ -89,7 +89,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     engine = script_engine(folder / "engine")
     (folder / "repository").mkdir()
-    repository.write(folder / "repository", engine, Repository(max_batch_size=Limits.read(engine).max_batch_size))
+    repository.write(
+        folder / "repository", engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
+    )
     return folder / "repository"
 
 
@@ -346,7 +348,9 @@ def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: P
 def test_a_model_that_cannot_be_loaded_is_reported_in_its_own_words(tmp_path: Path) -> None:
     engine = script_engine(tmp_path / "engine")
     (tmp_path / "repository").mkdir()
-    repository.write(tmp_path / "repository", engine, Repository(max_batch_size=Limits.read(engine).max_batch_size))
+    repository.write(
+        tmp_path / "repository", engine, RepositoryEmbedded(max_batch_size=Limits.read(engine).max_batch_size)
+    )
     (engine / "model.gguf").write_bytes(b"GGUF, but not really")
     with launched(tmp_path / "repository", tmp_path / "attempt") as service:
         status, log = service.end(40)

@@ -13,7 +13,7 @@ import pytest
 from trtllm_pipeline import worker
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.stages.base import FAILURE_FILE, StageContext
-from trtllm_pipeline.stages.params import Download, Param
+from trtllm_pipeline.stages.params import DownloadParams, Param
 
 HERE = __name__
 
@@ -84,7 +84,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(attempt: Path) -> None:
 
 
 def test_a_worker_imports_neither_the_command_line_nor_pydantic(attempt: Path) -> None:
-    asked = StageContext(Download(source={}), {}, {}, attempt / "out", attempt)
+    asked = StageContext(DownloadParams(source={}), {}, {}, attempt / "out", attempt)
     path = worker.write_job("download", "builtins:print", asked)
     command = [sys.executable, "-X", "importtime", "-m", "trtllm_pipeline.worker", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

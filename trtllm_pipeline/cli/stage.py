@@ -27,7 +27,7 @@ from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, StageContext
-from trtllm_pipeline.stages.params import Field, Objectives, load, table
+from trtllm_pipeline.stages.params import Objectives, ParamField, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.worker import run_program, write_job
 
@@ -100,7 +100,7 @@ def _verb(name: str, stages: list[Stage]) -> Callable[..., int]:
     ]
     if stages[0].scope is not Scope.SERVICE:
         own.append(_text("output_dir", "--output-dir", "DIR", "New or empty folder for the result."))
-    known: dict[str, list[Field]] = {}
+    known: dict[str, list[ParamField]] = {}
     for each in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault(each.name, []).append(each)
     own += [_option(same) for each, same in known.items() if name != "download" or each not in {"source", "folder"}]
@@ -139,7 +139,7 @@ def _about_file(stage: str, name: str) -> str:
     return "Your own file, or builtin:NAME."
 
 
-def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
+def _flat(cls: Any, prefix: str = "") -> Iterator[ParamField]:
     """The parameters of a class; those of one inside it with its name before them."""
     for each in table(cls):
         if is_dataclass(each.type):
@@ -148,7 +148,7 @@ def _flat(cls: Any, prefix: str = "") -> Iterator[Field]:
             yield each._replace(name=f"{prefix}{each.name}")
 
 
-def _option(same: list[Field]) -> inspect.Parameter:
+def _option(same: list[ParamField]) -> inspect.Parameter:
     """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
     field = same[0]
     name, option, text = field.name, flag(field.name), f"{_capital(field.about.help)}{_default(field)}."
@@ -166,11 +166,11 @@ def _option(same: list[Field]) -> inspect.Parameter:
     return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
 
 
-def _is_mapping(field: Field) -> bool:
+def _is_mapping(field: ParamField) -> bool:
     return get_origin(field.type) is dict and field.type != Objectives
 
 
-def _metavar(field: Field) -> str:
+def _metavar(field: ParamField) -> str:
     if field.type == Objectives:
         return "ttft=300ms,..."
     if get_origin(field.type) is tuple:
@@ -178,7 +178,7 @@ def _metavar(field: Field) -> str:
     return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")
 
 
-def _default(field: Field) -> str:
+def _default(field: ParamField) -> str:
     if field.default is MISSING:
         return " (required)"
     if field.default is None:
@@ -231,7 +231,7 @@ def _flag_of(typed: str) -> str:
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 
-def _read(field: Field, text: Any) -> Any:
+def _read(field: ParamField, text: Any) -> Any:
     """The value of what was typed. Raises ValueError."""
     if isinstance(text, bool):
         return text

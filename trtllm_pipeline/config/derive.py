@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic import Field as Key
 
-from trtllm_pipeline.stages.params import Field, table
+from trtllm_pipeline.stages.params import ParamField, table
 from trtllm_pipeline.stages.repository_settings import Setting
 
 M = TypeVar("M", bound=BaseModel)
@@ -40,7 +40,7 @@ def model_of(cls: Any) -> type[BaseModel]:
     return create_model(cls.__name__, __config__=STRICT, **{each.name: key(each) for each in table(cls)})
 
 
-def key(field: Field) -> Any:
+def key(field: ParamField) -> Any:
     """A parameter as a field of a model."""
     default = ... if field.default is MISSING else field.default
     if is_dataclass(default):
@@ -48,7 +48,7 @@ def key(field: Field) -> Any:
     return _type(field), Key(default, description=description(field))
 
 
-def description(field: Field) -> str:
+def description(field: ParamField) -> str:
     """What it means, as a sentence."""
     about = field.about
     text = about.help[:1].upper() + about.help[1:]
@@ -61,7 +61,7 @@ def description(field: Field) -> str:
     return text
 
 
-def _type(field: Field) -> Any:
+def _type(field: ParamField) -> Any:
     kind, about = field.type, field.about
     item: Any = get_args(kind)[0] if get_origin(kind) is tuple else kind
     if item in {int, float}:

@@ -350,7 +350,7 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
-@derived(params.Download, leave=("folder",))
+@derived(params.DownloadParams, leave=("folder",))
 class Download(Section):
     """How models are fetched."""
 
@@ -417,7 +417,7 @@ class Serve(Strict):
     """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
 
 
-@derived(params.Smoke, leave=("max_seq_len",))
+@derived(params.SmokeParams, leave=("max_seq_len",))
 class Smoke(Section):
     """The first questions to a new server."""
 
@@ -427,7 +427,7 @@ class Smoke(Section):
     """Text that the greedy answer must contain; null is the recipe's. Without either, any text passes."""
 
 
-@derived(params.Perf, leave=("declared",))
+@derived(params.PerfParams, leave=("declared",))
 class Perf(Section):
     """What is measured, and with what."""
 
@@ -451,7 +451,7 @@ class Perf(Section):
         return self
 
 
-@derived(params.Accuracy)
+@derived(params.AccuracyParams)
 class Accuracy(Section):
     """Which answers are scored, and how."""
 

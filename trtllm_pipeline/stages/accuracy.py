@@ -13,10 +13,10 @@ from trtllm_pipeline.evaluate import result
 from trtllm_pipeline.evaluate.ask import questions_of, score_server
 from trtllm_pipeline.stages.asking import encoder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Accuracy, to_json
+from trtllm_pipeline.stages.params import AccuracyParams, to_json
 
 
-def run(context: StageContext[Accuracy]) -> None:
+def run(context: StageContext[AccuracyParams]) -> None:
     """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
     engine = context.inputs["engine"]
     asked = context.params

@@ -8,13 +8,13 @@ from typing import Final
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Download
+from trtllm_pipeline.stages.params import DownloadParams
 
 PARTIAL: Final = "partial"
 """Folder beside the attempts that keeps what broken transfers have brought."""
 
 
-def run(context: StageContext[Download]) -> None:
+def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
     from trtllm_pipeline.hub.sources import fetch, kind_of
 

@@ -32,7 +32,7 @@ from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trt
 from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, reachable
 from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
-from trtllm_pipeline.stages.params import Launch, LaunchEmbedded
+from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
 from trtllm_pipeline.triton_repository import referenced_paths
 
 MODEL: Final = "ensemble"
@@ -48,7 +48,7 @@ LOOK_EVERY_S: Final = 0.5
 _LLMAPI_SINCE: Final = "0.19.0"
 
 
-def ports(asked: Launch) -> Ports:
+def ports(asked: LaunchParams) -> Ports:
     """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
     host = asked.host
     fixed = {name: port for name in Ports._fields if (port := getattr(asked, f"{name}_port"))}
@@ -75,20 +75,20 @@ def ports(asked: Launch) -> Ports:
     return found
 
 
-Begin = Callable[[Launch], Server]
+Begin = Callable[[LaunchParams], Server]
 """Starts a server and does not wait for it."""
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
     """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
-    repository, threads = context.inputs["repository"], context.params.threads
+    repository = context.inputs["repository"]
     if not (repository / MODEL / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
-    variables = {THREADS_VARIABLE: str(threads), **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
 
-    def begin(asked: Launch) -> Server:
+    def begin(asked: LaunchParams) -> Server:
+        threads = str(context.params.threads)
         return triton.start(
             installed,
             repository,
@@ -97,7 +97,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
             log=context.attempt / LOG_FILE,
             ports=ports(asked),
             host=asked.host,
-            variables=variables,
+            variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
         )
 
     _serve(context, begin)
@@ -215,7 +215,7 @@ def _repaired(server: Server, dead: set[str], times: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-def start(begin: Begin, settings: Launch, ended: threading.Event) -> Server:
+def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Server:
     """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
     starts = 0
     while True:

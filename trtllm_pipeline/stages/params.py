@@ -43,7 +43,7 @@ class Param:
         return self.null
 
 
-class Field(NamedTuple):
+class ParamField(NamedTuple):
     """One parameter of a class."""
 
     name: str
@@ -62,7 +62,7 @@ class Field(NamedTuple):
 
 
 @cache
-def table(cls: Any) -> tuple[Field, ...]:
+def table(cls: Any) -> tuple[ParamField, ...]:
     """The parameters of a class, in their order."""
     found = []
     for each in fields(cls):
@@ -71,7 +71,7 @@ def table(cls: Any) -> tuple[Field, ...]:
         if optional:
             (kind,) = (part for part in get_args(kind) if part is not type(None))
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        found.append(Field(each.name, kind, optional, default, about))
+        found.append(ParamField(each.name, kind, optional, default, about))
     return tuple(found)
 
 
@@ -153,7 +153,7 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Download:
+class DownloadParams:
     """Parameters of the download stage."""
 
     source: Annotated[dict[str, Any], Param("where from, as in a recipe, pinned to a revision or digest")]
@@ -175,7 +175,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchParams:
     """Parameters of every launch stage."""
 
     host: Annotated[str, Param("address to listen on; anything but loopback lets others in", runtime=True)] = (
@@ -192,14 +192,14 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchEmbedded(Launch):
+class LaunchEmbedded(LaunchParams):
     """Parameters of the embedded toolchain's launch stage."""
 
     threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 is one a core", ge=0, le=4096)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFrontend(Launch):
+class LaunchFrontend(LaunchParams):
     """Parameters of TensorRT-LLM's launch stages."""
 
     frontend: Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")] = (
@@ -211,7 +211,7 @@ GENERAL_PROMPT = "The capital of France is"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Smoke:
+class SmokeParams:
     """Parameters of the smoke stage."""
 
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
@@ -224,7 +224,7 @@ class Smoke:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perf:
+class PerfParams:
     """Parameters of the perf stage."""
 
     concurrency: Annotated[
@@ -277,7 +277,7 @@ class Perf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class ScoreParams:
     """Parameters of the score stage."""
 
     metrics: Annotated[
@@ -290,7 +290,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accuracy(Score):
+class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 
     max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1)] = 32

@@ -24,13 +24,13 @@ from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.asking import protocol_for
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Perf, to_json
+from trtllm_pipeline.stages.params import PerfParams, to_json
 from trtllm_pipeline.triton_repository.engine import Engine
 
 EVENTS: Final = "events.jsonl"
 
 
-def run(context: StageContext[Perf]) -> None:
+def run(context: StageContext[PerfParams]) -> None:
     """Measure; raises StageError when the measurement is not valid."""
     folder = context.inputs["engine"]
     tokenizer = read_tokenizer(folder)
@@ -80,7 +80,7 @@ def run(context: StageContext[Perf]) -> None:
         )
 
 
-def measured(context: StageContext[Perf]) -> LoadResult:
+def measured(context: StageContext[PerfParams]) -> LoadResult:
     """What follows from the events of a stage that has run."""
     limits = {name.removesuffix("_ms"): limit for name, limit in (context.params.slo or {}).items()}
     return analyze(context.out / EVENTS, read_tokenizer(context.inputs["engine"]), Objectives(limits))

@@ -11,10 +11,10 @@ from trtllm_pipeline.evaluate import result, timed
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.stages.asking import encoder
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Score, to_json
+from trtllm_pipeline.stages.params import ScoreParams, to_json
 
 
-def run(context: StageContext[Score]) -> None:
+def run(context: StageContext[ScoreParams]) -> None:
     """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
     engine = context.inputs["engine"]
     asked = context.params

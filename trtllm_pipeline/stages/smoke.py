@@ -23,7 +23,7 @@ from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Smoke
+from trtllm_pipeline.stages.params import SmokeParams
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
 
@@ -37,7 +37,7 @@ OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SmokeCheck:
     """One thing looked at. `detail` says what was found, and what was expected when that is not what was found."""
 
     name: str
@@ -52,7 +52,7 @@ class _CheckError(Exception):
     """A check's expectation was not met."""
 
 
-def run(context: StageContext[Smoke]) -> None:
+def run(context: StageContext[SmokeParams]) -> None:
     """Make all checks; raises StageError naming those that failed."""
     smoke = _Smoke(context)
     asyncio.run(smoke.all())
@@ -87,7 +87,7 @@ def run(context: StageContext[Smoke]) -> None:
 class _Smoke:
     """The checks of one server, in order."""
 
-    def __init__(self, context: StageContext[Smoke]) -> None:
+    def __init__(self, context: StageContext[SmokeParams]) -> None:
         self.context = context
         self.asked = context.params
         self.service = Service.read(context.inputs["service"])
@@ -96,7 +96,7 @@ class _Smoke:
         self.target = Target(
             self.protocols[0], self.service, self.service.model, self.asked.request_timeout_s, self.asked.max_tokens
         )
-        self.checks: list[Check] = []
+        self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
         self.answer: str | None = None
 
@@ -131,7 +131,7 @@ class _Smoke:
             ok, detail = True, await looking
         except (_CheckError, StageError) as error:
             ok, detail = False, str(error)
-        self.checks.append(Check(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
+        self.checks.append(SmokeCheck(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:

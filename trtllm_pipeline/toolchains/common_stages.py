@@ -13,7 +13,16 @@ from trtllm_pipeline.domain import Cell, Json, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv
 from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.params import GENERAL_PROMPT, Accuracy, Download, Launch, Perf, Score, Smoke, load
+from trtllm_pipeline.stages.params import (
+    GENERAL_PROMPT,
+    AccuracyParams,
+    DownloadParams,
+    LaunchParams,
+    PerfParams,
+    ScoreParams,
+    SmokeParams,
+    load,
+)
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
@@ -25,9 +34,9 @@ DOWNLOAD = Stage(
     summary="fetch a model into a standard Hugging Face folder and verify it",
     program="trtllm_pipeline.stages.download:run",
     shared=True,
-    params=Download,
+    params=DownloadParams,
     read=lambda cell: load(
-        Download,
+        DownloadParams,
         {"source": cell.recipe["source"], "folder": cell.recipe.get("folder")},
         cell.settings["download"],
     ),
@@ -40,7 +49,7 @@ DOWNLOAD = Stage(
 )
 
 
-def _planned_ports(asked: Launch) -> Ports:
+def _planned_ports(asked: LaunchParams) -> Ports:
     """The ports that are asked for, and words for those that are chosen when a server starts."""
     words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
     return Ports(*words)
@@ -74,7 +83,7 @@ def planned_world(context: StageContext[Any], machine: Machine, world_size: int,
 
 
 def launch(
-    params: type[Launch],
+    params: type[LaunchParams],
     program: str = "trtllm_pipeline.stages.launch:run",
     *,
     inputs: Mapping[str, str | tuple[str, ...]],
@@ -109,7 +118,7 @@ _QUESTIONS: Final = 28
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
 
-def _smoke(cell: Cell) -> Smoke:
+def _smoke(cell: Cell) -> SmokeParams:
     """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question.
 
     The recipe's answer is that of the full-precision model; a quantized one may word it otherwise and still be sound.
@@ -128,7 +137,7 @@ def _smoke(cell: Cell) -> Smoke:
         expected = answers.get(cell.toolchain)
     prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
     given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl}
-    return load(Smoke, given, settings)
+    return load(SmokeParams, given, settings)
 
 
 SMOKE = Stage(
@@ -139,7 +148,7 @@ SMOKE = Stage(
     shared=True,
     inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     scope=Scope.IN_SERVICE,
-    params=Smoke,
+    params=SmokeParams,
     read=_smoke,
     expected_s=3.0,
     timeout_s=600.0,
@@ -171,14 +180,14 @@ def _declared(cell: Cell) -> dict[str, Json]:
     }
 
 
-def _perf(cell: Cell) -> Perf:
+def _perf(cell: Cell) -> PerfParams:
     settings = cell.settings["perf"]
     given = {
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         "declared": _declared(cell),
     }
-    return load(Perf, given, settings)
+    return load(PerfParams, given, settings)
 
 
 def _perf_s(cell: Cell, token_s: float) -> float:
@@ -204,7 +213,7 @@ PERF = Stage(
     inputs={"service": "launch", "repository": "repository", "engine": ENGINE},
     after=("smoke",),
     scope=Scope.IN_SERVICE,
-    params=Perf,
+    params=PerfParams,
     read=_perf,
     file_names=("input_data",),
     files=lambda cell: {"input_data": str(cell.settings["perf"]["input_data"])},
@@ -241,8 +250,8 @@ ACCURACY = Stage(
     after=("smoke",),
     scope=Scope.IN_SERVICE,
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
-    params=Accuracy,
-    read=lambda cell: load(Accuracy, cell.settings["accuracy"]),
+    params=AccuracyParams,
+    read=lambda cell: load(AccuracyParams, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
     expected_s=2.0,
@@ -261,8 +270,8 @@ SCORE = Stage(
     inputs={"perf": "perf", "engine": ENGINE},
     section="accuracy",
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
-    params=Score,
-    read=lambda cell: load(Score, cell.settings["accuracy"]),
+    params=ScoreParams,
+    read=lambda cell: load(ScoreParams, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "perf"),
 )

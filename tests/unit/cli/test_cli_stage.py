@@ -21,7 +21,7 @@ from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.params import Perf, Selection
+from trtllm_pipeline.stages.params import PerfParams, Selection
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
@@ -261,15 +261,15 @@ PYTORCH = ("stage", "repository", "--toolchain", "tensorrt_llm_pytorch", "--mode
 
 def test_lists_and_objectives_are_typed_as_people_write_them(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--concurrency", "1,8", "--request-rate", "2.5", "--slo", "ttft=0.3s,tpot=40ms", "--protocol", "http")
-    assert asked(monkeypatch, *PERF, *words) == Perf(
+    assert asked(monkeypatch, *PERF, *words) == PerfParams(
         max_tokens=8,
         concurrency=(1, 8),
         request_rate=(2.5,),
         slo={"ttft_ms": 300.0, "tpot_ms": 40.0},
         protocol="http",
     )
-    assert asked(monkeypatch, *PERF) == Perf(max_tokens=8), "everything else as in a matrix"
-    assert asked(monkeypatch, *PERF[:-2]) == Perf(), "answers as long as the engine was built for"
+    assert asked(monkeypatch, *PERF) == PerfParams(max_tokens=8), "everything else as in a matrix"
+    assert asked(monkeypatch, *PERF[:-2]) == PerfParams(), "answers as long as the engine was built for"
 
 
 def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

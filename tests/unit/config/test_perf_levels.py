@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from tests.contexts import faults
 from tests.helpers import fabricated
 from trtllm_pipeline.config.models import Perf
-from trtllm_pipeline.stages.params import Perf as PerfParams
-from trtllm_pipeline.stages.params import key
+from trtllm_pipeline.stages.params import PerfParams, key
 from trtllm_pipeline.toolchains.common_stages import PERF
 
 

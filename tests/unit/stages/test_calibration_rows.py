@@ -13,13 +13,13 @@ from trtllm_pipeline.planning.plan import StageRun, make_plan
 from trtllm_pipeline.stages.calibration_rows import MOST, choose, default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains import base as toolchains
-from trtllm_pipeline.toolchains.embedded.params import Convert
+from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 
 BUILT_IN = 64
 
 
-def calibrated(samples: int | None) -> Convert:
-    return Convert(precision="int4_awq", calibration=Selection(samples=samples))
+def calibrated(samples: int | None) -> ConvertEmbedded:
+    return ConvertEmbedded(precision="int4_awq", calibration=Selection(samples=samples))
 
 
 def rows_file(folder: Path, count: int) -> Path:
@@ -56,7 +56,7 @@ def test_too_few_rows_are_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_file_that_is_not_here_yet_is_left_to_the_stage() -> None:
     given = calibrated(8)
     assert with_true_samples(given, {"calibration_data": "hub:some/set/rows.jsonl"}) == given
-    assert with_true_samples(Convert(precision="fp16"), {}) == Convert(precision="fp16")
+    assert with_true_samples(ConvertEmbedded(precision="fp16"), {}) == ConvertEmbedded(precision="fp16")
 
 
 def quantizing(toolchain: str, samples: int, release: str) -> tuple[StageRun, list[list[str]]]:

@@ -15,7 +15,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.stages import score
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Score
+from trtllm_pipeline.stages.params import ScoreParams
 
 ROWS: tuple[dict[str, Any], ...] = (
     {"id": "fr", "input": "France", "output": "Paris"},
@@ -60,7 +60,7 @@ def work(
     (folder / "input.jsonl").write_text("\n".join(map(json.dumps, rows)))
     values: dict[str, Json] = {"metrics": ["exact"], "min_score": None, **params}
     inputs = {"perf": folder / "perf", "engine": folder / "engine"}
-    return context(Score, values, inputs, {"input_data": folder / "input.jsonl"}, folder / "out", folder)
+    return context(ScoreParams, values, inputs, {"input_data": folder / "input.jsonl"}, folder / "out", folder)
 
 
 def result(work: StageContext[Any]) -> dict[str, Any]:

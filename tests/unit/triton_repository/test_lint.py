@@ -12,7 +12,7 @@ from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Ca
 from tests.standins import templates as standin
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.toolchains.embedded import repository as embedded
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.triton_repository import lint
 
 BY_RELEASE = {"TRT407", "TRT606"}
@@ -147,7 +147,7 @@ def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
     (engine / "config.json").write_text(json.dumps({"build_config": build}))
     (engine / "tokenizer.json").write_text("{}")
     (tmp_path / "out").mkdir()
-    embedded.write(tmp_path / "out", engine, Repository(max_batch_size=4))
+    embedded.write(tmp_path / "out", engine, RepositoryEmbedded(max_batch_size=4))
     assert lint.lint(tmp_path / "out") == []
 
 

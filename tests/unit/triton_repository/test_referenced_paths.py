@@ -15,9 +15,9 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Launch
+from trtllm_pipeline.stages.params import LaunchParams
 from trtllm_pipeline.toolchains.embedded import repository as embedded
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi
 from trtllm_pipeline.triton_repository import referenced_paths
 
@@ -31,7 +31,7 @@ def write_triton(repository: Path, engine: Path) -> None:
     for name in embedded.MODELS:
         (repository / name).mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(
-            embedded.config_text(name, engine, Repository(max_batch_size=4))
+            embedded.config_text(name, engine, RepositoryEmbedded(max_batch_size=4))
         )
 
 
@@ -77,7 +77,7 @@ def test_a_moved_workspace_is_refused_with_what_to_do(
     new = old.rename(old.with_name("moved"))
     monkeypatch.setattr(launch, "_serve", lambda *_: pytest.fail("something would have been started"))
     monkeypatch.setattr(triton_installation, "find", lambda: pytest.fail("a server was looked for"))
-    work = context(Launch, {}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
+    work = context(LaunchParams, {}, {"repository": new / REPOSITORY, "engine": new / ENGINE}, {}, new, new)
     with pytest.raises(ServerError, match="the workspace was moved") as error:
         serve(work)
     assert f"refers to {old / ENGINE}, which does not exist" in error.value.message

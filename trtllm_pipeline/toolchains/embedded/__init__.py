@@ -20,7 +20,13 @@ from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
-from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, PRECISIONS, Build, Convert, Repository
+from trtllm_pipeline.toolchains.embedded.params import (
+    CALIBRATED,
+    PRECISIONS,
+    BuildEmbedded,
+    ConvertEmbedded,
+    RepositoryEmbedded,
+)
 
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _OWN_SETTINGS: Final = {
@@ -90,9 +96,9 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
     return None
 
 
-def _convert(cell: Cell) -> Convert:
+def _convert(cell: Cell) -> ConvertEmbedded:
     calibration = cell.settings["quantize"]["calibration"] if cell.precision in CALIBRATED else None
-    return load(Convert, {"precision": cell.precision, "calibration": calibration})
+    return load(ConvertEmbedded, {"precision": cell.precision, "calibration": calibration})
 
 
 def _convert_files(cell: Cell) -> Mapping[str, str]:
@@ -118,7 +124,7 @@ CONVERT = Stage(
     summary="turn a Hugging Face folder into a GGUF checkpoint, quantizing as asked",
     program="trtllm_pipeline.toolchains.embedded.convert:run",
     inputs={"model": "download"},
-    params=Convert,
+    params=ConvertEmbedded,
     read=_convert,
     file_names=("calibration_data",),
     files=_convert_files,
@@ -136,9 +142,9 @@ BUILD = Stage(
     summary="make an engine folder: weights, limits, and the proof that it loads",
     program="trtllm_pipeline.toolchains.embedded.build:run",
     inputs={"checkpoint": "convert"},
-    params=Build,
+    params=BuildEmbedded,
     read=lambda cell: load(
-        Build,
+        BuildEmbedded,
         {
             "max_batch_size": cell.max_batch_size,
             "max_input_len": cell.isl,
@@ -158,8 +164,8 @@ REPOSITORY = Stage(
     program="trtllm_pipeline.toolchains.embedded.repository:run",
     inputs={"engine": "build"},
     expected_s=1.0,
-    params=Repository,
-    read=lambda cell: load(Repository, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
+    params=RepositoryEmbedded,
+    read=lambda cell: load(RepositoryEmbedded, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
 )
 
 TOOLCHAIN: Final = Toolchain(

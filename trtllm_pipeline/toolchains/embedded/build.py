@@ -18,7 +18,7 @@ from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError, find
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.toolchains.embedded.params import Build
+from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.toolchains.files import link, link_tokenizer
 
@@ -32,7 +32,7 @@ _CONTEXT_STEP: Final = 256
 _PROOF_TOKENS: Final = 8
 
 
-def run(context: StageContext[Build]) -> None:
+def run(context: StageContext[BuildEmbedded]) -> None:
     """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`, the tokenizer."""
     checkpoint = context.inputs["checkpoint"]
     facts = _read_checkpoint(checkpoint)
@@ -127,7 +127,7 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     )
 
 
-def _limits(asked: Build, context: int) -> Limits:
+def _limits(asked: BuildEmbedded, context: int) -> Limits:
     limits = Limits(
         asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or DEFAULT_MAX_NUM_TOKENS
     )

@@ -39,8 +39,8 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
     tensors,
 )
 from trtllm_pipeline.toolchains.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
-from trtllm_pipeline.toolchains.embedded.params import Convert
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, Precision, encode
+from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
+from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, encode
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 from trtllm_pipeline.toolchains.files import link_tokenizer
@@ -78,7 +78,7 @@ class TensorPlan:
     """Number of heads whose rows change places; 0 where none do."""
 
 
-def run(context: StageContext[Convert]) -> None:
+def run(context: StageContext[ConvertEmbedded]) -> None:
     """Program of the stage. Input `model`: a Hugging Face folder. Leaves `model.gguf`, `config.json` and the tokenizer."""
     started = time.monotonic()
     folder = context.inputs["model"]
@@ -144,7 +144,7 @@ def run(context: StageContext[Convert]) -> None:
     )
 
 
-def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision: Precision) -> list[TensorPlan]:
+def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision: GgufPrecision) -> list[TensorPlan]:
     """The tensors of the GGUF file in their order there.
 
     Raises StageError (infeasible) where the model lacks one, has one too many, or one of another shape than its config says.
@@ -217,7 +217,7 @@ def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | 
 
 
 def _calibrate(
-    context: StageContext[Convert], folder: Path, config: ModelConfig, weights: Weights
+    context: StageContext[ConvertEmbedded], folder: Path, config: ModelConfig, weights: Weights
 ) -> calibration.Importance:
     selection = context.params.calibration or Selection()
     selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
@@ -338,7 +338,7 @@ def _pre_tokenizer(config: ModelConfig, text: str) -> str:
 
 
 def _add_metadata(
-    writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: Precision
+    writer: gguf.GGUFWriter, config: ModelConfig, tokenizer: TokenizerFacts, precision: GgufPrecision
 ) -> None:
     kind = "ALL_F32" if precision.linear == gguf.GGMLQuantizationType.F32 else f"MOSTLY_{precision.linear.name}"
     eos, eot = (*tokenizer.eos, None, None)[:2]

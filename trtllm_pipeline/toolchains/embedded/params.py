@@ -11,7 +11,7 @@ CALIBRATED: Final = ("int4_awq",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convert:
+class ConvertEmbedded:
     """Parameters of the convert stage."""
 
     precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
@@ -19,7 +19,7 @@ class Convert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class BuildEmbedded:
     """Parameters of the build stage."""
 
     max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
@@ -31,7 +31,7 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repository(TextModels):
+class RepositoryEmbedded(TextModels):
     """Parameters of the repository stage."""
 
     max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]

@@ -46,7 +46,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class GgufPrecision:
     """How the weights of one precision are stored. Norms and biases are float32 in all of them."""
 
     linear: GGMLQuantizationType
@@ -63,17 +63,17 @@ class Precision:
 
 
 _T: Final = GGMLQuantizationType
-PRECISIONS: Final[Mapping[str, Precision]] = {
-    "fp32": Precision(_T.F32, _T.F32, Tolerance(kl=1e-05, perplexity=1.001)),
-    "fp16": Precision(_T.F16, _T.F16, Tolerance(kl=0.0001, perplexity=1.003)),
-    "bf16": Precision(_T.BF16, _T.BF16, Tolerance(kl=0.002, perplexity=1.01)),
-    "int8_wo": Precision(_T.Q8_0, _T.Q8_0, Tolerance(kl=0.02, perplexity=1.03)),
+PRECISIONS: Final[Mapping[str, GgufPrecision]] = {
+    "fp32": GgufPrecision(_T.F32, _T.F32, Tolerance(kl=1e-05, perplexity=1.001)),
+    "fp16": GgufPrecision(_T.F16, _T.F16, Tolerance(kl=0.0001, perplexity=1.003)),
+    "bf16": GgufPrecision(_T.BF16, _T.BF16, Tolerance(kl=0.002, perplexity=1.01)),
+    "int8_wo": GgufPrecision(_T.Q8_0, _T.Q8_0, Tolerance(kl=0.02, perplexity=1.03)),
     # Both 4-bit ones take 4.5 bits a value. Round to nearest on an even grid, the embedded namesake of weight-only int4:
-    "int4_wo": Precision(_T.Q4_0, _T.Q8_0, Tolerance(kl=1.0, perplexity=1.3)),
+    "int4_wo": GgufPrecision(_T.Q4_0, _T.Q8_0, Tolerance(kl=1.0, perplexity=1.3)),
     # Activation-aware: a grid that is denser near zero, and rounding weighted by the mean square of each input channel over a
     # calibration set. It answers the observation of AWQ (arXiv 2306.00978) that a few channels matter most with weighting,
     # as llama.cpp's importance matrices do, instead of with rescaled channels.
-    "int4_awq": Precision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.7, perplexity=1.2), calibrated=True),
+    "int4_awq": GgufPrecision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.7, perplexity=1.2), calibrated=True),
 }
 
 

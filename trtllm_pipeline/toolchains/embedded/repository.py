@@ -14,7 +14,7 @@ from typing import Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.embedded.models import tensors
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.toolchains.embedded.runtime import Limits
 
 PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -37,7 +37,7 @@ except ImportError as error:
 '''
 
 
-def run(context: StageContext[Repository]) -> None:
+def run(context: StageContext[RepositoryEmbedded]) -> None:
     """Write the repository into `context.out`. The engine folder of `context.inputs` holds the tokenizer as well."""
     engine = context.inputs["engine"].absolute()
     if not (engine / "tokenizer.json").is_file():
@@ -50,7 +50,7 @@ def run(context: StageContext[Repository]) -> None:
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
-def write(folder: Path, engine: Path, asked: Repository) -> None:
+def write(folder: Path, engine: Path, asked: RepositoryEmbedded) -> None:
     """Write the five models for `engine` into the empty `folder`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
     if asked.max_batch_size > limit:
@@ -67,14 +67,14 @@ def write(folder: Path, engine: Path, asked: Repository) -> None:
     (folder / "ensemble" / "1" / ".keep").touch()
 
 
-def config_text(name: str, engine: Path, settings: Repository) -> str:
+def config_text(name: str, engine: Path, settings: RepositoryEmbedded) -> str:
     """The config.pbtxt of model `name`, as protobuf text."""
     from google.protobuf import text_format
 
     return str(text_format.MessageToString(model_config(name, engine, settings)))
 
 
-def model_config(name: str, engine: Path, settings: Repository) -> Any:
+def model_config(name: str, engine: Path, settings: RepositoryEmbedded) -> Any:
     """The ModelConfig of model `name`."""
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

@@ -15,7 +15,7 @@ from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.stages.params import Selection, load, to_json
 from trtllm_pipeline.toolchains.embedded import calibration, random_model
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.params import Convert
+from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.reference import layer, layer_weights, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -96,6 +96,6 @@ def test_selection_faults(value: dict[str, object]) -> None:
 
 
 def test_selection_is_read_from_a_job_file() -> None:
-    asked = load(Convert, {"precision": "int4_awq", "calibration": {"samples": 3, "seed": 0, "data": "x"}})
+    asked = load(ConvertEmbedded, {"precision": "int4_awq", "calibration": {"samples": 3, "seed": 0, "data": "x"}})
     assert asked.calibration == Selection(samples=3)
-    assert load(Convert, to_json(asked)) == asked
+    assert load(ConvertEmbedded, to_json(asked)) == asked

@@ -19,7 +19,7 @@ from tests.contexts import context, faults
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
 from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.params import Build, Convert
+from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -128,7 +128,7 @@ def test_other_tokenizers_are_refused(folder: Path) -> None:
     ],
 )
 def test_params_out_of_range(params: dict[str, Any], words: str) -> None:
-    assert words in faults(Convert, **params)
+    assert words in faults(ConvertEmbedded, **params)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_engine_limits(tmp_path: Path, limits: tuple[int, int, int], words: str)
     assert build.kv_cache_bytes_per_token(facts) == 2 * 4 * 2 * 32 * 2
     params = dict(zip(LIMITS, limits, strict=True))
     with pytest.raises(StageError, match=words):
-        build.run(context(Build, params, {"checkpoint": checkpoint}, {}, tmp_path, tmp_path))
+        build.run(context(BuildEmbedded, params, {"checkpoint": checkpoint}, {}, tmp_path, tmp_path))
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_batch_size", 0), ("max_input_len", True), ("max_seq_len", "x")])
 def test_limits_are_counted(name: str, value: object) -> None:
-    assert faults(Build, **{**dict.fromkeys(LIMITS, 1), name: value}).startswith(f"{name}: ")
+    assert faults(BuildEmbedded, **{**dict.fromkeys(LIMITS, 1), name: value}).startswith(f"{name}: ")
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="not a checkpoint"):
-        build.run(context(Build, dict.fromkeys(LIMITS, 1), {"checkpoint": tmp_path}, {}, tmp_path, tmp_path))
+        build.run(context(BuildEmbedded, dict.fromkeys(LIMITS, 1), {"checkpoint": tmp_path}, {}, tmp_path, tmp_path))

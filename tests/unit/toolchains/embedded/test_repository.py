@@ -13,7 +13,7 @@ from tests.contexts import context, faults
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages.params import table as table_of
 from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import Repository
+from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
 
 pytest.importorskip("tritonclient.grpc")
 from google.protobuf import text_format
@@ -33,7 +33,7 @@ def engine(tmp_path: Path) -> Path:
 def written(tmp_path: Path, engine: Path, **params: Any) -> dict[str, Any]:
     out = tmp_path / "out"
     out.mkdir()
-    repository.run(context(Repository, {"max_batch_size": 4, **params}, {"engine": engine}, {}, out, tmp_path))
+    repository.run(context(RepositoryEmbedded, {"max_batch_size": 4, **params}, {"engine": engine}, {}, out, tmp_path))
     return {path.parent.name: text_format.Parse(path.read_text(), ModelConfig()) for path in out.glob("*/config.pbtxt")}
 
 
@@ -109,8 +109,8 @@ def test_an_engine_without_tokenizer_is_refused(tmp_path: Path, engine: Path) ->
 
 
 def test_every_option_of_the_stage_is_used(tmp_path: Path, engine: Path) -> None:
-    settings = Repository(max_batch_size=4)
-    for field in table_of(Repository):
+    settings = RepositoryEmbedded(max_batch_size=4)
+    for field in table_of(RepositoryEmbedded):
         value = getattr(settings, field.name)
         changed = replace(settings, **{field.name: not value if isinstance(value, bool) else 7})
         assert any(
@@ -138,5 +138,5 @@ def test_more_requests_than_the_engine_takes_are_refused(tmp_path: Path, engine:
     ],
 )
 def test_numbers_out_of_range_are_refused(name: str, value: int, least: int) -> None:
-    said = faults(Repository, **{"max_batch_size": 4, name: value})
+    said = faults(RepositoryEmbedded, **{"max_batch_size": 4, name: value})
     assert said == f"{name}: should be greater than or equal to {least}, not {value}"
