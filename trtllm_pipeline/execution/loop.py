@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -40,8 +40,8 @@ _CAUSE_PATIENCE_S: Final = 1.0
 """How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
 
 
-class Observer(Protocol):
-    """Whoever shows a run while it goes on."""
+class Observer:
+    """Whoever shows a run while it goes on. This one says nothing."""
 
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """The run starts from here; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import StageStatus
 from trtllm_pipeline.planning.names import shorten
@@ -13,17 +13,27 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _S = StageStatus
-# status -> (symbol, the same in ASCII, style, word). The symbols alone tell all: colour only helps.
+
+
+class Look(NamedTuple):
+    """How a status is shown. The symbols alone tell all: colour only helps."""
+
+    symbol: str
+    ascii: str
+    style: str
+    word: str
+
+
 LOOKS: Final = {
-    _S.PENDING: ("·", ".", "dim", "to do"),
-    _S.RUNNING: ("▶", ">", "bold cyan", "running"),
-    _S.ELSEWHERE: ("~", "~", "cyan", "running in another process"),
-    _S.SUCCEEDED: ("✓", "+", "green", "done"),
-    _S.UP_TO_DATE: ("=", "=", "green", "up to date"),
-    _S.SKIPPED: ("-", "-", "dim", "not needed"),
-    _S.FAILED: ("✗", "X", "bold red", "failed"),
-    _S.BLOCKED: ("#", "#", "red", "blocked"),
-    _S.CANCELLED: ("!", "!", "yellow", "interrupted"),
+    _S.PENDING: Look("·", ".", "dim", "to do"),
+    _S.RUNNING: Look("▶", ">", "bold cyan", "running"),
+    _S.ELSEWHERE: Look("~", "~", "cyan", "running in another process"),
+    _S.SUCCEEDED: Look("✓", "+", "green", "done"),
+    _S.UP_TO_DATE: Look("=", "=", "green", "up to date"),
+    _S.SKIPPED: Look("-", "-", "dim", "not needed"),
+    _S.FAILED: Look("✗", "X", "bold red", "failed"),
+    _S.BLOCKED: Look("#", "#", "red", "blocked"),
+    _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
 }
 _MIN_NAME: Final = 12
 _HEAD_WIDTHS: Final = (10, 5, 4, 3, 2)
@@ -32,7 +42,7 @@ _HEAD_WIDTHS: Final = (10, 5, 4, 3, 2)
 
 def symbol(status: StageStatus, *, ascii_only: bool) -> str:
     """The symbol of a status."""
-    return LOOKS[status][1 if ascii_only else 0]
+    return LOOKS[status].ascii if ascii_only else LOOKS[status].symbol
 
 
 def grid(
@@ -54,12 +64,12 @@ def grid(
     drawn = []
     if cut:
         drawn.append(Text(" " * name_width + "".join(f" {head}" for head in heads), "dim"))
-    styled = {status: (symbol(status, ascii_only=ascii_only), look[2]) for status, look in LOOKS.items()}
+    styles = {status: (symbol(status, ascii_only=ascii_only), look.style) for status, look in LOOKS.items()}
     for name, statuses in lines:
         text = Text(f"{shorten(name, name_width):<{name_width}}")
         for stage, head in zip(stages, heads, strict=True):
             status = statuses.get(stage)
-            mark, style = (" ", "") if status is None else styled[status]
+            mark, style = (" ", "") if status is None else styles[status]
             left = (len(head) - 1) // 2
             text.append(f" {' ' * left}{mark}{' ' * (len(head) - 1 - left)}", style)
         text.rstrip()
@@ -77,15 +87,9 @@ def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> 
     from rich.text import Text
 
     used = set(statuses)
-    return flow(
-        [
-            Text.assemble((symbol(status, ascii_only=ascii_only), style), (f" {word}", "dim"))
-            for status, (_, _, style, word) in LOOKS.items()
-            if status in used
-        ],
-        width,
-        gap="   ",
-    )
+    looks = [(symbol(status, ascii_only=ascii_only), LOOKS[status]) for status in LOOKS if status in used]
+    parts = [Text.assemble((mark, look.style), (f" {look.word}", "dim")) for mark, look in looks]
+    return flow(parts, width, gap="   ")
 
 
 def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:

@@ -10,10 +10,11 @@ from typing import Final, TextIO
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, told, who
+from trtllm_pipeline.progress.words import failure, infeasible, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
@@ -23,30 +24,21 @@ _ANNOUNCE_AFTER_S: Final = 3.0
 _REMIND_EVERY_S: Final = 60.0
 
 
-class QuietObserver:
+class QuietObserver(Observer):
     """Reports failures only."""
 
-    def __init__(self, stream: TextIO) -> None:
+    _tracker: Tracker
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._stream = stream
+        self._clock = clock
         self.told: set[str] = set()
         """Reasons that people were given: nothing after the run needs to repeat them."""
-
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
-        """Say nothing."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what failed."""
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
-
-    def waiting(self, run: StageRun, why: str) -> None:
-        """Say nothing."""
-
-    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Say nothing."""
-
-    def end(self) -> None:
-        """Say nothing."""
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
         return failure(run, error, seconds, self.told, log_lines=_LOG_LINES)
@@ -59,26 +51,20 @@ class QuietObserver:
 class PlainObserver(QuietObserver):
     """One line per event; a stage run that takes long is announced, and again every minute with its progress."""
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
-        super().__init__(stream)
-        self._tracker = Tracker(clock)
+    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
+        """Say how much there is to do."""
+        self._tracker = tracker = Tracker(plan, statuses, durations, self._clock)
         self._reminded: dict[StageRunId, float] = {}
         """Seconds a stage run had been running when it was last mentioned."""
         self._silent: Counter[StageStatus] = Counter()
         """Changes that are said in one line together: one failed download may block thousands of stage runs."""
-
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
-        """Say how much there is to do."""
-        tracker = self._tracker
-        tracker.begin(plan, statuses, durations)
         there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
-        self._say(f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there}", *infeasible(plan))
-        self.told |= reasons_told(plan)
+        head = f"{count(len(plan.cells), 'cell')}, {count(len(statuses), 'stage run')}: {there}"
+        self._say(head, *infeasible(plan, self.told))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Say what ended."""
-        tracker = self._tracker
-        tracker.changed(run, status, seconds)
+        self._tracker.changed(run, status, seconds)
         self._reminded.pop(run.id, None)
         if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
             self._silent[status] += 1
@@ -88,14 +74,14 @@ class PlainObserver(QuietObserver):
             first, *rest = self._failure(run, error, seconds)
             self._say(f"{self._place()} {first}", *rest)
         elif status is _S.UP_TO_DATE:
-            self._say(f"{self._place()} {run.id}  {who(run)}  done by another process")
+            self._say_of(run, "done by another process")
         elif status is _S.SUCCEEDED:
             word = "stopped after" if run.stage.scope is Scope.SERVICE else "done in"
-            self._say(f"{self._place()} {run.id}  {who(run)}  {word} {duration(seconds or 0.0)}")
+            self._say_of(run, f"{word} {duration(seconds or 0.0)}")
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Say why a stage run waits."""
-        self._say(f"{self._place()} {run.id}  {who(run)}  waiting: {why}")
+        self._say_of(run, f"waiting: {why}")
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """Mention what has been running for long."""
@@ -107,13 +93,16 @@ class PlainObserver(QuietObserver):
             self._reminded[run.id] = seconds
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
             parts += [text] if (text := told(progress.get(run.id))) else []
-            self._say(f"{self._place()} {run.id}  {who(run)}  {', '.join(parts)}")
+            self._say_of(run, ", ".join(parts))
 
     def end(self) -> None:
         """Say what came of it."""
         self._say_silent()
         if self._tracker.to_do:
             self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
+
+    def _say_of(self, run: StageRun, text: str) -> None:
+        self._say(f"{self._place()} {run.id}  {who(run)}  {text}")
 
     def _place(self) -> str:
         return f"[{self._tracker.ended}/{self._tracker.to_do}]"
@@ -137,23 +126,13 @@ class JsonObserver(QuietObserver):
     end        seconds, counts: {status: number of stage runs}
     """
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
-        super().__init__(stream)
-        self._clock = clock
-        self._tracker = Tracker(clock)
-        self._told: dict[StageRunId, float] = {}
-
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """The event `begin`."""
-        self._tracker.begin(plan, statuses, durations)
-        infeasible: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
-        self._event(
-            "begin",
-            cells=[cell.id for cell in plan.cells],
-            infeasible=infeasible,
-            stage_runs=len(statuses),
-            to_do=self._tracker.to_do,
-        )
+        self._tracker = Tracker(plan, statuses, durations, self._clock)
+        self._told: dict[StageRunId, float] = {}
+        never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
+        cells: list[Json] = [cell.id for cell in plan.cells]
+        self._event("begin", cells=cells, infeasible=never, stage_runs=len(statuses), to_do=self._tracker.to_do)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """The event `changed`."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.domain import CellId, Json, StageRunId, StageStatus
@@ -16,8 +17,9 @@ from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.grid import LOOKS, flow, grid, legend, symbol
+from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import GOOD, NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.words import failure, infeasible, reasons_told, share, told
+from trtllm_pipeline.progress.words import failure, infeasible, share, told
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -33,43 +35,35 @@ _WIDE: Final = 70
 """Columns from which progress is shown in full."""
 
 
-class LiveObserver:
+class LiveObserver(QuietObserver):
     """Draws the picture. What failed is printed above it and stays in the terminal's history."""
 
-    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self.told: set[str] = set()
-        """Reasons that stay above the picture: nothing after the run needs to repeat them."""
-        self._console = terminal.console(stream, soft_wrap=False)
-        self._picture = Picture(clock, ascii_only=self._console.options.ascii_only)
-        self._live: Live | None = None
-        self._frame: list[Text] = []
-        self._size = (0, 0)
-        self._drawn_s = float("-inf")
+    _live: Live | None = None
 
     def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
         """Draw the first picture."""
         from rich.live import Live
 
-        self._picture.begin(plan, statuses, durations)
-        self._above(infeasible(plan))
-        self.told |= reasons_told(plan)
-        if self._picture.tracker.to_do:
-            # stdout may be a pipe that reports go to: leave it alone.
-            self._live = Live(
-                console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop"
-            )
-            self._live.start()
-            self._draw()
-        else:
-            self._above([NOTHING_TO_DO])
+        self._console = terminal.console(self._stream, soft_wrap=False)
+        tracker = Tracker(plan, statuses, durations, self._clock)
+        self._picture = Picture(tracker, self._clock, ascii_only=self._console.options.ascii_only)
+        self._frame: list[Text] = []
+        self._size = (0, 0)
+        self._drawn_s = float("-inf")
+        self._above(infeasible(plan, self.told))
+        if not tracker.to_do:
+            return self._above([NOTHING_TO_DO])
+        # stdout may be a pipe that reports go to: leave it alone.
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop")
+        self._live.start()
+        return self._draw()
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Note it for the next picture; print what failed."""
         self._picture.tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, self.told, log_lines=0)
-            self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status][2])
+            self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Show why a stage run waits."""
@@ -83,8 +77,6 @@ class LiveObserver:
 
     def end(self) -> None:
         """Draw the last picture, which stays, and give the terminal back as it was."""
-        if self._live is None:
-            return
         self._draw(final=True)
         live, self._live = self._live, None
         if live is not None:
@@ -99,6 +91,8 @@ class LiveObserver:
                 self._console.print(Text(line, style if number == 0 else "dim"))
 
     def _draw(self, *, final: bool = False) -> None:
+        from rich.console import Group
+
         if self._live is None:
             return
         size = (self._console.width, self._console.height)
@@ -110,8 +104,6 @@ class LiveObserver:
         try:
             if size[0] < self._size[0]:
                 self._climb(size[0])
-            from rich.console import Group
-
             self._live.update(Group(*frame), refresh=True)
         except OSError:
             self._live = None  # the terminal has gone; the run need not
@@ -130,23 +122,15 @@ class LiveObserver:
 class Picture:
     """Draws a run as lines of text that fit a given size."""
 
-    def __init__(self, clock: Clock = time.monotonic, *, ascii_only: bool = False) -> None:
+    def __init__(self, tracker: Tracker, clock: Clock = time.monotonic, *, ascii_only: bool = False) -> None:
         self._clock = clock
         self.ascii_only = ascii_only
-        self.tracker = Tracker(clock)
+        self.tracker = tracker
         self.progress: Mapping[StageRunId, Mapping[str, Json]] = {}
         self._left = ""
         self._estimate_at = float("-inf")
-        self._shared: tuple[str, ...] = ()
-        self._stages: tuple[str, ...] = ()
-        self._totals: dict[str, int] = {}
-
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
-        """Take in the plan."""
-        self.tracker.begin(plan, statuses, durations)
-        self._shared = shared_parts([cell.id for cell in plan.feasible])
-        for run in plan.stage_runs.values():
-            self._totals[run.stage.name] = self._totals.get(run.stage.name, 0) + 1
+        self._shared = shared_parts([cell.id for cell in tracker.plan.feasible])
+        self._totals = Counter(run.stage.name for run in tracker.plan.stage_runs.values())
         self._stages = tuple(self._totals)
 
     def draw(self, width: int, height: int, *, final: bool = False) -> list[Text]:
@@ -155,7 +139,8 @@ class Picture:
 
         cells = self.tracker.plan.feasible
         below = [] if final else list(self._active(width, max(1, min(_MAX_ACTIVE, height // 4))))
-        below += [*self._summary(width, final=final), *self._legend(width)]
+        statuses = (status for status, number in self.tracker.counts.items() if number)
+        below += [*self._summary(width, final=final), *legend(statuses, width=width, ascii_only=self.ascii_only)]
         head = [Text("all cells: " + " ".join(self._shared), "dim")] if self._shared else []
         room = height - len(head) - len(below)
         if len(cells) + 1 <= room:
@@ -177,8 +162,7 @@ class Picture:
         lines = []
         for cell in cells:
             runs = (tracker.plan.stage_runs[run] for run in tracker.plan.by_cell[cell])
-            statuses = {run.stage.name: tracker.statuses[run.id] for run in runs}
-            lines.append((without(cell, self._shared), statuses))
+            lines.append((without(cell, self._shared), {run.stage.name: tracker.statuses[run.id] for run in runs}))
         return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
 
     def _eventful(self) -> Iterator[CellId]:
@@ -204,7 +188,7 @@ class Picture:
         text.append(f"{done:>{digits}}/{total:<{digits}}")
         for status in (_S.RUNNING, _S.ELSEWHERE, _S.FAILED, _S.BLOCKED, _S.CANCELLED):
             if counts[status]:
-                mark, style = symbol(status, ascii_only=self.ascii_only), LOOKS[status][2]
+                mark, style = symbol(status, ascii_only=self.ascii_only), LOOKS[status].style
                 text.append(f"  {mark}{counts[status]}", style)
         return text
 
@@ -221,7 +205,7 @@ class Picture:
         stage_width = max(map(len, self._stages), default=0)
         for run, status, doing in lines:
             many = f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else ""
-            text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status][2])
+            text = Text(f"{symbol(status, ascii_only=self.ascii_only)} ", LOOKS[status].style)
             text.append(f"{run.stage.name:<{stage_width}}  ", "bold")
             name_width = max(8, width - len(text) - len(doing) - len(many) - 2)
             text.append(shorten(without(run.first_cell.id, self._shared), name_width) + many)
@@ -232,10 +216,10 @@ class Picture:
         progress = self.progress.get(run.id)
         part = share(progress)
         if part is not None and width < _WIDE:
-            return f"{part:.0%}, {duration_now(seconds)}"
+            return f"{part:.0%}, {_growing(seconds)}"
         bar = "" if part is None else self._bar(part, 10).plain + " "
         said = told(progress)
-        return f"{bar}{said + ', ' if said else ''}{duration_now(seconds)}"
+        return f"{bar}{said + ', ' if said else ''}{_growing(seconds)}"
 
     def _bar(self, part: float, width: int) -> Text:
         from rich.text import Text
@@ -248,27 +232,17 @@ class Picture:
         from rich.text import Text
 
         elapsed = self.tracker.elapsed_s
-        parts = [*self.tracker.summary(), duration(elapsed) if final else duration_now(elapsed)]
-        if not final:
-            now = self._clock()
+        parts = [*self.tracker.summary(), duration(elapsed) if final else _growing(elapsed)]
+        now = self._clock()
+        if not final and now >= self._estimate_at:
             # It looks at every stage run, so it may take a twentieth of the time at most.
-            if now >= self._estimate_at:
-                self._left = self._estimate()
-                self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
-            parts += [self._left] if self._left else []
+            seconds, complete = self.tracker.left_s()
+            self._left = f"{'about' if complete else 'more than'} {_growing(seconds)} left" if seconds >= 1.0 else ""
+            self._estimate_at = now + max(_ESTIMATE_S, 20 * (self._clock() - now))
+        parts += [self._left] if self._left and not final else []
         return flow([Text(part, "bold") for part in parts], width, gap="  ")
 
-    def _estimate(self) -> str:
-        seconds, complete = self.tracker.left_s()
-        if seconds < 1.0:
-            return ""
-        return f"{'about' if complete else 'more than'} {duration_now(seconds)} left"
 
-    def _legend(self, width: int) -> list[Text]:
-        counts = self.tracker.counts
-        return legend((status for status in StageStatus if counts[status]), width=width, ascii_only=self.ascii_only)
-
-
-def duration_now(seconds: float) -> str:
+def _growing(seconds: float) -> str:
     """A duration that is still growing, without the tenths that would flicker."""
     return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"

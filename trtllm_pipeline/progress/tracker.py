@@ -9,7 +9,6 @@ from typing import Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
 from trtllm_pipeline.execution.forecast import Durations
-from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan import Plan, StageRun
 
@@ -20,48 +19,42 @@ NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
-_NO_MACHINE: Final = Machine(cpus=0, cpu="")
-
-
 class Tracker:
     """The state of a run so far: statuses, times, and the expected time left."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._began = clock()
-        self._busy_s = 0.0
-        self._good_before = 0
-        self._durations = Durations({}, _NO_MACHINE)
-        self._ready: set[StageRunId] = set()
-        self.plan = Plan((), {}, {}, _NO_MACHINE)
-        self.statuses: dict[StageRunId, StageStatus] = {}
+    def __init__(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
         """When each stage run that runs now began, by the clock."""
         self.waiting: dict[StageRunId, str] = {}
         """Why stage runs wait for a retry or for another invocation."""
         self.failed: dict[StageRunId, None] = {}
         """In the order in which they failed."""
-        self.counts: Counter[StageStatus] = Counter()
-        self.by_stage: Counter[tuple[str, StageStatus]] = Counter()
-        self.to_do = 0
-        """Stage runs that were neither up to date nor unneeded when the run began."""
-
-    def begin(self, plan: Plan, statuses: Mapping[StageRunId, StageStatus], durations: Mapping[str, float]) -> None:
-        """Take in the plan; `durations` are seconds by label, from earlier runs."""
-        self.plan = plan
-        self.statuses = dict(statuses)
+        self.counts = Counter(statuses.values())
+        self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
+        self._clock = clock
+        self._began = clock()
+        self._busy_s = 0.0
         self._durations = Durations(durations, plan.machine)
-        self._began = self._clock()
-        for run_id, status in statuses.items():
-            self._count(plan.stage_runs[run_id], status, 1)
+        """Seconds by label, from earlier runs and this one."""
+        self._ready: set[StageRunId] = set()
         self._good_before = sum(self.counts[status] for status in GOOD)
         self.to_do = len(statuses) - self._good_before
+        """Stage runs that were neither up to date nor unneeded when the run began."""
 
     def changed(self, run: StageRun, status: StageStatus, seconds: float | None) -> None:
         """A stage run's status changed."""
         now = self._clock()
-        self._count(run, self.statuses[run.id], -1)
-        self._count(run, status, 1)
+        for each, change in ((self.statuses[run.id], -1), (status, 1)):
+            self.counts[each] += change
+            self.by_stage[run.stage.name, each] += change
         self.statuses[run.id] = status
         self.waiting.pop(run.id, None)
         if status is _S.RUNNING:
@@ -77,10 +70,6 @@ class Tracker:
                 self._durations.learn(run, now - began if seconds is None else seconds)
         if status is _S.FAILED:
             self.failed[run.id] = None
-
-    def _count(self, run: StageRun, status: StageStatus, change: int) -> None:
-        self.counts[status] += change
-        self.by_stage[run.stage.name, status] += change
 
     @property
     def done(self) -> int:
@@ -141,14 +130,7 @@ class Tracker:
 
     def summary(self) -> list[str]:
         """Counts in words, of what had to be done."""
-        parts = [f"{self.done} of {count(self.to_do, 'stage run')} done"]
-        for status, word in (
-            (_S.RUNNING, "running"),
-            (_S.ELSEWHERE, "elsewhere"),
-            (_S.FAILED, "failed"),
-            (_S.BLOCKED, "blocked"),
-            (_S.CANCELLED, "not finished"),
-        ):
-            if self.counts[status]:
-                parts.append(f"{self.counts[status]} {word}")
-        return parts
+        words = {_S.RUNNING: "running", _S.ELSEWHERE: "elsewhere", _S.FAILED: "failed", _S.BLOCKED: "blocked"}
+        words[_S.CANCELLED] = "not finished"
+        others = [f"{self.counts[status]} {word}" for status, word in words.items() if self.counts[status]]
+        return [f"{self.done} of {count(self.to_do, 'stage run')} done", *others]

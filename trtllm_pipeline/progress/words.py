@@ -19,19 +19,14 @@ def who(run: StageRun) -> str:
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(plan: Plan) -> list[str]:
-    """What to say of cells that can never work."""
+def infeasible(plan: Plan, told: set[str]) -> list[str]:
+    """What to say of cells that can never work; the reasons that it gives are added to `told`."""
     cells = [cell for cell in plan.cells if cell.reason is not None]
-    if not cells:
-        return []
-    lines = [f"{count(len(cells), 'cell')} can never work:"]
+    told |= {str(cell.reason) for cell in cells[:_MAX_LISTED]}
+    lines = [f"{count(len(cells), 'cell')} can never work:"] if cells else []
     lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:_MAX_LISTED]]
-    return lines if len(cells) <= _MAX_LISTED else [*lines, f"  and {len(cells) - _MAX_LISTED} more: pipeline plan"]
-
-
-def reasons_told(plan: Plan) -> set[str]:
-    """The reasons that `infeasible` gives."""
-    return {str(cell.reason) for cell in [cell for cell in plan.cells if cell.reason is not None][:_MAX_LISTED]}
+    more = len(cells) - _MAX_LISTED
+    return [*lines, f"  and {more} more: pipeline plan"] if more > 0 else lines
 
 
 def failure(
@@ -58,19 +53,20 @@ def failure(
 
 def told(progress: Mapping[str, Json] | None) -> str | None:
     """A stage's own progress in words, "12.3/270.1 MB (5 %)"; None when it told nothing that can be shown."""
-    part = share(progress)
-    if progress is None or not isinstance(done := progress.get("done"), (int, float)):
+    done, total = _numbers(progress)
+    if progress is None or done is None:
         return None
-    total = progress.get("total")
-    text = amount(done, total if isinstance(total, (int, float)) else None, str(progress.get("unit", "")))
+    text, part = amount(done, total, str(progress.get("unit", ""))), share(progress)
     return text if part is None else f"{text} ({part:.0%})"
 
 
 def share(progress: Mapping[str, Json] | None) -> float | None:
     """How much of its work a stage has done, 0 to 1."""
-    if progress is None:
-        return None
-    done, total = progress.get("done"), progress.get("total")
-    if not isinstance(done, (int, float)) or not isinstance(total, (int, float)) or total <= 0:
-        return None
-    return min(1.0, max(0.0, done / total))
+    done, total = _numbers(progress)
+    return None if done is None or not total or total < 0 else min(1.0, max(0.0, done / total))
+
+
+def _numbers(progress: Mapping[str, Json] | None) -> tuple[float | None, float | None]:
+    values = [(progress or {}).get(name) for name in ("done", "total")]
+    done, total = (value if isinstance(value, (int, float)) else None for value in values)
+    return done, total

@@ -195,8 +195,7 @@ def test_json_events() -> None:
 
 def test_what_is_left_is_the_longest_chain_or_all_work_at_the_parallelism_seen() -> None:
     clock = Clock()
-    tracker = Tracker(clock)
-    tracker.begin(PLAN, PENDING, LEARNT)
+    tracker = Tracker(PLAN, PENDING, LEARNT, clock)
     # download 10, convert 4, then per cell build 2, repository 1, smoke 1, perf 20, accuracy 5; launch is not known.
     assert tracker.left_s() == (10 + 4 + 2 * 29, True)
     tracker.changed(run("download"), S.RUNNING, None)
@@ -208,23 +207,21 @@ def test_what_is_left_is_the_longest_chain_or_all_work_at_the_parallelism_seen()
 
 def test_left_is_marked_incomplete_until_the_like_has_run() -> None:
     clock = Clock()
-    tracker = Tracker(clock)
-    tracker.begin(PLAN, PENDING, {})
+    tracker = Tracker(PLAN, PENDING, {}, clock)
     assert tracker.left_s() == (0.0, False)
     tracker.changed(run("build"), S.RUNNING, None)
     clock.now += 3
     tracker.changed(run("build"), S.SUCCEEDED, 3.0)
     assert tracker.left_s() == (3.0, False), "the other build will take as long; of the rest nothing is known"
-    tracker.begin(PLAN, PENDING, {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"})
+    tracker = Tracker(PLAN, PENDING, {stage: seconds for stage, seconds in LEARNT.items() if stage != "perf"}, clock)
     assert tracker.left_s() == (10 + 4 + 2 * 9, False)
-    tracker.begin(PLAN, PENDING, {**LEARNT, "perf/embedded": 2.0})
+    tracker = Tracker(PLAN, PENDING, {**LEARNT, "perf/embedded": 2.0}, clock)
     assert tracker.left_s() == (10 + 4 + 2 * 11, True), "the finer label counts"
 
 
 def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
     clock = Clock()
-    tracker = Tracker(clock)
-    tracker.begin(PLAN, PENDING, LEARNT)
+    tracker = Tracker(PLAN, PENDING, LEARNT, clock)
     before = tracker.left_s()[0]
     tracker.changed(run("launch"), S.RUNNING, None)
     assert [each.stage.name for each, _ in tracker.running()] == ["launch"]
@@ -235,8 +232,8 @@ def test_a_run_learns_how_long_its_servers_take_to_start() -> None:
 
 
 def test_counts() -> None:
-    tracker = Tracker(Clock())
-    tracker.begin(PLAN, {**PENDING, run("download").id: S.UP_TO_DATE, run("convert").id: S.SKIPPED}, {})
+    there = {run("download").id: S.UP_TO_DATE, run("convert").id: S.SKIPPED}
+    tracker = Tracker(PLAN, {**PENDING, **there}, {}, Clock())
     assert (tracker.to_do, tracker.done, tracker.ended) == (12, 0, 0)
     tracker.changed(run("build"), S.SUCCEEDED, 1.0)
     tracker.changed(run("perf"), S.FAILED, None)
@@ -249,8 +246,7 @@ def test_counts() -> None:
 
 
 def picture(plan: Plan, clock: Clock, **statuses: S) -> Picture:
-    drawn = Picture(clock, ascii_only=False)
-    drawn.begin(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT)
+    drawn = Picture(Tracker(plan, dict.fromkeys(plan.stage_runs, S.PENDING), LEARNT, clock), clock)
     for stage, status in statuses.items():
         drawn.tracker.changed(run(stage, plan), status, 1.0)
     return drawn

@@ -314,9 +314,9 @@ def test_amounts() -> None:
 
 
 def test_symbols_tell_statuses_apart_without_colour() -> None:
-    for place in (0, 1):
-        assert len({look[place] for look in LOOKS.values()}) == len(LOOKS)
-    assert all(look[1].isascii() for look in LOOKS.values())
+    for name in ("symbol", "ascii"):
+        assert len({getattr(look, name) for look in LOOKS.values()}) == len(LOOKS)
+    assert all(look.ascii.isascii() for look in LOOKS.values())
 
 
 @pytest.mark.parametrize("width", range(20, 160, 7))
@@ -326,7 +326,7 @@ def test_a_grid_fits_its_width(width: int) -> None:
     statuses = dict(zip(stages, LOOKS, strict=False))
     lines = grid([(plan.cells[0].id, statuses)], stages, width=width, ascii_only=True)
     assert max(line.cell_len for line in lines) <= width
-    assert lines[-1].plain.split()[1:] == [LOOKS[status][1] for status in statuses.values()]
+    assert lines[-1].plain.split()[1:] == [LOOKS[status].ascii for status in statuses.values()]
 
 
 MEASURED = dataclasses.replace(
