@@ -157,7 +157,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         scope=Scope.SERVICE if service else Scope.IN_SERVICE if name in STAGES[5:] else Scope.ARTIFACT,
         cells=cells,
         ending=ending,
-        attempts=() if seconds == 0 else (StageAttempt(1, START_S + start_s, START_S + start_s + seconds, outcome),),
+        attempts=() if seconds == 0 else (StageAttempt(START_S + start_s, START_S + start_s + seconds, outcome),),
         made_s=12.5,
         planned="not made yet",
         failure=None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_as, emit_json, emit_rendered
+from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered
 from trtllm_pipeline.errors import UsageError
 
 
@@ -49,7 +49,7 @@ def runs(workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJ
       pipeline runs
       pipeline runs --format json
     """
-    from trtllm_pipeline.report.runs import summaries, to_json, to_text
+    from trtllm_pipeline.report.runs import to_json, to_text
 
-    found = summaries(options.known_store(workspace))
-    emit_as(form, found, json=to_json, text=lambda each: to_text(each) if each else "no runs in this workspace yet")
+    found = to_json(options.known_store(workspace))
+    emit_json(found) if form == "json" else emit(to_text(found))

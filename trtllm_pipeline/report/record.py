@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
 from trtllm_pipeline.planning.plan_file import NAME as PLAN
@@ -56,7 +57,6 @@ class Ending(str, Enum):
 class StageAttempt:
     """One try, in seconds of Unix time. Of one that goes on, `ended_s` is the time of looking."""
 
-    number: int
     started_s: float
     ended_s: float
     outcome: str | None
@@ -133,10 +133,8 @@ class Record:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, or None while that is not known, as of one in which the clock was set back."""
-        if self.about is None or self.about.ended_s is None or self.about.ended_s < self.about.started_s:
-            return None
-        return self.about.ended_s - self.about.started_s
+        """How long it took, or None while that is not known."""
+        return None if self.about is None else self.about.seconds
 
 
 def read_record(store: Store, folder: Path) -> Record:
@@ -163,12 +161,12 @@ def _stage(
     outline: Outline,
     store: Store,
 ) -> StageRecord:
-    ending = _ending(run, planned, artifact, attempts, store)
+    ending = _ending(run, planned.get("action"), artifact, attempts, store)
     folder = _folder(artifact, attempts, store)
     job = {} if folder is None else read_object(folder / JOB) or {}
     made = _manifest(artifact)
-    last = attempts[-1] if attempts else None
-    tail = _FAILED_TAIL_BYTES if ending is Ending.FAILED else _TAIL_BYTES
+    failed = attempts[-1] if attempts and ending is Ending.FAILED else None
+    tail = _FAILED_TAIL_BYTES if failed else _TAIL_BYTES
     resources = planned.get("resources") or {}
     return StageRecord(
         id=run.id,
@@ -179,16 +177,16 @@ def _stage(
         cells=run.cells,
         ending=ending,
         attempts=tuple(
-            StageAttempt(row.number, row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
+            StageAttempt(row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
             for row in attempts
             # Without an end and without anybody at work, its pipeline was killed: when is not known.
             if row.ended_s is not None or ending is Ending.RUNNING
         ),
         made_s=None if artifact is None else artifact.duration_s,
         planned=planned.get("reason"),
-        failure=last.failure if last and ending is Ending.FAILED else None,
-        message=last.message if last and ending is Ending.FAILED else None,
-        hint=last.hint if last and ending is Ending.FAILED else None,
+        failure=failed.failure if failed else None,
+        message=failed.message if failed else None,
+        hint=failed.hint if failed else None,
         commands=tuple(tuple(map(str, command)) for command in job.get("commands") or planned.get("argv") or ()),
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
@@ -203,25 +201,21 @@ def _stage(
     )
 
 
+_NOT_TRIED: Final = {"up_to_date": Ending.UP_TO_DATE, "skip": Ending.SKIPPED}
+_TRIED: Final = {"succeeded": Ending.MADE, "failed": Ending.FAILED}
+
+
 def _ending(
-    run: OutlineRun,
-    planned: Mapping[str, Any],
-    artifact: Artifact | None,
-    attempts: Sequence[AttemptRow],
-    store: Store,
+    run: OutlineRun, action: object, artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store
 ) -> Ending:
-    if attempts:
-        outcome = attempts[-1].outcome
-        if outcome is None:
-            return Ending.RUNNING if store.is_claimed(run.fingerprint) else Ending.INTERRUPTED
-        if outcome == "stopped":
-            return Ending.SERVED if run.scope is Scope.SERVICE else Ending.INTERRUPTED
-        return {"succeeded": Ending.MADE, "failed": Ending.FAILED}.get(outcome, Ending.INTERRUPTED)
-    if planned.get("action") == "up_to_date":
-        return Ending.UP_TO_DATE
-    if planned.get("action") == "skip":
-        return Ending.SKIPPED
-    return Ending.NOT_RUN if artifact is None else Ending.ELSEWHERE
+    if not attempts:
+        return _NOT_TRIED.get(str(action), Ending.NOT_RUN if artifact is None else Ending.ELSEWHERE)
+    outcome = attempts[-1].outcome
+    if outcome is None and store.is_claimed(run.fingerprint):
+        return Ending.RUNNING
+    if outcome == "stopped" and run.scope is Scope.SERVICE:
+        return Ending.SERVED
+    return _TRIED.get(str(outcome), Ending.INTERRUPTED)
 
 
 def _folder(artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store) -> Path | None:
@@ -242,12 +236,8 @@ def _name(cells: Sequence[CellId], outline: Outline) -> str:
 
 
 def _manifest(artifact: Artifact | None) -> manifest.Manifest | None:
-    from trtllm_pipeline.errors import StateError
-
-    if artifact is None:
-        return None
     try:
-        return manifest.read(artifact.folder)
+        return None if artifact is None else manifest.read(artifact.folder)
     except StateError:
         return None
 

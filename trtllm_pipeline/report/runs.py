@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.planning.names import duration
 from trtllm_pipeline.planning.runs import read_run
 from trtllm_pipeline.report.rows import CellStatus, rows_of
 from trtllm_pipeline.report.tables import plain_table
 from trtllm_pipeline.report.writers import NAME, read_report
-from trtllm_pipeline.store.index import RunRow
 from trtllm_pipeline.store.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """One run. `counts` has its cells by their status; it is empty where nothing of them is left."""
-
-    row: RunRow
-    counts: dict[str, int]
-
-    @property
-    def cells(self) -> int:
-        """All cells it was for."""
-        return sum(self.counts.values())
-
-    @property
-    def done(self) -> int:
-        """Cells with all results."""
-        return self.counts.get(CellStatus.DONE.value, 0) + self.counts.get(CellStatus.UP_TO_DATE.value, 0)
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it took; None of one that goes on or was killed, and where the clock was set back meanwhile."""
-        if self.row.ended_s is None or self.row.ended_s < self.row.started_s:
-            return None
-        return self.row.ended_s - self.row.started_s
-
-
-def summaries(store: Store) -> tuple[RunSummary, ...]:
-    """All runs, the last that began first."""
-    return tuple(RunSummary(row, _counts(store, store.runs_dir / row.id)) for row in store.index.runs())
+def to_json(store: Store) -> dict[str, Any]:
+    """All runs, the last that began first, see docs/formats.md."""
+    runs = []
+    for row in store.index.runs():
+        counts = _counts(store, store.runs_dir / row.id)
+        run = {"id": row.id, "matrix": row.matrix, "command": row.command, "started_s": row.started_s}
+        ended = {"duration_s": row.seconds, "exit_code": row.exit_code}
+        runs.append({**run, **ended, "cells": sum(counts.values()), "counts": dict(sorted(counts.items()))})
+    return {"schema": 1, "runs": runs}
 
 
 def _counts(store: Store, folder: Path) -> dict[str, int]:
+    """Cells of a run by their status; empty where nothing of them is left."""
     try:
         if (folder / NAME).is_file():
             return {name: int(number) for name, number in read_report(folder / NAME)[1]["counts"].items()}
@@ -58,39 +37,22 @@ def _counts(store: Store, folder: Path) -> dict[str, int]:
         return {}
 
 
-def to_json(runs: Sequence[RunSummary]) -> dict[str, Json]:
-    """The runs as JSON values, see docs/formats.md."""
-    return {
-        "schema": 1,
-        "runs": [
-            {
-                "id": run.row.id,
-                "matrix": run.row.matrix,
-                "command": list(run.row.command),
-                "started_s": run.row.started_s,
-                "duration_s": run.seconds,
-                "exit_code": run.row.exit_code,
-                "cells": run.cells,
-                "counts": dict(sorted(run.counts.items())),
-            }
-            for run in runs
-        ],
-    }
-
-
-def to_text(runs: Sequence[RunSummary]) -> str:
+def to_text(data: dict[str, Any]) -> str:
     """The same for people: one line each."""
+    if not data["runs"]:
+        return "no runs in this workspace yet"
+    good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)
     return plain_table(
         [
             {
-                "run": run.row.id,
-                "started": datetime.fromtimestamp(run.row.started_s).astimezone().strftime("%Y-%m-%d %H:%M"),
-                "matrix": Path(run.row.matrix).name,
-                "cells": run.cells,
-                "done": run.done,
-                "failed": run.counts.get(CellStatus.FAILED.value, 0),
-                "duration": "-" if run.seconds is None else duration(run.seconds),
+                "run": run["id"],
+                "started": datetime.fromtimestamp(run["started_s"]).astimezone().strftime("%Y-%m-%d %H:%M"),
+                "matrix": Path(run["matrix"]).name,
+                "cells": run["cells"],
+                "done": sum(run["counts"].get(status, 0) for status in good),
+                "failed": run["counts"].get(CellStatus.FAILED.value, 0),
+                "duration": "-" if run["duration_s"] is None else duration(run["duration_s"]),
             }
-            for run in runs
+            for run in data["runs"]
         ]
     )

@@ -6,10 +6,11 @@ Shared by `recommend` and the HTML page.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from trtllm_pipeline.bench.conditions import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.report.rows import CellResult
 
 _BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")
@@ -19,61 +20,45 @@ Workload = tuple[tuple[str, Json], ...]
 """Values of those axes, and of what measurements were made under, in which cells of a run differ; empty where in none."""
 
 
-class Asked(Protocol):
-    """A cell, as reports and comparisons have it."""
-
-    @property
-    def axes(self) -> Mapping[str, Json]: ...  # noqa: D102
-
-    @property
-    def conditions(self) -> Conditions: ...  # noqa: D102
-
-    @property
-    def levels(self) -> Sequence[object]: ...  # noqa: D102
-
-
-def workloads(cells: Sequence[Asked], allow: Collection[str] = frozenset()) -> list[Workload]:
+def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset()) -> list[Workload]:
     """The workload of each cell, told by what varies among them; `allow` names groups and fields that may.
 
     A cell that was not measured goes with the first that was and has the same axes; one that lacks a level, with the first
     that has it. A server or protocol that an axis varies is what cells are compared for.
     """
-    vary = [name for name in AXES if len({str(cell.axes.get(name)) for cell in cells}) > 1]
+
+    def varies(axis: str) -> bool:
+        return len({str(cell.axes.get(axis)) for cell in cells}) > 1
+
     served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in SERVED_BY}
-    served = {name for name in served if len({str(cell.axes.get(name)) for cell in cells}) > 1}
-    measured = [cell for cell in cells if cell.levels]
+    served = set(filter(varies, served))
 
     def tells(field: Field) -> bool:
         return field.decides and not {field.about, field.name} & set(allow) and not field.explained_by(served)
 
-    fields = [
-        field for field in FIELDS if tells(field) and len({cell.conditions.shown(field) for cell in measured}) > 1
+    measured = [cell.conditions for cell in cells if cell.levels]
+    fields = [field for field in FIELDS if tells(field) and len({each.shown(field) for each in measured}) > 1]
+    axes = list(filter(varies, AXES))
+    asked: list[Workload] = [tuple((name, cell.axes.get(name)) for name in axes) for cell in cells]
+    under: list[Workload] = [tuple((field.name, cell.conditions.shown(field)) for field in fields) for cell in cells]
+    first: dict[Workload, Workload] = {}
+    for cell, of_axes, conditions in zip(cells, asked, under, strict=True):
+        if cell.levels:
+            first.setdefault(of_axes, conditions)
+    groups = [
+        (*of_axes, *(conditions if cell.levels else first.get(of_axes, ())))
+        for cell, of_axes, conditions in zip(cells, asked, under, strict=True)
     ]
     at_levels = [_at_levels(cell.conditions) if cell.levels else {} for cell in cells]
     values: dict[_Place, set[str]] = {}
-    for every in at_levels:
-        for place, value in every.items():
-            values.setdefault(place, set()).add(value)
+    for place, value in (item for every in at_levels for item in every.items()):
+        values.setdefault(place, set()).add(value)
     apart = {place for place, several in values.items() if len(several) > 1 and tells(_BY_NAME[place[0]])}
-    first: dict[Workload, Workload] = {}
-    first_at: dict[tuple[Workload, Workload], dict[_Place, str]] = {}
-    found: list[tuple[Workload, Workload | None, dict[_Place, str]]] = []
-    for cell, every in zip(cells, at_levels, strict=True):
-        asked = tuple((name, cell.axes.get(name)) for name in vary)
-        under: Workload | None = None
-        if cell.levels:
-            under = tuple((field.name, cell.conditions.shown(field)) for field in fields)
-        mine = {place: value for place, value in every.items() if place in apart}
-        if under is not None:
-            first.setdefault(asked, under)
-            for place, value in mine.items():
-                first_at.setdefault((asked, under), {}).setdefault(place, value)
-        found.append((asked, under, mine))
-    whole = []
-    for asked, under, mine in found:
-        known = first.get(asked, ()) if under is None else under
-        whole.append((*asked, *known, *_summary({**first_at.get((asked, known), {}), **mine})))
-    return whole
+    of_level = [{place: value for place, value in every.items() if place in apart} for every in at_levels]
+    first_at: dict[Workload, dict[_Place, str]] = {}
+    for group, mine in zip(groups, of_level, strict=True):
+        first_at[group] = {**mine, **first_at.get(group, {})}
+    return [(*group, *_summary({**first_at[group], **mine})) for group, mine in zip(groups, of_level, strict=True)]
 
 
 _Place = tuple[str, str]
@@ -97,15 +82,12 @@ def _summary(at_levels: Mapping[_Place, str]) -> Workload:
     by_field: dict[str, dict[str, str]] = {}
     for (name, place), value in at_levels.items():
         by_field.setdefault(name, {})[place] = value
-    return tuple(
-        (
-            name,
-            next(iter(values.values()))
-            if len(set(values.values())) == 1
-            else ", ".join(f"{value} at {place}" for place, value in values.items()),
-        )
-        for name, values in sorted(by_field.items())
-    )
+
+    def said(values: Mapping[str, str]) -> str:
+        alike = set(values.values())
+        return alike.pop() if len(alike) == 1 else ", ".join(f"{value} at {place}" for place, value in values.items())
+
+    return tuple((name, said(values)) for name, values in sorted(by_field.items()))
 
 
 def words(workload: Workload) -> str:

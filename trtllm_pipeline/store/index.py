@@ -119,6 +119,11 @@ class RunRow:
     ended_s: float | None
     exit_code: int | None
 
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None of one that goes on or was killed, and where the clock was set back meanwhile."""
+        return None if self.ended_s is None or self.ended_s < self.started_s else self.ended_s - self.started_s
+
 
 class History:
     """The history of a workspace, one event per line.
