@@ -59,8 +59,8 @@ def answers(
           --input-data builtin:accuracy --format csv
     """
     from trtllm_pipeline.bench.target import Target
-    from trtllm_pipeline.evaluate import result
-    from trtllm_pipeline.evaluate.ask import score_url
+    from trtllm_pipeline.evaluate.answers import score_url
+    from trtllm_pipeline.evaluate.result import AccuracyResult
     from trtllm_pipeline.hub.dataset_file import data_file
     from trtllm_pipeline.report import scores
 
@@ -84,8 +84,8 @@ def answers(
         folder=None if output_dir is None else options.empty_folder(output_dir),
         url=url,
     )
-    emit_as(format, found, table=scores.scores_text, csv=scores.scores_csv)
-    result.check_least(found, names[0], min_score)
+    emit_as(format, found, json=AccuracyResult.to_json, table=scores.scores_text, csv=scores.scores_csv)
+    found.check_least(names[0], min_score)
 
 
 def drift(
@@ -148,6 +148,7 @@ def lm_eval(
       pipeline evaluate lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.evaluate import lm_eval
+    from trtllm_pipeline.evaluate.result import AccuracyResult
     from trtllm_pipeline.report import scores
 
     evaluation = lm_eval.Evaluation(
@@ -167,4 +168,4 @@ def lm_eval(
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
         folder = None if output_dir is None else options.empty_folder(output_dir)
         found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
-    emit_as(format, found, table=scores.scores_text, csv=scores.scores_csv)
+    emit_as(format, found, json=AccuracyResult.to_json, table=scores.scores_text, csv=scores.scores_csv)

@@ -5,7 +5,7 @@ Pure functions of two `answers.jsonl` files. Answers are compared as they are; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -148,10 +148,8 @@ _HINT: Final = "`pipeline accuracy` and `pipeline score` leave answers.jsonl in 
 
 def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
     """Index of the first element at which `a` and `b` differ, where one ends before the other its length; or None."""
-    for index, (one, other) in enumerate(zip(a, b, strict=False)):
-        if one != other:
-            return index
-    return None if len(a) == len(b) else min(len(a), len(b))
+    differs = (index for index, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
+    return next(differs, None if len(a) == len(b) else min(len(a), len(b)))
 
 
 def compare(reference: Sequence[ScoredAnswer], other: Sequence[ScoredAnswer]) -> Drift:
@@ -160,34 +158,28 @@ def compare(reference: Sequence[ScoredAnswer], other: Sequence[ScoredAnswer]) ->
     Raises UsageError when no question is in both, or one with the same id asks something else.
     """
     left, right = ({_key(row): row for row in rows} for rows in (reference, other))
-    keys = [key for key in left if key in right]
-    if not keys:
+    pairs = [(a, right[key]) for key, a in left.items() if key in right]
+    if not pairs:
         raise UsageError("the two have no question in common", hint="both must come from the same prompt file")
-    for key in keys:
-        if left[key].get("input") != right[key].get("input"):
+    for a, b in pairs:
+        if a.get("input") != b.get("input"):
             raise UsageError(
-                f"question {key[0]!r} is not the same: {str(left[key].get('input'))[:60]!r} and "
-                f"{str(right[key].get('input'))[:60]!r}",
+                f"question {a['id']!r} is not the same: {str(a.get('input'))[:60]!r} and {str(b.get('input'))[:60]!r}",
                 hint="both must come from the same prompt file, and the same chat template",
             )
-    pairs = [(left[key], right[key]) for key in keys]
     differ = [(a, b) for a, b in pairs if a["answer"] != b["answer"]]
-    same = _by_question(keys, [float(a["answer"] == b["answer"]) for a, b in pairs])
+    same = _by_question((a["id"], float(a["answer"] == b["answer"])) for a, b in pairs)
     encoded = all(row.get("tokens") is not None for pair in pairs for row in pair)
-    interval = mean_interval(same, low=0, high=1)
-    assert interval is not None
+    tokens = [(a.get("tokens") or [], b.get("tokens") or []) for a, b in differ]
+    names = dict.fromkeys(name for a, b in pairs for name in a["scores"] if name in b["scores"])
     return Drift(
         pairs=len(pairs),
         unpaired=len(left) + len(right) - 2 * len(pairs),
         agreement=round(fmean(same), 6),
-        interval=interval,
-        first_divergence_chars=summary(_divergences([(a["answer"], b["answer"]) for a, b in differ])),
-        first_divergence_tokens=summary(
-            _divergences([(a.get("tokens") or [], b.get("tokens") or []) for a, b in differ])
-        )
-        if encoded
-        else None,
-        scores=_scores(keys, pairs),
+        interval=_interval(same, low=0),
+        first_divergence_chars=_divergences((a["answer"], b["answer"]) for a, b in differ),
+        first_divergence_tokens=_divergences(tokens) if encoded else None,
+        scores={name: _score_drift(name, pairs) for name in names},
     )
 
 
@@ -195,39 +187,37 @@ def _key(row: ScoredAnswer) -> Key:
     return row["id"], *(row.get(name) for name in ("concurrency", "request_rate", "repeat", "time"))
 
 
-def _divergences(pairs: Sequence[tuple[Sequence[object], Sequence[object]]]) -> list[int]:
+def _divergences(pairs: Iterable[tuple[Sequence[object], Sequence[object]]]) -> Summary:
     # Texts that differ may be encoded to the same tokens where a tokenizer normalises them.
-    return [index for a, b in pairs if (index := first_difference(a, b)) is not None]
+    return summary(index for a, b in pairs if (index := first_difference(a, b)) is not None)
 
 
-def _by_question(keys: Sequence[Key], values: Sequence[float]) -> list[float]:
+def _by_question(values: Iterable[tuple[str, float]]) -> list[float]:
     """Mean of each question's values: answers to one question are no independent evidence."""
     found: dict[str, list[float]] = {}
-    for (id_, *_), value in zip(keys, values, strict=True):
+    for id_, value in values:
         found.setdefault(id_, []).append(value)
     return [fmean(of_one) for of_one in found.values()]
 
 
-def _scores(keys: Sequence[Key], pairs: Sequence[tuple[ScoredAnswer, ScoredAnswer]]) -> dict[str, ScoreDrift]:
-    found = {}
-    for name in dict.fromkeys(name for a, b in pairs for name in a["scores"] if name in b["scores"]):
-        both = [
-            (key, a["scores"][name], b["scores"][name])
-            for key, (a, b) in zip(keys, pairs, strict=True)
-            if name in a["scores"] and name in b["scores"]
-        ]
-        of = [key for key, _, _ in both]
-        before, after = _by_question(of, [a for _, a, _ in both]), _by_question(of, [b for _, _, b in both])
-        differences = [b - a for a, b in zip(before, after, strict=True)]
-        interval = mean_interval(differences, low=-1, high=1)
-        assert interval is not None
-        found[name] = ScoreDrift(
-            questions=len(differences),
-            reference=round(fmean(before), 6),
-            score=round(fmean(after), 6),
-            difference=round(fmean(differences), 6),
-            interval=interval,
-            better=sum(difference > 0 for difference in differences),
-            worse=sum(difference < 0 for difference in differences),
-        )
-    return found
+def _interval(values: Sequence[float], low: float) -> Interval:
+    interval = mean_interval(values, low=low, high=1)
+    assert interval is not None
+    return interval
+
+
+def _score_drift(name: str, pairs: Iterable[tuple[ScoredAnswer, ScoredAnswer]]) -> ScoreDrift:
+    both = [
+        (a["id"], a["scores"][name], b["scores"][name]) for a, b in pairs if name in a["scores"].keys() & b["scores"]
+    ]
+    before, after = _by_question((id_, a) for id_, a, _ in both), _by_question((id_, b) for id_, _, b in both)
+    differences = [b - a for a, b in zip(before, after, strict=True)]
+    return ScoreDrift(
+        questions=len(differences),
+        reference=round(fmean(before), 6),
+        score=round(fmean(after), 6),
+        difference=round(fmean(differences), 6),
+        interval=_interval(differences, low=-1),
+        better=sum(difference > 0 for difference in differences),
+        worse=sum(difference < 0 for difference in differences),
+    )

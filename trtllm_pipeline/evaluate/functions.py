@@ -10,15 +10,31 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from types import FunctionType
 from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate.scores import Metric, Question
+from trtllm_pipeline.evaluate.scores import METRICS, Metric, Question
 
 DEFINITION: Final = "mean of what the user's own function says"
+
+
+def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
+    """All metrics that rows may name: the built-in ones, and the user's functions among `names`, from `module`.
+
+    Raises StageError for names that mean nothing.
+    """
+    found = {**METRICS, **{name: load(name, module) for name in names if ":" in name}}
+    wrong = [f"there is no metric {name!r}" for name in names if name not in found]
+    if wrong or not names:
+        raise StageError(
+            f"metrics: {wrong[0] if wrong else 'none is named'}",
+            failure=FailureClass.USER,
+            hint=f"there are {', '.join(METRICS)}, and your own functions as module:name",
+        )
+    return found
 
 
 def module_file(name: str) -> PurePosixPath:

@@ -11,12 +11,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench.stats import CONFIDENCE, Interval, mean_interval
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.evaluate.result import NAME, AccuracyResult
 from trtllm_pipeline.files.writing import write_json
 
 PROGRAM: Final = "lm_eval"
@@ -99,37 +100,27 @@ def find_program() -> str:
 
 def evaluate(
     evaluation: Evaluation, folder: Path | None, scratch: Path, *, started: Callable[[Sequence[str]], None]
-) -> dict[str, Any]:
+) -> AccuracyResult:
     """Run it and return its results; they are kept in `folder`, if there is one. `started` is told the command line.
 
     Raises UsageError when lm_eval is not installed, StageError when it fails.
     """
     argv = command(find_program(), evaluation, folder or scratch)
     started(argv)
-    found = run(argv, folder or scratch)
-    found["settings"] = {
-        "url": evaluation.url,
-        "model": evaluation.model,
-        "endpoint": evaluation.endpoint,
-        "limit": evaluation.limit,
-    }
-    found["command"] = argv
-    if folder is not None:
-        write_json(folder / "accuracy.json", found)
-    return found
-
-
-def run(argv: Sequence[str], output: Path) -> dict[str, Any]:
-    """Run it, its own output to stderr, and return its results in our form. Raises StageError when it fails."""
     code = subprocess.run(argv, stdout=sys.stderr, check=False).returncode
     if code != 0:
         raise StageError(
             f"{PROGRAM} ended with exit code {code}", hint="what it said is above; again by hand: " + " ".join(argv)
         )
-    return read_results(output)
+    found = read_results(folder or scratch)
+    settings = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
+    found = replace(found, settings=settings, more={**found.more, "command": argv})
+    if folder is not None:
+        write_json(folder / NAME, found.to_json())
+    return found
 
 
-def read_results(output: Path) -> dict[str, Any]:
+def read_results(output: Path) -> AccuracyResult:
     """The newest results below `output` in our form. Raises StageError when there are none, or of another form."""
     files = sorted(output.rglob("results_*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not files:
@@ -138,30 +129,29 @@ def read_results(output: Path) -> dict[str, Any]:
         data = json.loads(files[-1].read_text(encoding="utf-8"))
         scores: dict[str, float] = {}
         intervals: dict[str, Interval | None] = {}
+        questions: dict[str, int | None] = {}
+        asked = {task: (data.get("n-samples", {}).get(task) or {}).get("effective") for task in data["results"]}
         for task, values in data["results"].items():
             for key, value in _metrics(values):
-                name = f"{task}/{key.removesuffix(',none')}"
-                metric, _, chain = key.partition(",")
-                scores[name] = value
-                questions = (data.get("n-samples", {}).get(task) or {}).get("effective")
-                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), questions)
-        return {
-            "schema": 1,
-            "source": "lm-eval",
-            "scores": scores,
-            "intervals": intervals,
-            "interval_method": METHOD,
-            "tasks": {
-                task: {
-                    "version": data.get("versions", {}).get(task),
-                    "num_fewshot": data.get("n-shot", {}).get(task),
-                    "questions": (data.get("n-samples", {}).get(task) or {}).get("effective"),
-                    "higher_is_better": data.get("higher_is_better", {}).get(task),
-                }
-                for task in data["results"]
-            },
-            "lm_eval_version": data.get("lm_eval_version"),
+                name, (metric, _, chain) = f"{task}/{key.removesuffix(',none')}", key.partition(",")
+                scores[name], questions[name] = value, asked[task]
+                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), asked[task])
+        tasks = {
+            task: {
+                "version": data.get("versions", {}).get(task),
+                "num_fewshot": data.get("n-shot", {}).get(task),
+                "questions": asked[task],
+                "higher_is_better": data.get("higher_is_better", {}).get(task),
+            }
+            for task in data["results"]
         }
+        return AccuracyResult(
+            scores=scores,
+            intervals=intervals,
+            questions=questions,
+            interval_method=METHOD,
+            more={"source": "lm-eval", "tasks": tasks, "lm_eval_version": data.get("lm_eval_version")},
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
             f"{files[-1]}: not a results file of {PROGRAM}: {error!r}", failure=FailureClass.BUG

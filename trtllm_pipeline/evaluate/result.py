@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, mean_interval
+from trtllm_pipeline.bench.result import count_of, numbers_of
+from trtllm_pipeline.bench.stats import CONFIDENCE, MEAN_INTERVAL, Interval, mean_interval
+from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate import functions
-from trtllm_pipeline.evaluate.scores import METRICS, NORMALISATION, Metric, Question
+from trtllm_pipeline.evaluate.scores import NORMALISATION, Metric, Question
 from trtllm_pipeline.files.writing import write_json
 
 ANSWERS: Final = "answers.jsonl"
-RESULT: Final = "accuracy.json"
+NAME: Final = "accuracy.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,92 +42,138 @@ class AnsweredQuestion:
     """The answer encoded again, without special tokens; None without a tokenizer."""
     place: Place | None = None
     """Where in a load run; None for an answer that was asked for alone."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """By metric; empty before it is scored."""
+
+    def to_json(self) -> dict[str, Json]:
+        """A line of answers.jsonl."""
+        return {
+            "id": self.question.prompt.id,
+            "input": self.question.prompt.text,
+            "output": list(self.question.references),
+            "answer": self.answer,
+            "tokens": None if self.tokens is None else list(self.tokens),
+            **({} if self.place is None else asdict(self.place)),
+            "scores": dict(self.scores),
+        }
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Samples with the score each metric gives them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyResult:
+    """Means over questions by metric. The one writer and reader of accuracy.json."""
 
-    samples: tuple[AnsweredQuestion, ...]
-    scores: tuple[Mapping[str, float], ...]
+    scores: Mapping[str, float]
+    intervals: Mapping[str, Interval | None]
+    questions: Mapping[str, int | None] = field(default_factory=dict)
+    """How many each score is a mean over."""
+    total: int | None = None
+    """All questions."""
+    rows_digest: str | None = None
+    """Of what was asked and what was right: equal for scores that may be compared."""
+    interval_method: str = MEAN_INTERVAL
+    definitions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What was asked for."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Other keys of the file; not read back."""
 
-    def rows(self) -> Iterable[dict[str, Any]]:
-        """Lines of answers.jsonl."""
-        for sample, scores in zip(self.samples, self.scores, strict=True):
-            yield {
-                "id": sample.question.prompt.id,
-                "input": sample.question.prompt.text,
-                "output": list(sample.question.references),
-                "answer": sample.answer,
-                "tokens": None if sample.tokens is None else list(sample.tokens),
-                **({} if sample.place is None else asdict(sample.place)),
-                "scores": dict(scores),
-            }
+    def to_json(self) -> dict[str, Json]:
+        """The content of accuracy.json."""
+        own = {name: getattr(self, name) for name in AccuracyResult.__dataclass_fields__ if name != "more"}
+        return {"schema": 1, **{name: value for name, value in own.items() if value is not None}, **self.more}
+
+    @staticmethod
+    def read(data: Mapping[str, Any]) -> AccuracyResult:
+        """What is in an accuracy.json. What is not what it should be counts as missing."""
+        ends, digest, settings = (data.get(name) for name in ("intervals", "rows_digest", "settings"))
+        intervals: dict[str, Interval | None] = {}
+        for name, pair in ends.items() if isinstance(ends, dict) else ():
+            numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
+            if len(numbers) == 2:
+                intervals[str(name)] = (numbers[0], numbers[1])
+        return AccuracyResult(
+            scores=numbers_of(data.get("scores")),
+            intervals=intervals,
+            total=count_of(data.get("total")),
+            rows_digest=digest if isinstance(digest, str) else None,
+            settings=settings if isinstance(settings, dict) else {},
+        )
+
+    def __str__(self) -> str:
+        """`exact 0.893 [0.750, 1.000], contains ... on 28 questions`."""
+        parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
+        return f"{', '.join(parts)} on {self.total} questions"
+
+    def check_least(self, first: str, least: float | None) -> None:
+        """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
+        if least is None:
+            return
+        score = self.scores.get(first)
+        if score is None:
+            raise StageError(f"min_score is for {first}, by which no row is scored", failure=FailureClass.USER)
+        if score < least:
+            raise StageError(
+                f"{first} is {score:.3f} on {self.questions[first]} questions, expected at least {least}",
+                failure=FailureClass.CHECK,
+                hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+            )
 
 
-def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
-    """All metrics that rows may name: the built-in ones, and the user's functions among `names`, from `module`.
-
-    Raises StageError for names that mean nothing.
-    """
-    if not names:
-        raise StageError("metrics: none is named", failure=FailureClass.USER, hint=_known())
-    found = dict(METRICS)
-    for name in names:
-        if ":" in name:
-            found[name] = functions.load(name, module)
-        elif name not in METRICS:
-            raise StageError(f"metrics: there is no metric {name!r}", failure=FailureClass.USER, hint=_known())
-    return found
+def _ends(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval[0]:.3f}, {interval[1]:.3f}"
 
 
-def _known() -> str:
-    return f"there are {', '.join(METRICS)}, and your own functions as module:name"
-
-
-def score(samples: Sequence[AnsweredQuestion], metrics: Mapping[str, Metric], progress: Any = None) -> Scored:
-    """The scores of `samples`. Raises StageError where a user's function fails."""
-    scores = []
-    for sample in samples:
-        scores.append({name: metrics[name].score(sample.answer, sample.question) for name in sample.question.metrics})
+def score(
+    answers: Sequence[AnsweredQuestion],
+    metrics: Mapping[str, Metric],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[AnsweredQuestion]:
+    """`answers` with their scores. Raises StageError where a user's function fails."""
+    scored = []
+    for each in answers:
+        found = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
+        scored.append(replace(each, scores=found))
         if progress is not None:
-            progress(len(scores), len(samples), "answers")
-    return Scored(tuple(samples), tuple(scores))
+            progress(len(scored), len(answers), "answers")
+    return scored
 
 
-def summary(scored: Scored, metrics: Mapping[str, Metric]) -> dict[str, Any]:
-    """Means with intervals: every question counts once, with the mean of its answers' scores."""
-    means = _means(zip(scored.samples, scored.scores, strict=True))
-    levels: dict[tuple[int | None, float | None], list[tuple[AnsweredQuestion, Mapping[str, float]]]] = {}
-    for sample, scores in zip(scored.samples, scored.scores, strict=True):
-        if sample.place is not None:
-            key = (sample.place.concurrency, sample.place.request_rate)
-            levels.setdefault(key, []).append((sample, scores))
-    return {
-        "schema": 1,
-        "total": len({sample.question.prompt.id for sample in scored.samples}),
-        "answers": len(scored.samples),
-        "scores": _rounded(means),
-        "intervals": {name: mean_interval(values, low=0, high=1) for name, values in means.items()},
-        "questions": {name: len(values) for name, values in means.items()},
-        "levels": [
-            {"concurrency": concurrency, "request_rate": rate, "scores": _rounded(_means(samples))}
-            for (concurrency, rate), samples in levels.items()
-        ],
-        "confidence": CONFIDENCE,
-        "interval_method": MEAN_INTERVAL,
-        "rows_digest": _digest(scored.samples),
-        "normalisation": NORMALISATION,
-        "definitions": {name: metrics[name].definition for name in means},
-    }
+def summary(
+    scored: Sequence[AnsweredQuestion], metrics: Mapping[str, Metric], settings: Mapping[str, Any], **more: Any
+) -> AccuracyResult:
+    """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is for the file."""
+    means = _means(scored)
+    levels: dict[tuple[int | None, float | None], list[AnsweredQuestion]] = {}
+    for each in scored:
+        if each.place is not None:
+            levels.setdefault((each.place.concurrency, each.place.request_rate), []).append(each)
+    return AccuracyResult(
+        scores=_rounded(means),
+        intervals={name: mean_interval(values, low=0, high=1) for name, values in means.items()},
+        questions={name: len(values) for name, values in means.items()},
+        total=len({each.question.prompt.id for each in scored}),
+        rows_digest=_digest(scored),
+        definitions={name: metrics[name].definition for name in means},
+        settings=settings,
+        more={
+            "answers": len(scored),
+            "levels": [
+                {"concurrency": concurrency, "request_rate": rate, "scores": _rounded(_means(each))}
+                for (concurrency, rate), each in levels.items()
+            ],
+            "confidence": CONFIDENCE,
+            "normalisation": NORMALISATION,
+            **more,
+        },
+    )
 
 
-def _means(samples: Iterable[tuple[AnsweredQuestion, Mapping[str, float]]]) -> dict[str, list[float]]:
+def _means(scored: Iterable[AnsweredQuestion]) -> dict[str, list[float]]:
     """Metric -> mean score of each question's answers."""
     found: dict[str, dict[str, list[float]]] = {}
-    for sample, scores in samples:
-        for name, value in scores.items():
-            found.setdefault(name, {}).setdefault(sample.question.prompt.id, []).append(value)
+    for each in scored:
+        for name, value in each.scores.items():
+            found.setdefault(name, {}).setdefault(each.question.prompt.id, []).append(value)
     return {name: [fmean(values) for values in questions.values()] for name, questions in found.items()}
 
 
@@ -134,9 +181,8 @@ def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: round(fmean(values), 6) for name, values in means.items()}
 
 
-def _digest(samples: Iterable[AnsweredQuestion]) -> str:
-    """Of what was asked and what was right: equal for scores that may be compared."""
-    questions = {sample.question.prompt.id: sample.question for sample in samples}
+def _digest(scored: Iterable[AnsweredQuestion]) -> str:
+    questions = {each.question.prompt.id: each.question for each in scored}
     asked = [
         [
             id_,
@@ -154,43 +200,13 @@ def _digest(samples: Iterable[AnsweredQuestion]) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
-def keep(folder: Path, samples: Sequence[AnsweredQuestion]) -> None:
-    """Write answers.jsonl without scores: scoring may fail, and the answers took their time."""
-    _write_answers(folder, Scored(tuple(samples), tuple({} for _ in samples)))
-
-
-def write(folder: Path, scored: Scored, metrics: Mapping[str, Metric], **more: Any) -> dict[str, Any]:
-    """Write both files into `folder`, with `more` in accuracy.json; returns what is in that."""
-    _write_answers(folder, scored)
-    result = {**summary(scored, metrics), **more}
-    write_json(folder / RESULT, result)
-    return result
-
-
-def _write_answers(folder: Path, scored: Scored) -> None:
+def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
+    """Write answers.jsonl, also of answers without scores: scoring may fail, and the answers took their time."""
     with (folder / ANSWERS).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in scored.rows())
+        file.writelines(json.dumps(each.to_json(), ensure_ascii=False) + "\n" for each in answers)
 
 
-def line(result: Mapping[str, Any]) -> str:
-    """The scores in one line: "exact 0.893 [0.750, 1.000], contains ... on 28 questions"."""
-    parts = [
-        f"{name} {mean:.3f} [{result['intervals'][name][0]:.3f}, {result['intervals'][name][1]:.3f}]"
-        for name, mean in result["scores"].items()
-    ]
-    return f"{', '.join(parts)} on {result['total']} questions"
-
-
-def check_least(result: Mapping[str, Any], first: str, least: float | None) -> None:
-    """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
-    if least is None:
-        return
-    score = result["scores"].get(first)
-    if score is None:
-        raise StageError(f"min_score is for {first}, by which no row is scored", failure=FailureClass.USER)
-    if score < least:
-        raise StageError(
-            f"{first} is {score:.3f} on {result['questions'][first]} questions, expected at least {least}",
-            failure=FailureClass.CHECK,
-            hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
-        )
+def write(folder: Path, scored: Iterable[AnsweredQuestion], result: AccuracyResult) -> None:
+    """Write both files into `folder`."""
+    write_answers(folder, scored)
+    write_json(folder / NAME, result.to_json())

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
-from trtllm_pipeline.bench.result import LevelResult, LoadResult, count_of, levels_of, numbers_of
+from trtllm_pipeline.bench.result import LevelResult, LoadResult, levels_of
 from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.evaluate.result import NAME as ACCURACY
+from trtllm_pipeline.evaluate.result import AccuracyResult
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
@@ -252,9 +254,10 @@ def _row(
     levels, findings, conditions = _perf(made.get("perf"))
     scored = _scored(made)
     if failed and failed.stage in {"accuracy", "score"} and why.log is not None:
-        scores, total, intervals, questions = _accuracy(why.log.parent / "out")  # too low a score is to be seen
+        accuracy = _accuracy(why.log.parent / "out")  # too low a score is to be seen
     else:
-        scores, total, intervals, questions = _accuracy(None if scored is None else scored.out)
+        accuracy = _accuracy(None if scored is None else scored.out)
+    questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,
         axes=cell.axes,
@@ -271,12 +274,16 @@ def _row(
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
         engine_size_bytes=disk_bytes(made[_ENGINE_STAGE].out) if _ENGINE_STAGE in made else None,
         levels=levels,
-        accuracy=scores,
-        accuracy_total=total,
-        accuracy_intervals=intervals,
+        accuracy=accuracy.scores,
+        accuracy_total=accuracy.total,
+        accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=read_object(made["smoke"].out / "smoke.json") if "smoke" in made else None,
         findings=findings,
-        conditions=replace(conditions, questions=questions, made_on={} if levels else _made_on(made)),
+        conditions=replace(
+            conditions,
+            questions=questions if accuracy.rows_digest is not None else None,
+            made_on={} if levels else _made_on(made),
+        ),
     )
 
 
@@ -321,22 +328,5 @@ def _perf(artifact: Artifact | None) -> tuple[tuple[LevelResult, ...], tuple[str
     return found.levels if found.valid else (), found.notes, found.conditions
 
 
-_Scores = tuple[dict[str, float], int | None, dict[str, tuple[float, float]], "dict[str, Json] | None"]
-
-
-def _accuracy(folder: Path | None) -> _Scores:
-    """Means, number of questions, intervals, and what the questions were."""
-    data = (read_object(folder / "accuracy.json") if folder is not None else None) or {}
-    ends = data.get("intervals")
-    intervals = {}
-    for name, pair in ends.items() if isinstance(ends, dict) else ():
-        numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
-        if len(numbers) == 2:
-            intervals[str(name)] = (numbers[0], numbers[1])
-    settings = data.get("settings")
-    asked: dict[str, Json] = {
-        "digest": data.get("rows_digest"),
-        "max_tokens": settings.get("max_tokens") if isinstance(settings, dict) else None,
-    }
-    known = asked if asked["digest"] is not None else None
-    return numbers_of(data.get("scores")), count_of(data.get("total")), intervals, known
+def _accuracy(folder: Path | None) -> AccuracyResult:
+    return AccuracyResult.read((read_object(folder / ACCURACY) if folder is not None else None) or {})

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from trtllm_pipeline.bench.stats import MEAN_INTERVAL
 from trtllm_pipeline.evaluate.drift import Drift
+from trtllm_pipeline.evaluate.result import AccuracyResult
 from trtllm_pipeline.report.tables import csv_table, plain_table
 
 
-def scores_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
-    """What accuracy.json holds, a row for each metric."""
-    questions, tasks = found.get("questions") or {}, found.get("tasks", {})
+def _scores_rows(found: AccuracyResult) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for name, score in found["scores"].items():
-        low, high = found["intervals"].get(name) or (None, None)
-        asked = questions.get(name, tasks.get(name.partition("/")[0], {}).get("questions"))
-        rows.append({"metric": name, "score": score, "low": low, "high": high, "questions": asked})
+    for name, score in found.scores.items():
+        low, high = found.intervals.get(name) or (None, None)
+        rows.append({"metric": name, "score": score, "low": low, "high": high, "questions": found.questions.get(name)})
     return rows
 
 
-def scores_text(found: Mapping[str, Any]) -> str:
-    """The same as a table, with the definitions below it."""
-    definitions = (f"{name}: {definition}" for name, definition in found.get("definitions", {}).items())
-    table = plain_table(scores_rows(found), digits=3, missing="")
-    return "\n".join([table, "", f"low to high: {found['interval_method']}", *definitions])
+def scores_text(found: AccuracyResult) -> str:
+    """A table with a row for each metric, and the definitions below it."""
+    definitions = (f"{name}: {definition}" for name, definition in found.definitions.items())
+    table = plain_table(_scores_rows(found), digits=3, missing="")
+    return "\n".join([table, "", f"low to high: {found.interval_method}", *definitions])
 
 
-def scores_csv(found: Mapping[str, Any]) -> str:
+def scores_csv(found: AccuracyResult) -> str:
     """The same as CSV."""
-    return csv_table(scores_rows(found))
+    return csv_table(_scores_rows(found))
 
 
 def _drift_rows(found: Drift) -> list[dict[str, object]]:

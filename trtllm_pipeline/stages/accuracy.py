@@ -9,8 +9,8 @@ from __future__ import annotations
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.evaluate import result
-from trtllm_pipeline.evaluate.ask import questions_of, score_server
+from trtllm_pipeline.evaluate.answers import questions_of, score_server
+from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.stages.asking import encoder, protocol_for
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import AccuracyParams, to_json
@@ -20,7 +20,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
     """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
     engine = context.inputs["engine"]
     asked = context.params
-    metrics = result.metrics_of(asked.metrics, context.files.get("metric_module"))
+    metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     with chat_renderer(engine) as render:
         questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
     service = Service.read(context.inputs["service"])
@@ -35,5 +35,5 @@ def run(context: StageContext[AccuracyParams]) -> None:
         source="own",
         settings=to_json(asked),
     )
-    print(result.line(found))  # noqa: T201 - the stage's log
-    result.check_least(found, asked.metrics[0], asked.min_score)
+    print(found)  # noqa: T201 - the stage's log
+    found.check_least(asked.metrics[0], asked.min_score)

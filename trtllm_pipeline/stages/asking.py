@@ -9,7 +9,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.files.model_files import find, read_tokenizer
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.evaluate.ask import Encode
+    from trtllm_pipeline.evaluate.answers import Encode
 
 
 def protocol_for(service: Service, wanted: str = "grpc") -> str:

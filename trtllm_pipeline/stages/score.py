@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from trtllm_pipeline.bench.prompts import chat_renderer
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.evaluate import result, timed
+from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.answers import timed_answers
+from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.stages.asking import encoder
 from trtllm_pipeline.stages.base import StageContext
@@ -18,7 +20,7 @@ def run(context: StageContext[ScoreParams]) -> None:
     """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
     engine = context.inputs["engine"]
     asked = context.params
-    metrics = result.metrics_of(asked.metrics, context.files.get("metric_module"))
+    metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
     with chat_renderer(engine) as render:
         everything = read(path, metrics, asked.metrics, render)
@@ -29,26 +31,25 @@ def run(context: StageContext[ScoreParams]) -> None:
             failure=FailureClass.USER,
             hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
         )
-    found = timed.read(
+    found = timed_answers(
         context.inputs["perf"] / "events.jsonl", {each.prompt.id: each for each in questions}, encoder(engine)
     )
-    if not found.samples:
+    if not found.answers:
         raise StageError(
             f"perf measured no answer to any of the {len(questions)} questions",
             failure=FailureClass.USER,
             hint="--input-data must be the file that perf was given",
         )
-    scored = result.score(found.samples, metrics, context.progress)
-    about = {
-        "not_scored": {
-            "rows": len(everything) - len(questions),
-            "failed_requests": found.failed,
-            "not_asked": list(found.not_asked),
-        },
-        "greedy": not found.settings.get("temperature"),
+    scored = result.score(found.answers, metrics, context.progress)
+    not_scored = {
+        "rows": len(everything) - len(questions),
+        "failed_requests": found.failed,
+        "not_asked": list(found.not_asked),
     }
-    written = result.write(context.out, scored, metrics, source="perf", **about, settings=to_json(asked))
-    print(result.line(written), f"({len(found.samples)} answers)")  # noqa: T201 - the stage's log
+    greedy = not found.settings.get("temperature")
+    means = result.summary(scored, metrics, to_json(asked), source="perf", not_scored=not_scored, greedy=greedy)
+    result.write(context.out, scored, means)
+    print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:
         print(f"not scored: {fault}")  # noqa: T201
-    result.check_least(written, asked.metrics[0], asked.min_score)
+    means.check_least(asked.metrics[0], asked.min_score)

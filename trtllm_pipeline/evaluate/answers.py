@@ -1,20 +1,25 @@
-"""Ask a running server questions and score its greedy answers: `pipeline evaluate answers` and the accuracy stage."""
+"""Where answers come from: a running server that is asked, or the event file of a load run."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtllm_pipeline.bench.events import level_of, read_records
 from trtllm_pipeline.bench.prompts import Render, chat_renderer, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.client.triton import failure_class
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.evaluate import result
+from trtllm_pipeline.evaluate.functions import metrics_of
 from trtllm_pipeline.evaluate.questions import read, scorable
+from trtllm_pipeline.evaluate.result import AccuracyResult, AnsweredQuestion, Place
 from trtllm_pipeline.evaluate.scores import Metric, Question
 from trtllm_pipeline.files.model_files import tokenizer_at
 
@@ -43,12 +48,12 @@ def score_url(
     tokenizer: Path | None,
     folder: Path | None,
     url: str,
-) -> dict[str, Any]:
+) -> AccuracyResult:
     """Score a server that somebody else started on the questions in `path`: see `score_server`.
 
     `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's folder.
     """
-    metrics = result.metrics_of(list(names))
+    metrics = metrics_of(names)
     # Before anything is asked: a wrong folder must not cost the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
@@ -74,24 +79,24 @@ def score_server(
     concurrency: int,
     encode: Encode | None,
     folder: Path | None,
+    source: str,
+    settings: Mapping[str, Any],
     progress: Callable[[int, int, str], None] | None = None,
-    **about: Any,
-) -> dict[str, Any]:
-    """Ask, score, and leave answers.jsonl and accuracy.json in `folder`; returns what is in that, with `about` in it.
+) -> AccuracyResult:
+    """Ask, score, and leave answers.jsonl and accuracy.json in `folder`.
 
     Answers are in the folder before they are scored, and stay there when scoring fails. Raises StageError for requests
     that failed: what is missing is no wrong answer.
     """
-    answers = asyncio.run(_ask(target, questions, concurrency, progress))
-    pairs = list(zip(questions, answers, strict=True))
-    samples = [
-        result.AnsweredQuestion(question, answer.text, None if encode is None else encode(answer.text))
+    pairs = list(zip(questions, asyncio.run(_ask(target, questions, concurrency, progress)), strict=True))
+    answers = [
+        AnsweredQuestion(question, answer.text, None if encode is None else encode(answer.text))
         for question, answer in pairs
         if answer.error is None
     ]
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        result.keep(folder, samples)
+        result.write_answers(folder, answers)
     failed = [(question, answer) for question, answer in pairs if answer.error is not None]
     if failed:
         question, answer = failed[0]
@@ -100,10 +105,11 @@ def score_server(
             f"{question.prompt.id!r}, with: {answer.error}",
             failure=failure_class(str(answer.error)),
         )
-    scored = result.score(samples, metrics)
-    if folder is None:
-        return {**result.summary(scored, metrics), **about}
-    return result.write(folder, scored, metrics, **about)
+    scored = result.score(answers, metrics)
+    found = result.summary(scored, metrics, settings, source=source)
+    if folder is not None:
+        result.write(folder, scored, found)
+    return found
 
 
 async def _ask(
@@ -126,3 +132,49 @@ async def _ask(
 
         await asyncio.gather(*(slot() for _ in range(min(concurrency, len(questions)))))
     return [answers[question.prompt.id] for question in questions]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswers:
+    """The measured answers of a load run to some questions."""
+
+    answers: tuple[AnsweredQuestion, ...]
+    failed: int
+    """Measured requests of these questions that have no answer; they are not scored."""
+    not_asked: tuple[str, ...]
+    """Ids of questions that no measured request asked: there were fewer requests than prompts."""
+    settings: Mapping[str, Any]
+    """Of the load run."""
+
+
+def timed_answers(events: Path, questions: Mapping[str, Question], encode: Encode | None) -> TimedAnswers:
+    """The measured answers in an event file to `questions`, by id.
+
+    Raises StageError for what is no event file, and for questions that are not those that were asked.
+    """
+    told = read_records(events)
+    answers: list[AnsweredQuestion] = []
+    times: Counter[tuple[Any, ...]] = Counter()
+    failed = 0
+    for id_, text in told.prompts.items():
+        if id_ in questions and text != questions[id_].prompt.text:
+            raise StageError(
+                f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
+                failure=FailureClass.USER,
+                hint="score with the file that was asked",
+            )
+    for record in told.requests:
+        if record["phase"] != "measured" or record["prompt"] not in questions:
+            continue
+        level = (*level_of(record), record["repeat"])
+        key = (record["prompt"], *level)
+        if record["error"] is None:
+            answer = "".join(event.text for event in record["events"] if not event.reasoning)
+            tokens = None if encode is None else encode(answer)
+            answers.append(AnsweredQuestion(questions[record["prompt"]], answer, tokens, Place(*level, times[key])))
+        else:
+            failed += 1
+        times[key] += 1
+    asked = {id_ for id_, *_ in times}
+    not_asked = tuple(id_ for id_ in questions if id_ not in asked)
+    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"])
