@@ -140,11 +140,14 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
 
     def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
+        # A server's command line may name what its repository was made of.
+        of_inputs = [plan.stage_runs[each].inputs for each in run.inputs.values() if run.stage.starts is not None]
+        upstreams = dict(item for each in (*of_inputs, run.inputs) for item in each.items())
         inputs = {
             name: f"{{attempt of {upstream}}}/{SERVICE_FILE}"
             if plan.stage_runs[upstream].stage.scope is Scope.SERVICE
             else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
-            for name, upstream in run.inputs.items()
+            for name, upstream in upstreams.items()
         }
         return command_lines(run, inputs, "{attempt}", plan.machine, started=True)
 

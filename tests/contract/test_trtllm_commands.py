@@ -13,7 +13,13 @@ from packaging.version import Version
 
 from trtllm_pipeline.errors import PlanError
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
-from trtllm_pipeline.toolchains.tensorrt_llm.commands import Calibration
+from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+    Checkpoint,
+    EngineBuild,
+    EngineCheck,
+    EngineRepository,
+    WeightsRepository,
+)
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, at_least, convert_tool
 
 RECORDED: Final = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "recorded.json"
@@ -341,17 +347,8 @@ def test_convert_checkpoint(script: str) -> None:
             if commands.route(release, family, precision, None) != "convert":
                 continue
             for tp, pp in _layouts(family, release):
-                argv = commands.convert_checkpoint(
-                    release,
-                    script="S",
-                    family=family,
-                    model="M",
-                    output="O",
-                    precision=precision,
-                    tp=tp,
-                    pp=pp,
-                    workers=8,
-                )
+                asked = Checkpoint(family=family, precision=precision, tp=tp, pp=pp)
+                argv = commands.convert_checkpoint(release, asked, ("python3", "S"), model="M", output="O")
                 made += 1
                 try:
                     got = _parse(argv[2:], recorded)
@@ -384,18 +381,11 @@ def test_quantize() -> None:
             if commands.route(release, family, precision, kv) != "quantize":
                 continue
             for tp, pp in _layouts(family, release):
-                argv = commands.quantize(
-                    release,
-                    script="S",
-                    family=family,
-                    model="M",
-                    output="O",
-                    precision=precision,
-                    kv=kv,
-                    tp=tp,
-                    pp=pp,
-                    calibration=Calibration(dataset="D", samples=64, max_length=256, batch_size=4, seed=7),
+                checkpoint = Checkpoint(
+                    family=family, precision=precision, kv_cache_precision=kv or "none", tp=tp, pp=pp
                 )
+                dataset = "D" if commands.takes_dataset(release) else None
+                argv = commands.quantize(release, checkpoint, ("python3", "S"), model="M", output="O", dataset=dataset)
                 made += 1
                 try:
                     got = _parse(argv[2:], recorded)
@@ -418,20 +408,17 @@ def test_build() -> None:
                 continue
             asked, sm, batch = next(rest)
             kv = commands.kv_precision(precision, asked)
-            argv = commands.build(
-                release,
-                checkpoint="C",
-                output="O",
+            asked_for = EngineBuild(
                 family=family,
                 precision=precision,
-                kv=kv,
-                sm=sm,
-                world_size=tp * pp,
-                workers=4,
+                kv_cache_precision=kv or "none",
+                tp=tp,
+                pp=pp,
                 max_batch_size=batch,
-                isl=isl,
-                osl=osl,
+                max_input_len=isl,
+                max_seq_len=isl + osl,
             )
+            argv = commands.build(release, asked_for, checkpoint="C", output="O", sm=sm)
             made += 1
             try:
                 _check_build(_parse(argv[1:], recorded), release, isl, osl, batch, tp * pp)
@@ -451,7 +438,7 @@ def _check_build(got: dict[str, list[str]], release: str, isl: int, osl: int, ba
         assert got["--max_output_len"] == [str(osl)]
         assert "--max_seq_len" not in got
     assert not {"--tp_size", "--pp_size", "--auto_parallel"} & set(got), "sizes do nothing when building"
-    assert got["--workers"] == [str(min(4, world_size))]
+    assert got["--workers"] == [str(world_size)]
     assert min(isl, batch) <= int(got["--max_num_tokens"][0])
     assert got["--tokens_per_block"] == ["64"]
 
@@ -475,20 +462,8 @@ def test_every_default_of_trtllm_build_that_ever_moved_is_written_out() -> None:
     moved = {name for name, values in defaults.items() if len(values) > 1} - set(NOT_OURS)
     assert {"--tokens_per_block", "--use_fp8_context_fmha", "--gemm_plugin", "--use_fused_mlp"} <= moved
     for name, release, recorded in _targets("trtllm-build"):
-        argv = commands.build(
-            release,
-            checkpoint="C",
-            output="O",
-            family="llama",
-            precision="fp16",
-            kv=None,
-            sm=90,
-            world_size=1,
-            workers=1,
-            max_batch_size=8,
-            isl=128,
-            osl=128,
-        )
+        asked = EngineBuild(family="llama", precision="fp16", max_batch_size=8, max_input_len=128, max_seq_len=256)
+        argv = commands.build(release, asked, checkpoint="C", output="O", sm=90)
         silent = {option for option in moved if option in recorded and option not in argv}
         assert not silent, f"{name}: left to the release: {silent}"
 
@@ -496,53 +471,45 @@ def test_every_default_of_trtllm_build_that_ever_moved_is_written_out() -> None:
 def test_run() -> None:
     for name, release, recorded in _targets("run.py"):
         for world_size in (1, 4):
-            argv = commands.engine_check(
-                release, script="S", engine="E", tokenizer="T", prompt="P", max_tokens=8, world_size=world_size
-            )
+            asked = EngineCheck(world_size=world_size)
+            argv = commands.engine_check(release, asked, ("python3", "S"), engine="E", tokenizer="T")
             got = _parse(argv[argv.index("S") + 1 :], recorded)
             assert got["--engine_dir"] == ["E"], name
             assert got["--max_output_len"] == ["8"], name
-            assert (argv[:7] == ["mpirun", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]) is (
-                world_size == 4
-            ), name
+            ranks = ["mpirun", "--oversubscribe", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]
+            assert (argv[:8] == ranks) is (world_size == 4), name
 
 
 def test_serving_an_engine() -> None:
+    asked = EngineRepository(max_batch_size=8, kv_cache_free_gpu_mem_fraction=0.8)
     for name, release, recorded in _targets("trtllm-serve"):
-        asked: dict[str, Any] = {"engine": "E", "tokenizer": "T", "kv_fraction": 0.8}
         if at_least(release, "1.3.0"):
             with pytest.raises(PlanError, match="does not serve engines"):
-                commands.serve_engine(release, **asked)
+                commands.serve_engine(release, asked, engine="E", tokenizer="T", config=None)
             continue
-        argv = commands.serve_engine(release, **asked)
+        argv = commands.serve_engine(release, asked, engine="E", tokenizer="T", config=None)
         got = _parse(argv[argv.index("E") + 1 :], recorded)
         backend = None if not at_least(release, "1.0") else "tensorrt" if at_least(release, "1.1.0") else "trt"
         assert got.get("--backend") == (None if backend is None else [backend]), name
+        assert ["0.8"] in got.values(), name
         assert argv[1] == ("serve" if at_least(release, "0.19") else "E"), name
 
 
 def test_serving_with_pytorch() -> None:
     checked = 0
+    asked = WeightsRepository(
+        tensor_parallel_size=4, pipeline_parallel_size=2, max_batch_size=8, max_seq_len=3072, max_num_tokens=8192
+    )
     for name, release, recorded in _targets("trtllm-serve"):
         if not at_least(release, "1.0"):
             continue
-        argv = commands.serve_pytorch(
-            release,
-            model="M",
-            tp=4,
-            pp=2,
-            max_batch_size=8,
-            max_seq_len=3072,
-            num_tokens=8192,
-            kv_fraction=0.8,
-            config="C",
-        )
+        argv = commands.serve_pytorch(release, asked, model="M", config="C")
         got = _parse(argv[argv.index("M") + 1 :], {**recorded, **_negative(recorded)})
         canonical = options.load()["trtllm-serve"].canonical
         values = {canonical(option): words for option, words in got.items()}
         assert values["--tp_size"] == ["4"], name
         assert values["--extra_llm_api_options"] == ["C"], name
-        assert values["--kv_cache_free_gpu_memory_fraction"] == ["0.8"], name
+        assert values["--max_num_tokens"] == ["8192"], name
         assert "--backend" not in values, name
         assert ("--telemetry" in values) is at_least(release, "1.3.0"), name
         checked += 1

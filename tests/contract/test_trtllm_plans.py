@@ -56,20 +56,20 @@ class Planner:
     def __init__(self, workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.workspace, self.capsys = workspace, capsys
 
-    def plan(self, matrix: str, release: str) -> dict[str, Any]:
-        """What it prints as JSON."""
-        found: dict[str, Any] = json.loads(self._said(matrix, release, code=0)[0])
+    def plan(self, matrix: str, release: str, *more: str) -> dict[str, Any]:
+        """What it prints as JSON, with `more` on the command line."""
+        found: dict[str, Any] = json.loads(self._said(matrix, release, *more, code=0)[0])
         return found
 
     def refusal(self, matrix: str, release: str) -> str:
         """What it says where no cell can work."""
         return self._said(matrix, release, code=3)[1]
 
-    def _said(self, matrix: str, release: str, *, code: int) -> tuple[str, str]:
+    def _said(self, matrix: str, release: str, *more: str, code: int) -> tuple[str, str]:
         file = matrices_folder() / f"{matrix}.yaml"
         machine = f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80"
         line = ["plan", "--matrix", str(file), "--workspace", str(self.workspace), "--assume", machine]
-        ended = main([*line, "--format", "json"])
+        ended = main([*line, *more, "--format", "json"])
         out, err = self.capsys.readouterr()
         assert ended == code, err
         return out, err
@@ -286,6 +286,31 @@ def test_both_lanes_side_by_side(planner: Planner, release: str) -> None:
         stages = [runs[name]["stage"] for name in cell["stage_runs"]]
         missing = {"convert"} if cell["axes"]["precision"] == "fp8" else {"quantize"}
         assert stages == [stage for stage in FLOW[cell["axes"]["toolchain"]] if stage not in missing]
+
+
+def test_a_plan_shows_what_trtllm_serve_is_started_with(planner: Planner) -> None:
+    fraction = ("--set", "settings.repository.kv_cache_free_gpu_mem_fraction=0.5")
+    planned = planner.plan("backends", "1.2.0", "--set", "settings.serve.frontend=trtllm_serve", *fraction)
+    runs = {run["id"]: run for run in planned["stage_runs"]}
+    launched = [run for run in runs.values() if run["stage"] == "launch"]
+    assert {run["toolchain"] for run in launched} == {ENGINES, PYTORCH}
+
+    def artifact(run: str) -> str:
+        return f"{{workspace}}/store/{runs[run]['stage']}/{runs[run]['fingerprint']}/out"
+
+    for run in launched:
+        server, _ = run["argv"]
+        repository = runs[run["inputs"]["repository"]]
+        model, sizes = artifact(repository["inputs"]["model"]), repository["params"]
+        if run["toolchain"] == ENGINES:
+            served = [artifact(run["inputs"]["engine"]), "--tokenizer", model, "--backend", "tensorrt"]
+        else:
+            served = [model, "--tp_size", str(sizes["tensor_parallel_size"]), "--pp_size", "1"]
+            for name in ("max_batch_size", "max_seq_len", "max_num_tokens"):
+                served += [f"--{name}", str(sizes[name])]
+        settings = f"{artifact(run['inputs']['repository'])}/llm_api.yaml"
+        where = ["--extra_llm_api_options", settings, "--host", "127.0.0.1", "--port", "{http_port}"]
+        assert server == ["trtllm-serve", "serve", *served, *where]
 
 
 def test_after_the_engines_one_lane_of_both_is_left(planner: Planner) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from tests.standins import templates as standin
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import repository
+from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import lint, model_config
 
@@ -103,7 +103,7 @@ def write_good(folder: Path) -> Path:
         (folder / name).mkdir()
     engine, model = write_engine(folder / "engine", RELEASE), write_model(folder / "model")
     installed = TensorRTLLM(RELEASE, templates=str(standin.install(folder, RELEASE)))
-    repository.write(
+    frontends.write_engine(
         folder / "repository", installed, engine=engine, model=model, asked=EngineRepository(max_batch_size=4)
     )
     newer = TensorRTLLM("1.2.0", templates=str(standin.install(folder / "newer", "1.2.0")))
@@ -111,7 +111,7 @@ def write_good(folder: Path) -> Path:
         WeightsRepository,
         {"max_num_tokens": 512, "max_batch_size": 4, "max_seq_len": 128, "kv_cache_free_gpu_mem_fraction": 0.8},
     )
-    repository.write_llmapi(folder / "llmapi", newer, model=model, asked=asked)
+    frontends.write_llmapi(folder / "llmapi", newer, model=model, asked=asked)
     return folder
 
 

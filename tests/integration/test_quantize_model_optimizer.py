@@ -367,7 +367,7 @@ def _maxima(model: Any, tokens: list[list[int]], size: int) -> dict[str, float]:
     measured = copy.deepcopy(model)
     configuration = formats.configuration(formats.precision("fp8"), "FP8", "tensorrt_llm")
     assert configuration is not None
-    loop = forward.Calibration(tokens, size, 1, restart=False, progress=lambda _done, _total: None)
+    loop = forward.CalibrationLoop(tokens, size, 1, restart=False, progress=lambda _done, _total: None)
     mtq.quantize(measured, configuration, forward_loop=loop)
     return {
         name: float(module.amax)

@@ -22,7 +22,7 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import repository
+from trtllm_pipeline.toolchains.tensorrt_llm import frontends
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
 from trtllm_pipeline.triton_repository import lint
 
@@ -49,7 +49,7 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
     (model / "tokenizer_config.json").write_text("{}")
     installed = TensorRTLLM(release, templates=str(standin.install(folder, release)))
     engine = engine_folder(folder / "engine", release)
-    repository.write(
+    frontends.write_engine(
         out, installed, engine=engine, model=model, asked=load(EngineRepository, {"max_batch_size": 4, **params})
     )
     return out

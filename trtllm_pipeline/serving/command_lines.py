@@ -32,6 +32,11 @@ def address_options(host: str, ports: Ports) -> tuple[str, ...]:
     )
 
 
+def openai_argv(command: Sequence[str], host: str, ports: Ports) -> list[str]:
+    """`command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
+    return [*command, "--host", host, "--port", str(ports.http)]
+
+
 def shared_memory_option(prefix: str) -> str:
     """The option that sets the name prefix of all shared memory of Python models."""
     return f"--backend-config=python,shm-region-prefix-name={prefix}"

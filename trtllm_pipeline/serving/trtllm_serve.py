@@ -11,7 +11,7 @@ from pathlib import Path
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.processes.group import Group
-from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
+from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at
 
@@ -60,6 +60,5 @@ class OpenAiServer(Server):
 
 def start(command: Sequence[str], *, log: Path, ports: Ports, host: str = LOOPBACK) -> OpenAiServer:
     """Start `command`, a trtllm-serve command line without address, at `host` and the first of `ports`."""
-    words = [*command, "--host", host, "--port", str(ports.http)]
-    process = Group(words, env=os.environ, cwd=log.parent, log=log)
+    process = Group(openai_argv(command, host, ports), env=os.environ, cwd=log.parent, log=log)
     return OpenAiServer(process=process, ports=ports, output=log, name=Path(command[0]).name, host=reached_at(host))

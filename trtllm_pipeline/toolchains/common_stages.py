@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv
+from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv, openai_argv
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.params import (
     GENERAL_PROMPT,
@@ -63,6 +63,11 @@ def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
         f"--model-repository={context.inputs['repository']}",
         *address_options(asked.host, _planned_ports(asked)),
     ]
+
+
+def listening(command: Sequence[str], asked: Launch) -> list[str]:
+    """The command line of an OpenAI server, as a plan shows it."""
+    return openai_argv(command, asked.host, _planned_ports(asked))
 
 
 def planned_world(context: StageContext[Any], machine: Machine, world_size: int, release: str) -> list[str]:

@@ -16,7 +16,7 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Checkpoint
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild
 
 BUILD = "build --checkpoint checkpoint --model model --family llama --max-batch-size 4 --max-num-tokens 64"
 
@@ -120,10 +120,14 @@ def test_calibration_is_the_default_one_as_far_as_nothing_else_is_said(
     assert "--kv_cache_dtype" not in quantize
 
 
-def test_a_checkpoint_that_fits_is_built(here: Path) -> None:
-    params = {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": 64}
+@pytest.mark.parametrize(("asked", "built"), [(64, "64"), (None, "512")])
+def test_a_checkpoint_that_fits_is_built(here: Path, asked: int | None, built: str) -> None:
+    params: dict[str, Json] = {"precision": "fp8", "family": "llama", "max_batch_size": 4, "max_num_tokens": asked}
     params |= {"max_input_len": 96, "max_seq_len": 128}
     inputs = {"checkpoint": here / "checkpoint", "model": here / "model"}
     assert engine_backend.BUILD.commands is not None
-    (build,) = engine_backend.BUILD.commands(context(Build, params, inputs, {}, here / "out", here / "a"), machine())
-    assert list(build)[:3] == ["trtllm-build", "--checkpoint_dir", str(here / "checkpoint")]
+    (build,) = engine_backend.BUILD.commands(
+        context(EngineBuild, params, inputs, {}, here / "out", here / "a"), machine()
+    )
+    assert build[:3] == ["trtllm-build", "--checkpoint_dir", str(here / "checkpoint")]
+    assert build[build.index("--max_num_tokens") + 1] == built, "as in a matrix, where nothing is said"

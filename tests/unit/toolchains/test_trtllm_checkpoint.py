@@ -24,7 +24,7 @@ from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains import files
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, dataset, engine
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Check, Checkpoint
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck
 from trtllm_pipeline.worker import write_job
 
 CONFIG = {
@@ -63,7 +63,7 @@ def ranks(tmp_path: Path) -> Path:
 
 
 def work_in(folder: Path, out: Path, **params: Any) -> StageContext[Any]:
-    cls = Build if "max_seq_len" in params else Checkpoint
+    cls = EngineBuild if "max_seq_len" in params else Checkpoint
     return context(
         cls,
         {"precision": "fp8", "family": "qwen2", **params},
@@ -218,8 +218,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def asked_build(**changes: int) -> Build:
-    return Build(precision="fp16", family="qwen2", **{**ASKED, **changes})
+def asked_build(**changes: int) -> EngineBuild:
+    return EngineBuild(precision="fp16", family="qwen2", **{**ASKED, **changes})
 
 
 def change(built: Path, **limits: int | None) -> None:
@@ -281,7 +281,7 @@ def test_a_check_says_how_it_was_made(
     monkeypatch.setattr(probe, "machine", lambda: found)
     out = built.parent / "check"
     out.mkdir()
-    engine.run_check(context(Check, {}, {"engine": built}, {}, out, built.parent))
+    engine.run_check(context(EngineCheck, {}, {"engine": built}, {}, out, built.parent))
     assert json.loads((out / "check.json").read_text()) == {"schema": 1, "how": how, "world_size": 1}
 
 

@@ -5,24 +5,21 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.tensorrt_llm import commands
+from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+    Checkpoint,
+    EngineBuild,
+    EngineCheck,
+    EngineRepository,
+    WeightsRepository,
+)
 
 
-def _build(release: str, **changed: Any) -> list[str]:
-    asked: dict[str, Any] = {
-        "checkpoint": "C",
-        "output": "O",
-        "family": "llama",
-        "precision": "fp16",
-        "kv": None,
-        "sm": 90,
-        "world_size": 8,
-        "workers": 4,
-        "max_batch_size": 8,
-        "isl": 2048,
-        "osl": 1024,
-    }
-    return commands.build(release, **(asked | changed))
+def _build(release: str, *, sm: int | None = 90, kv: str | None = None, **changed: Any) -> list[str]:
+    asked: dict[str, Any] = {"family": "llama", "precision": "fp16", "tp": 4, "max_batch_size": 8}
+    asked |= {"max_input_len": 2048, "max_seq_len": 3072, "kv_cache_precision": kv or "none"}
+    return commands.build(release, EngineBuild(**(asked | changed)), checkpoint="C", output="O", sm=sm)
 
 
 def _value(argv: list[str], name: str) -> str | None:
@@ -86,7 +83,7 @@ def test_fused_layers_are_a_switch_first_and_a_word_later() -> None:
 
 
 def test_a_users_options_win_over_ours_and_stand_once() -> None:
-    argv = _build("1.0.0", extra={"tokens_per_block": 32, "fast_build": True, "reduce_fusion": "enable"})
+    argv = _build("1.0.0", options={"tokens_per_block": 32, "fast_build": True, "reduce_fusion": "enable"})
     assert argv.count("--tokens_per_block") == 1
     assert argv[-5:] == ["--tokens_per_block", "32", "--fast_build", "--reduce_fusion", "enable"]
 
@@ -97,7 +94,7 @@ def test_a_users_options_win_over_ours_and_stand_once() -> None:
 )
 def test_tokens_of_a_pass(batch: int, isl: int, osl: int, expected: int) -> None:
     assert commands.max_num_tokens(batch, isl, osl) == expected
-    assert _value(_build("1.0.0", num_tokens=4096), "--max_num_tokens") == "4096"
+    assert _value(_build("1.0.0", max_num_tokens=4096), "--max_num_tokens") == "4096"
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -132,17 +129,9 @@ def test_fp8_weights_get_an_fp8_cache_unless_told_otherwise() -> None:
 
 
 def _convert(release: str, **changed: Any) -> list[str]:
-    asked: dict[str, Any] = {
-        "script": "convert_checkpoint.py",
-        "family": "qwen2",
-        "model": "M",
-        "output": "O",
-        "precision": "fp16",
-        "tp": 4,
-        "pp": 2,
-        "workers": 2,
-    }
-    return commands.convert_checkpoint(release, **(asked | changed))
+    asked: dict[str, Any] = {"family": "qwen2", "precision": "fp16", "tp": 4, "pp": 2}
+    program = ("python3", "convert_checkpoint.py")
+    return commands.convert_checkpoint(release, Checkpoint(**(asked | changed)), program, model="M", output="O")
 
 
 def test_converting_weight_only() -> None:
@@ -159,7 +148,7 @@ def test_converting_weight_only() -> None:
             "--pp_size",
             "2",
         ),
-        *("--dtype", "float16", "--use_weight_only", "--weight_only_precision", "int8", "--workers", "2"),
+        *("--dtype", "float16", "--use_weight_only", "--weight_only_precision", "int8", "--workers", "1"),
     ]
 
 
@@ -178,88 +167,83 @@ def test_the_first_script_for_phi_3_asks_which_of_the_minis_it_is() -> None:
     assert "--model_type" not in _convert("0.11.0", family="phi3", pp=1, max_position_embeddings=131072)
 
 
+def _quantize(release: str, precision: str, kv: str = "none", **changed: Any) -> list[str]:
+    rows = Selection(samples=64, max_length=256, seed=7)
+    asked = {"family": "llama", "tp": 2, "batch_size": 4, "calibration": rows, "kv_cache_precision": kv} | changed
+    dataset = "D" if commands.takes_dataset(release) else None
+    program = ("python3", "quantize.py")
+    asked = Checkpoint(precision=precision, **asked)
+    return commands.quantize(release, asked, program, model="M", output="O", dataset=dataset)
+
+
 def test_a_users_options_of_the_scripts_come_last() -> None:
-    assert _convert("0.15.0", extra={"use_embedding_sharing": True})[-1] == "--use_embedding_sharing"
-    argv = commands.quantize(
-        "1.0.0",
-        script="quantize.py",
-        family="llama",
-        model="M",
-        output="O",
-        precision="int4_awq",
-        kv=None,
-        tp=1,
-        pp=1,
-        calibration=commands.Calibration(),
-        extra={"awq_block_size": 64},
-    )
+    assert _convert("0.15.0", options={"use_embedding_sharing": True})[-1] == "--use_embedding_sharing"
+    argv = _quantize("1.0.0", "int4_awq", options={"awq_block_size": 64})
     assert argv.count("--awq_block_size") == 1
     assert argv[-2:] == ["--awq_block_size", "64"]
 
 
 def test_quantizing() -> None:
-    calibration = commands.Calibration(dataset="D", samples=64, max_length=256, batch_size=4, seed=7)
-    asked: dict[str, Any] = {"script": "quantize.py", "family": "llama", "model": "M", "output": "O", "tp": 2, "pp": 1}
-    argv = commands.quantize("1.0.0", precision="fp8", kv="fp8", calibration=calibration, **asked)
-    assert argv[2:] == [
+    assert _quantize("1.0.0", "fp8", "fp8")[2:] == [
         *("--model_dir", "M", "--output_dir", "O", "--dtype", "float16", "--qformat", "fp8", "--kv_cache_dtype", "fp8"),
         *("--tp_size", "2", "--pp_size", "1", "--calib_size", "64", "--batch_size", "4"),
         *("--calib_dataset", "D", "--calib_max_seq_length", "256", "--seed", "7"),
     ]
-    plain = commands.quantize("1.0.0", precision="bf16", kv="int8", calibration=calibration, **asked)
+    plain = _quantize("1.0.0", "bf16", "int8")
     assert (_value(plain, "--qformat"), _value(plain, "--dtype")) == ("full_prec", "bfloat16")
     assert not commands.takes_dataset("0.9.0")
-    assert "--calib_dataset" not in commands.quantize(
-        "0.9.0", precision="fp8", kv=None, calibration=calibration, **asked
-    )
+    assert "--calib_dataset" not in _quantize("0.9.0", "fp8")
 
 
 # ------------------------------------------------------------------------------------------------------------ servers
 
 
+def _serve_engine(release: str) -> list[str]:
+    asked = EngineRepository(max_batch_size=8)
+    return commands.serve_engine(release, asked, engine="E", tokenizer="T", config=None)
+
+
 def test_an_engine_is_served_by_the_backend_the_release_names() -> None:
-    asked: dict[str, Any] = {"engine": "E", "tokenizer": "T"}
     common = ["E", "--tokenizer", "T"]
-    assert commands.serve_engine("0.17.0", **asked) == ["trtllm-serve", *common]
-    assert commands.serve_engine("0.21.0", **asked) == ["trtllm-serve", "serve", *common]
-    assert commands.serve_engine("1.0.0", **asked) == ["trtllm-serve", "serve", *common, "--backend", "trt"]
-    assert commands.serve_engine("1.2.1", **asked)[5:7] == ["--backend", "tensorrt"]
+    assert _serve_engine("0.17.0") == ["trtllm-serve", *common]
+    assert _serve_engine("0.21.0") == ["trtllm-serve", "serve", *common]
+    assert _serve_engine("1.0.0") == ["trtllm-serve", "serve", *common, "--backend", "trt"]
+    assert _serve_engine("1.2.1")[5:7] == ["--backend", "tensorrt"]
     with pytest.raises(PlanError, match=r"trtllm-serve 1\.3\.0 does not serve engines"):
-        commands.serve_engine("1.3.0", **asked)
+        _serve_engine("1.3.0")
     with pytest.raises(PlanError, match=r"0\.14\.0 has no trtllm-serve"):
-        commands.serve_engine("0.14.0", **asked)
+        _serve_engine("0.14.0")
 
 
 def test_serving_with_pytorch() -> None:
-    asked: dict[str, Any] = {
-        "model": "M",
-        "tp": 2,
-        "pp": 1,
-        "max_batch_size": 8,
-        "max_seq_len": 3072,
-        "num_tokens": 8192,
-    }
-    argv = commands.serve_pytorch("1.2.0", kv_fraction=0.8, config="C", extra={"trust_remote_code": True}, **asked)
-    assert argv == [
+    limits = {"tensor_parallel_size": 2, "max_batch_size": 8, "max_seq_len": 3072}
+    asked = WeightsRepository(**limits, options={"trust_remote_code": True})
+    assert commands.serve_pytorch("1.2.0", asked, model="M", config="C") == [
         *("trtllm-serve", "serve", "M", "--tp_size", "2", "--pp_size", "1", "--max_batch_size", "8"),
-        *("--max_seq_len", "3072", "--max_num_tokens", "8192", "--extra_llm_api_options", "C"),
-        *("--kv_cache_free_gpu_memory_fraction", "0.8", "--trust_remote_code"),
+        *("--max_seq_len", "3072", "--max_num_tokens", "8192", "--extra_llm_api_options", "C", "--trust_remote_code"),
     ]
-    assert commands.serve_pytorch("1.3.0", **asked).count("--no-telemetry") == 1
+    plain = WeightsRepository(**limits)
+    assert commands.serve_pytorch("1.3.0", plain, model="M", config=None).count("--no-telemetry") == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens"),
+    [
+        ({}, 1536),
+        ({"max_batch_size": 64}, 8192),
+        ({"max_seq_len": 16000}, 16000),
+        ({"max_seq_len": 16000, "enable_chunked_context": True}, 8192),
+        ({"max_num_tokens": 4096}, 4096),
+    ],
+)
+def test_tokens_of_a_pass_by_hand_are_those_of_a_matrix(changed: dict[str, Any], tokens: int) -> None:
+    given: dict[str, Any] = {"max_batch_size": 8, "max_seq_len": 192, **changed}
+    assert commands.tokens_of_a_pass(WeightsRepository(**given)) == tokens
 
 
 def test_checking_an_engine_of_several_ranks() -> None:
-    asked: dict[str, Any] = {"script": "run.py", "engine": "E", "tokenizer": "T", "prompt": "Hello", "max_tokens": 8}
-    argv = commands.engine_check("1.0.0", world_size=4, as_root=True, **asked)
-    assert argv[:9] == [
-        "mpirun",
-        "--allow-run-as-root",
-        "--noprefix",
-        "--mca",
-        "plm_rsh_agent",
-        "",
-        "-n",
-        "4",
-        "python3",
-    ]
-    assert commands.engine_check("1.0.0", **asked)[0] == "python3"
+    asked: dict[str, Any] = {"program": ("python3", "run.py"), "engine": "E", "tokenizer": "T"}
+    argv = commands.engine_check("1.0.0", EngineCheck(prompt="Hello", world_size=4), as_root=True, **asked)
+    start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--noprefix", "--mca", "plm_rsh_agent", "", "-n", "4"]
+    assert argv[:10] == [*start, "python3"]
+    assert commands.engine_check("1.0.0", EngineCheck(), **asked)[0] == "python3"

@@ -17,7 +17,7 @@ from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import load, table
 from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS
-from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, llmapi, repository, templates
+from trtllm_pipeline.toolchains.tensorrt_llm import engine_backend, frontends, llmapi, templates
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
 
@@ -39,7 +39,7 @@ class Installed:
         config.write_text(config.read_text().replace(RELEASE, release))
         installed = TensorRTLLM(release, templates=str(standin.install(self.folder, release)))
         asked = load(EngineRepository, {"max_batch_size": 4, **params})
-        repository.write(out, installed, engine=self.engine, model=self.model, asked=asked)
+        frontends.write_engine(out, installed, engine=self.engine, model=self.model, asked=asked)
         return {path.parent.name: model_config.read(path) for path in out.glob("*/config.pbtxt")}
 
     def fill_llmapi(self, **params: Any) -> tuple[dict[str, Any], Any]:
@@ -47,7 +47,7 @@ class Installed:
         out.mkdir()
         installed = TensorRTLLM("1.2.0", templates=str(standin.install(self.folder, "1.2.0")))
         asked = load(WeightsRepository, {"max_batch_size": 4, "max_seq_len": 128, "max_num_tokens": 512, **params})
-        repository.write_llmapi(out, installed, model=self.model, asked=asked)
+        frontends.write_llmapi(out, installed, model=self.model, asked=asked)
         model = out / "tensorrt_llm"
         return yaml.safe_load((model / "1" / "model.yaml").read_text()), model_config.read(model / "config.pbtxt")
 
@@ -228,7 +228,9 @@ def test_values_that_cannot_be_are_refused_before_anything_is_filled(params: dic
 def test_without_templates(installed: Installed, tmp_path: Path) -> None:
     asked = EngineRepository(max_batch_size=4)
     with pytest.raises(StageError, match=r"all_models\) of TensorRT-LLM 0.16.0 were not found") as error:
-        repository.write(tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, asked=asked)
+        frontends.write_engine(
+            tmp_path, TensorRTLLM(RELEASE), engine=installed.engine, model=installed.model, asked=asked
+        )
     assert "TENSORRT_LLM_TEMPLATES" in str(error.value.hint)
     with pytest.raises(StageError, match="has no templates for preprocessing, tensorrt_llm"):
         templates.fill(tmp_path, tmp_path / "out", {}, release=RELEASE)
@@ -244,7 +246,7 @@ def test_without_templates(installed: Installed, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"config.json: it is missing|did not write it"):
-        repository.write(
+        frontends.write_engine(
             tmp_path,
             TensorRTLLM(RELEASE),
             engine=installed.model,
@@ -277,6 +279,7 @@ def test_llmapi_settings(installed: Installed) -> None:
         "pipeline_parallel_size": 1,
         "max_batch_size": 4,
         "max_seq_len": 128,
+        "max_num_tokens": 512,
         "enable_chunked_prefill": True,
         "enable_attention_dp": True,
         "kv_cache_config": {"enable_block_reuse": True, "free_gpu_memory_fraction": 0.7, "dtype": "fp8"},
@@ -299,20 +302,20 @@ def test_the_stages_take_the_templates_of_this_machine(
         out.mkdir(parents=True)
         root = None if release is None else str(standin.install(tmp_path / name, release))
         found = None if release is None else TensorRTLLM(release, templates=root)
-        monkeypatch.setattr(repository.probe, "machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
+        monkeypatch.setattr(frontends.probe, "machine", lambda: Machine(cpus=1, cpu="", tensorrt_llm=found))
         inputs = {"engine": installed.engine, "model": installed.model}
         cls = WeightsRepository if "max_seq_len" in params else EngineRepository
         return context(cls, {"max_batch_size": 4, "max_num_tokens": 512, **params}, inputs, {}, out, out.parent)
 
     work = stage("engine", RELEASE, enable_kv_cache_reuse=True, parameters={})
-    repository.run(work)
+    frontends.run_engine(work)
     assert {path.name for path in work.out.iterdir()} == set(templates.MODELS)
     assert capsys.readouterr().out.endswith(f"tensorrt_llm_bls for {installed.engine}\n")
     work = stage("pytorch", "1.2.0", max_seq_len=128)
-    repository.run_llmapi(work)
+    frontends.run_pytorch(work)
     assert [path.name for path in work.out.iterdir()] == ["tensorrt_llm"]
     with pytest.raises(StageError, match="TensorRT-LLM is not installed here"):
-        repository.run(stage("nothing", None))
+        frontends.run_engine(stage("nothing", None))
 
 
 def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> None:
@@ -320,6 +323,6 @@ def test_an_engine_of_another_release_fails_the_stage(installed: Installed) -> N
     out.mkdir()
     newer = TensorRTLLM("0.18.0", templates=str(standin.install(installed.folder, "0.18.0")))
     with pytest.raises(StageError, match=r"TRT407 engine-release: .* was built by 0.16.0, but 0.18.0 will serve it"):
-        repository.write(
+        frontends.write_engine(
             out, newer, engine=installed.engine, model=installed.model, asked=EngineRepository(max_batch_size=4)
         )

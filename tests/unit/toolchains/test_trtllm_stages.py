@@ -31,7 +31,7 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.stages.params import key
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.common_stages import PERF
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, installed
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
 FP8_CACHE = {"quantize.kv_cache_precision": "fp8"}
@@ -566,19 +566,19 @@ def program(tmp_path: Path) -> Path:
         "echo 'usage: trtllm-build [-h] [--of_tomorrow N]'\necho 'options:'\necho '  --of_tomorrow N  new'\n"
     )
     path.chmod(0o755)
-    installed._help.cache_clear()
+    options._help.cache_clear()
     return path
 
 
 def test_a_program_is_asked_once_and_only_when_there_is_something_to_ask(program: Path) -> None:
     asked = program.parent / "asked"
     on = replace(machine(), assumed=False)
-    assert installed.help_for(on, {}, str(program)) is None
-    assert installed.help_for(on, {"x": 1}, None) is None
-    assert installed.help_for(machine(), {"x": 1}, str(program)) is None, "an assumed machine's is not this one's"
+    assert options.help_for(on, {}, str(program)) is None
+    assert options.help_for(on, {"x": 1}, None) is None
+    assert options.help_for(machine(), {"x": 1}, str(program)) is None, "an assumed machine's is not this one's"
     assert not asked.exists()
     for _ in range(2):
-        said = installed.help_for(on, {"x": 1}, str(program), "serve")
+        said = options.help_for(on, {"x": 1}, str(program), "serve")
         assert said is not None
         assert "--of_tomorrow" in said
     assert asked.read_text() == "serve --help\n"
@@ -590,7 +590,7 @@ def test_a_program_that_does_not_answer_leaves_it_to_the_table(program: Path, te
         program.unlink()
     else:
         program.write_text(text)
-    assert installed.help_for(replace(machine(), assumed=False), {"x": 1}, str(program)) is None
+    assert options.help_for(replace(machine(), assumed=False), {"x": 1}, str(program)) is None
 
 
 def test_the_installed_programs_decide_on_a_matrix_s_options(program: Path) -> None:

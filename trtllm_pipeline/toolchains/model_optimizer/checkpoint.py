@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
+from trtllm_pipeline.toolchains.model_optimizer.formats import WeightPrecision
 from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Layout:
     pp: int
 
 
-def check_layout(config: Mapping[str, Any], layout: Layout, precision: Precision) -> None:
+def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
     given = Fields(config, Path("config.json"))
     architecture = next(iter(given.texts("architectures")), None)
@@ -87,7 +87,7 @@ def write(
     config: Mapping[str, Any],
     out: Path,
     *,
-    precision: Precision,
+    precision: WeightPrecision,
     kv_cache: str | None,
     dtype: torch.dtype,
     layout: Layout,

@@ -19,7 +19,7 @@ CHECKPOINT_FORMATS: Final[tuple[CheckpointFormat, ...]] = ("tensorrt_llm", "hugg
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class WeightPrecision:
     """One precision of the weights."""
 
     config: str | None
@@ -38,23 +38,25 @@ class Precision:
     """Weights of one row that share a scale, counted along the input; the part of each TP rank is a multiple of it."""
 
 
-PRECISIONS: Final[Mapping[str, Precision]] = {
-    "fp16": Precision(None, None),
-    "bf16": Precision(None, None),
-    "fp8": Precision("FP8_DEFAULT_CFG", "FP8", calibrated=True),
-    "int8_wo": Precision("INT8_WEIGHT_ONLY_CFG", "W8A16", by_builder=True),
-    "int4_wo": Precision("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "W4A16", by_builder=True),
-    "int8_sq": Precision("INT8_SMOOTHQUANT_CFG", "W8A8_SQ_PER_CHANNEL", calibrated=True),
-    "int4_awq": Precision("INT4_AWQ_CFG", "W4A16_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
-    "w4a8_awq": Precision("W4A8_AWQ_BETA_CFG", "W4A8_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
-    "nvfp4": Precision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True, group_size=16),
+PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
+    "fp16": WeightPrecision(None, None),
+    "bf16": WeightPrecision(None, None),
+    "fp8": WeightPrecision("FP8_DEFAULT_CFG", "FP8", calibrated=True),
+    "int8_wo": WeightPrecision("INT8_WEIGHT_ONLY_CFG", "W8A16", by_builder=True),
+    "int4_wo": WeightPrecision("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "W4A16", by_builder=True),
+    "int8_sq": WeightPrecision("INT8_SMOOTHQUANT_CFG", "W8A8_SQ_PER_CHANNEL", calibrated=True),
+    "int4_awq": WeightPrecision("INT4_AWQ_CFG", "W4A16_AWQ", calibrated=True, passes=2, searches=True, group_size=128),
+    "w4a8_awq": WeightPrecision(
+        "W4A8_AWQ_BETA_CFG", "W4A8_AWQ", calibrated=True, passes=2, searches=True, group_size=128
+    ),
+    "nvfp4": WeightPrecision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True, group_size=16),
 }
 
 _UNQUANTIZED_KV: Final = (None, "none", "fp16", "bf16")
 KV_CACHE_PRECISIONS: Final = ("none", "fp16", "bf16", "fp8", "int8", "nvfp4")
 
 
-def precision(name: str) -> Precision:
+def precision(name: str) -> WeightPrecision:
     """The precision called `name`. Raises StageError (infeasible) for another one."""
     if name not in PRECISIONS:
         raise _unknown("precision", name, tuple(PRECISIONS))
@@ -70,7 +72,7 @@ def kv_cache_algorithm(name: str | None) -> str | None:
     return str(name).upper()
 
 
-def configuration(chosen: Precision, kv_cache: str | None, checkpoint: CheckpointFormat) -> dict[str, Any] | None:
+def configuration(chosen: WeightPrecision, kv_cache: str | None, checkpoint: CheckpointFormat) -> dict[str, Any] | None:
     """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer.
 
     Raises StageError where that is too old.

@@ -31,7 +31,7 @@ class SmallerBatchError(Exception):
 
 
 @dataclass(slots=True)
-class Calibration:
+class CalibrationLoop:
     """The forward loop that Model Optimizer is given; called once for each pass."""
 
     rows: Sequence[Tokens]

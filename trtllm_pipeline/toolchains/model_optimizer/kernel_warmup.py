@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.stages.calibration_rows import Tokens
 from trtllm_pipeline.toolchains.model_optimizer import forward, memory
-from trtllm_pipeline.toolchains.model_optimizer.formats import Precision
+from trtllm_pipeline.toolchains.model_optimizer.formats import WeightPrecision
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[An
 
 
 def rehearsal(
-    quantizer: dict[str, Any], rows: Sequence[Tokens], precision: Precision, batch_size: int | None
+    quantizer: dict[str, Any], rows: Sequence[Tokens], precision: WeightPrecision, batch_size: int | None
 ) -> Callable[[Any], None]:
     """What to rehearse: the quantization, on one batch of the shape that will come first."""
 
@@ -52,7 +52,7 @@ def rehearsal(
             longest = max(map(len, rows))
             size = batch_size or memory.fitting_rows(layer, longest, searches=precision.searches)
             first = [[0] * len(row) for row in sorted(rows, key=len, reverse=True)[:size]]
-            loop = forward.Calibration(
+            loop = forward.CalibrationLoop(
                 first, len(first), precision.passes, restart=precision.searches, progress=lambda _done, _total: None
             )
         mtq.quantize(layer, copy.deepcopy(quantizer), forward_loop=loop)

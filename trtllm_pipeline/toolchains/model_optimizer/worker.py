@@ -33,11 +33,11 @@ _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QuantizeRequest:
     """What is to be made, checked."""
 
     name: str
-    precision: formats.Precision
+    precision: formats.WeightPrecision
     kv_cache: str | None
     dtype: str
     layout: Layout
@@ -48,7 +48,7 @@ class Request:
     trust_remote_code: bool = False
 
     @classmethod
-    def parse(cls, context: StageContext[Any]) -> Request:
+    def parse(cls, context: StageContext[Any]) -> QuantizeRequest:
         """The request in a stage's parameters. Raises StageError for what cannot be made."""
         asked = context.params
         name, chosen, selection = asked.precision, asked.checkpoint_format, asked.calibration or Selection()
@@ -97,7 +97,7 @@ def run(context: StageContext[Any]) -> None:
     _require_packages()
     # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    request, folder, clock = Request.parse(context), context.inputs["model"], Clock()
+    request, folder, clock = QuantizeRequest.parse(context), context.inputs["model"], Clock()
     config = _read_config(folder)
     if request.checkpoint == "tensorrt_llm":
         checkpoint.check_layout(config, request.layout, request.precision)
@@ -145,7 +145,11 @@ def run(context: StageContext[Any]) -> None:
 
 
 def _quantized(
-    context: StageContext[Any], request: Request, clock: Clock, quantizer: dict[str, Any] | None, rows: Sequence[Tokens]
+    context: StageContext[Any],
+    request: QuantizeRequest,
+    clock: Clock,
+    quantizer: dict[str, Any] | None,
+    rows: Sequence[Tokens],
 ) -> tuple[Any, int | None]:
     """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
     batch_size = request.batch_size
@@ -172,7 +176,7 @@ def calibrate(
     model: Any,
     quantizer: dict[str, Any],
     rows: Sequence[Tokens],
-    precision: formats.Precision,
+    precision: formats.WeightPrecision,
     batch_size: int,
     context: StageContext[Any],
 ) -> int | None:
@@ -185,7 +189,7 @@ def calibrate(
     if not rows:
         mtq.quantize(model, quantizer)
         return None
-    loop = forward.Calibration(
+    loop = forward.CalibrationLoop(
         rows,
         min(batch_size, len(rows)),
         precision.passes,
@@ -198,7 +202,7 @@ def calibrate(
     return loop.batch_size
 
 
-def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None = None) -> Any:
+def load(folder: Path, request: QuantizeRequest, rehearse: Callable[[Any], None] | None = None) -> Any:
     """The model in `folder`, on the GPUs where there are any. Meanwhile `rehearse` is called as `warm.beside` says.
 
     Raises StageError where it does not load or fit.
@@ -241,7 +245,9 @@ def load(folder: Path, request: Request, rehearse: Callable[[Any], None] | None 
     return model.eval()
 
 
-def _export(context: StageContext[Any], request: Request, config: dict[str, Any], model: Any, clock: Clock) -> None:
+def _export(
+    context: StageContext[Any], request: QuantizeRequest, config: dict[str, Any], model: Any, clock: Clock
+) -> None:
     import torch
 
     def progress(done: int, total: int) -> None:
@@ -285,7 +291,7 @@ def _dtype(config: Any, wanted: str) -> torch.dtype:
     return found
 
 
-def _read_rows(context: StageContext[Any], request: Request, config: dict[str, Any]) -> list[list[int]]:
+def _read_rows(context: StageContext[Any], request: QuantizeRequest, config: dict[str, Any]) -> list[list[int]]:
     longest = min(request.selection.max_length, config.get("max_position_embeddings") or request.selection.max_length)
     selection = replace(request.selection, max_length=longest)
     rows = read_rows(context.files.get("calibration_data") or default_set())

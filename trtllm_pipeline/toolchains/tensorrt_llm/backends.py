@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +20,9 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
-from trtllm_pipeline.toolchains.common_stages import launch, planned_server, planned_world
+from trtllm_pipeline.toolchains.common_stages import launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
-from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 
@@ -36,12 +34,13 @@ _ROOM: Final = 1.25
 TRITON: Final = "triton"
 BACKEND: Final = "tensorrtllm"
 """Triton's backend for engines."""
-SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
-"""Repository settings that `trtllm-serve` has for an engine."""
 _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 
 
-def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
+Starts = Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]]
+
+
+def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]], starts: Starts) -> Stage:
     """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
     return launch(
         LaunchFrontend,
@@ -49,17 +48,8 @@ def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]]) -> Stag
         inputs=inputs,
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
-        starts=_server,
+        starts=starts,
     )
-
-
-def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
-    """What Triton is started with. That of trtllm-serve is in serve.json, which the repository stage writes."""
-    if context.params.frontend != TRITON:
-        return ()
-    if cell.toolchain != ENGINES:
-        return (planned_server(context, machine),)
-    return (planned_world(context, machine, world_size(cell), installed(machine).release),)
 
 
 def missing(machine: Machine) -> str | None:
@@ -236,41 +226,29 @@ def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | Non
             return f"settings.serve.frontend {frontend}: TensorRT-LLM {found.release} here has no trtllm-serve"
         given = cell.settings["serve"]["options"]
         assert isinstance(given, dict)
-        subcommand = ("serve",) if at_least(found.release, "0.19") else ()
-        asked = help_for(machine, given, found.serve, *subcommand)
+        asked = options.help_for(machine, given, found.serve, *commands.serve_subcommand(found.release))
         problems = options.check_extra("trtllm-serve", found.release, given, asked)
         return "; ".join(f"settings.serve.options.{problem}" for problem in problems) or None
     if cell.settings["serve"]["options"]:
         return "settings.serve.options are trtllm-serve's: settings.serve.frontend: trtllm_serve"
-    if cell.toolchain == ENGINES and machine.mpirun is None and _needs_mpirun(cell, found.release):
+    if cell.toolchain == ENGINES and machine.mpirun is None and needs_mpirun(world_size(cell), found.release):
         ranks = "1 rank is" if world_size(cell) == 1 else f"{world_size(cell)} ranks are"
         return f"{ranks} started by mpirun, which is not on PATH"
     if machine.triton is None:
         return "Triton is not installed; settings.serve.frontend: trtllm_serve needs none"
-    if cell.toolchain == ENGINES and BACKEND not in machine.triton.backends and _runs_in_backend(cell):
+    in_backend = cell.toolchain == ENGINES and cell.settings["repository"]["triton_backend"] in (None, BACKEND)
+    if in_backend and BACKEND not in machine.triton.backends:
         return f"Triton here has no backend {BACKEND}; an image of NVIDIA with TensorRT-LLM has it"
     if found.templates is None:
         return "the Triton templates of the release (all_models) were not found; `pipeline doctor` says where they are looked for"
     return None
 
 
-def _needs_mpirun(cell: Cell, release: str) -> bool:
-    return needs_mpirun(world_size(cell), release)
-
-
 def _in_a_job(cell: Cell, machine: Machine) -> str | None:
     """Why mpirun cannot be started for a cell on this very machine, by the launch or by the engine's check; or None."""
     from trtllm_pipeline.serving.mpi_server import nested
 
-    served = cell.settings["serve"]["frontend"] == TRITON and _needs_mpirun(cell, installed(machine).release)
-    checked = world_size(cell) > 1 and script(machine, RUN_SCRIPT) is not None
+    ranks = world_size(cell)
+    served = cell.settings["serve"]["frontend"] == TRITON and needs_mpirun(ranks, installed(machine).release)
+    checked = ranks > 1 and script(machine, RUN_SCRIPT) is not None
     return nested() if served or checked else None
-
-
-def _runs_in_backend(cell: Cell) -> bool:
-    return cell.settings["repository"]["triton_backend"] in (None, BACKEND)
-
-
-def is_root() -> bool:
-    """Whether mpirun has to be told that it may run as root."""
-    return os.geteuid() == 0

@@ -19,7 +19,7 @@ from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub.verify import check_folder, tensors
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, HuggingFaceCheckpoint
 
 REQUIRED: Final = (
     "architecture",
@@ -125,7 +125,7 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
 
 
 def check_precision(
-    path: Path, quantization: Mapping[str, Any], asked: Checkpoint | HuggingFaceCheckpoint | Build
+    path: Path, quantization: Mapping[str, Any], asked: Checkpoint | HuggingFaceCheckpoint | EngineBuild
 ) -> None:
     """Raise StageError where `quantization`, of the file at `path`, has other algorithms than the parameters `asked` for."""
     precision, cache = asked.precision, asked.kv_cache_precision

@@ -6,21 +6,31 @@ so that one matrix makes the same engine everywhere. What cannot work is refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.serving.command_lines import MPIRUN
+from trtllm_pipeline.stages.calibration_rows import MOST
+from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.tensorrt_llm import options
 from trtllm_pipeline.toolchains.tensorrt_llm.options import Scalar, Tool
+from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+    NONE,
+    Checkpoint,
+    EngineBuild,
+    EngineCheck,
+    EngineRepository,
+    WeightsRepository,
+)
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_SERVE, at_least, convert_tool
 
 PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 """Precision -> data type of weights that are not quantized."""
 WEIGHT_ONLY: Final = {"int8_wo": "int8", "int4_wo": "int4"}
 """Precision -> word of the convert scripts for weights that need no calibration."""
-PYTHON: Final = "python3"
 
 _BUILD: Final = "trtllm-build"
 _QUANTIZE: Final = "quantize.py"
@@ -35,18 +45,8 @@ W4A8_PAGED: Final = "1.2.0"
 """First release known to take w4a8_awq with an FP8 cache and paged context attention."""
 _TOKENS_PER_BLOCK: Final = 64
 _NUM_TOKENS: Final = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What activation ranges are measured on."""
-
-    dataset: str | None = None
-    """Folder or Hub name of a data set; None is the script's own, which is fetched from the Hub."""
-    samples: int = 512
-    max_length: int = 512
-    batch_size: int = 1
-    seed: int = 1234
+CALIBRATION_BATCH_SIZE: Final = 16
+"""Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
 
 
 class _Arguments:
@@ -80,6 +80,11 @@ def data_type(precision: str, family: str) -> str:
     return PLAIN.get(precision, "bfloat16" if family.startswith("gemma") else "float16")
 
 
+def quantized_cache(asked: str) -> str | None:
+    """How a stage's parameter says that the KV cache is quantized, None for not at all."""
+    return None if asked == NONE else asked
+
+
 def kv_precision(precision: str, asked: str | None) -> Literal["fp8", "int8"] | None:
     """How the KV cache is quantized, None for not at all. Not asked for, FP8 and FP4 weights get an FP8 cache."""
     if asked is None:
@@ -103,83 +108,56 @@ def _weight_only_option(family: str) -> str:
 
 
 def convert_checkpoint(
-    release: str,
-    *,
-    script: str,
-    family: str,
-    model: str,
-    output: str,
-    precision: str,
-    tp: int,
-    pp: int,
-    workers: int,
-    max_position_embeddings: int = 0,
-    extra: Mapping[str, Json] | None = None,
-    python: str = PYTHON,
+    release: str, asked: Checkpoint, program: Sequence[str], *, model: str, output: str
 ) -> list[str]:
-    """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of `tp * pp` ranks, nothing measured.
-
-    `workers` ranks are made at a time. `max_position_embeddings` tells the two Phi-3 minis apart where the script asks.
-    """
-    arguments = _Arguments(convert_tool(family), release, python, script)
-    if FAMILIES[family].script == "gemma":
+    """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of all ranks, nothing measured."""
+    arguments = _Arguments(convert_tool(asked.family), release, *program)
+    if FAMILIES[asked.family].script == "gemma":
         arguments.add("--ckpt-type", "hf")
         arguments.add("--model-dir", model)
         arguments.add("--output-model-dir", output)
-        arguments.add("--world-size", tp)
+        arguments.add("--world-size", asked.tp)
     else:
         arguments.add("--model_dir", model)
         arguments.add("--output_dir", output)
-        arguments.add_where_known("--tp_size", tp)
-        arguments.add_where_known("--pp_size", pp)
-    arguments.add("--dtype", data_type(precision, family))
-    if precision in WEIGHT_ONLY:
-        if arguments.has("--use_weight_only"):
-            arguments.add("--use_weight_only")
-        arguments.add(_weight_only_option(family), WEIGHT_ONLY[precision])
-    if family == "phi3" and arguments.has("--model_type"):
-        long = max_position_embeddings > 4096
-        arguments.add("--model_type", f"Phi-3-mini-{'128k' if long else '4k'}-instruct")
-    arguments.add_where_known("--workers", max(1, min(workers, tp * pp)))
-    return arguments.with_extra(extra)
+        arguments.add_where_known("--tp_size", asked.tp)
+        arguments.add_where_known("--pp_size", asked.pp)
+    arguments.add("--dtype", data_type(asked.precision, asked.family))
+    if asked.precision in WEIGHT_ONLY:
+        arguments.add_where_known("--use_weight_only")
+        arguments.add(_weight_only_option(asked.family), WEIGHT_ONLY[asked.precision])
+    if asked.family == "phi3":
+        # It tells the two Phi-3 minis apart where the script asks.
+        size = "128k" if (asked.max_position_embeddings or 0) > 4096 else "4k"
+        arguments.add_where_known("--model_type", f"Phi-3-mini-{size}-instruct")
+    arguments.add_where_known("--workers", 1)  # each loads all the weights
+    return arguments.with_extra(asked.options)
 
 
 def quantize(
-    release: str,
-    *,
-    script: str,
-    family: str,
-    model: str,
-    output: str,
-    precision: str,
-    kv: str | None,
-    tp: int,
-    pp: int,
-    calibration: Calibration,
-    extra: Mapping[str, Json] | None = None,
-    python: str = PYTHON,
+    release: str, asked: Checkpoint, program: Sequence[str], *, model: str, output: str, dataset: str | None
 ) -> list[str]:
-    """`quantize.py`: a Hugging Face folder to a quantized checkpoint of `tp * pp` ranks.
+    """`quantize.py`: a Hugging Face folder to a quantized checkpoint of all ranks.
 
-    Up to 0.9 it takes no data set of the user: `takes_dataset`.
+    `dataset` is the folder of the rows to calibrate on, None where the script has its own: `takes_dataset`.
     """
-    arguments = _Arguments(_QUANTIZE, release, python, script)
+    arguments = _Arguments(_QUANTIZE, release, *program)
     arguments.add("--model_dir", model)
     arguments.add("--output_dir", output)
-    arguments.add("--dtype", data_type(precision, family))
-    arguments.add("--qformat", "full_prec" if precision in PLAIN else precision)
-    if kv is not None:
+    arguments.add("--dtype", data_type(asked.precision, asked.family))
+    arguments.add("--qformat", "full_prec" if asked.precision in PLAIN else asked.precision)
+    if (kv := quantized_cache(asked.kv_cache_precision)) is not None:
         arguments.add("--kv_cache_dtype", kv)
-    arguments.add("--tp_size", tp)
-    arguments.add("--pp_size", pp)
-    arguments.add("--calib_size", calibration.samples)
-    arguments.add("--batch_size", calibration.batch_size)
-    if takes_dataset(release):
-        if calibration.dataset is not None:
-            arguments.add("--calib_dataset", calibration.dataset)
-        arguments.add("--calib_max_seq_length", calibration.max_length)
-        arguments.add("--seed", calibration.seed)
-    return arguments.with_extra(extra)
+    arguments.add("--tp_size", asked.tp)
+    arguments.add("--pp_size", asked.pp)
+    rows = asked.calibration or Selection()
+    arguments.add("--calib_size", rows.samples or MOST)
+    arguments.add("--batch_size", asked.batch_size or CALIBRATION_BATCH_SIZE)
+    if dataset is not None:
+        arguments.add("--calib_dataset", dataset)
+        arguments.add("--calib_max_seq_length", rows.max_length)
+        arguments.add("--seed", rows.seed)
+    return arguments.with_extra(asked.options)
 
 
 def takes_dataset(release: str) -> bool:
@@ -203,62 +181,43 @@ def max_num_tokens(max_batch_size: int, isl: int, osl: int, *, chunked: bool = F
 
 
 def build(
-    release: str,
-    *,
-    checkpoint: str,
-    output: str,
-    family: str,
-    precision: str,
-    kv: str | None,
-    sm: int | None,
-    world_size: int,
-    workers: int,
-    max_batch_size: int,
-    isl: int,
-    osl: int,
-    num_tokens: int | None = None,
-    extra: Mapping[str, Json] | None = None,
-    program: str = _BUILD,
+    release: str, asked: EngineBuild, program: str = _BUILD, *, checkpoint: str, output: str, sm: int | None
 ) -> list[str]:
-    """`trtllm-build`: a checkpoint to an engine of as many ranks as it has.
+    """`trtllm-build`: a checkpoint to an engine of as many ranks as it has, each made by a worker of its own.
 
-    `workers` is the number of GPUs of the job, `sm` the compute capability as one number (90), `extra` the user's
-    options, already checked; they win over our defaults.
+    `sm` is the compute capability as one number (90). The user's options win over our defaults.
     """
     arguments = _Arguments(_BUILD, release, program)
     arguments.add("--checkpoint_dir", checkpoint)
     arguments.add("--output_dir", output)
-    arguments.add("--max_batch_size", max_batch_size)
-    arguments.add("--max_input_len", isl)
+    arguments.add("--max_batch_size", asked.max_batch_size)
+    arguments.add("--max_input_len", asked.max_input_len)
+    answer = asked.max_seq_len - asked.max_input_len
     if arguments.has("--max_seq_len"):
-        arguments.add("--max_seq_len", isl + osl)
+        arguments.add("--max_seq_len", asked.max_seq_len)
     else:
-        arguments.add("--max_output_len", osl)
-    arguments.add("--max_num_tokens", num_tokens or max_num_tokens(max_batch_size, isl, osl))
-    arguments.add("--workers", max(1, min(workers, world_size)))
+        arguments.add("--max_output_len", answer)
+    arguments.add(
+        "--max_num_tokens",
+        asked.max_num_tokens or max_num_tokens(asked.max_batch_size, asked.max_input_len, answer),
+    )
+    arguments.add("--workers", asked.tp * asked.pp)
     table = options.load()[_BUILD]
-    chosen = {table.canonical(options.spelling(key)) for key in extra or {}}
-    for name, value in build_defaults(release, precision=precision, family=family, kv=kv, sm=sm, extra=extra).items():
+    chosen = {table.canonical(options.spelling(key)) for key in asked.options}
+    for name, value in _build_defaults(release, asked, sm).items():
         if name not in chosen:
             arguments.add(name, value)
-    return arguments.with_extra(extra)
+    return arguments.with_extra(asked.options)
 
 
-def build_defaults(
-    release: str,
-    *,
-    precision: str,
-    family: str,
-    kv: str | None,
-    sm: int | None,
-    extra: Mapping[str, Json] | None = None,
-) -> dict[str, Scalar | None]:
+def _build_defaults(release: str, asked: EngineBuild, sm: int | None) -> dict[str, Scalar | None]:
     """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them.
 
     None as a value is a switch that is on.
     """
-    dtype = data_type(precision, family)
-    attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=extra)
+    precision, dtype = asked.precision, data_type(asked.precision, asked.family)
+    kv = quantized_cache(asked.kv_cache_precision)
+    attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=asked.options)
     wanted: dict[str, Scalar] = {
         "--gpt_attention_plugin": dtype,
         # TensorRT's own FP8 multiplication is the faster one for all but the smallest batches.
@@ -365,37 +324,29 @@ def _on_off(on: bool) -> str:
 
 def engine_check(
     release: str,
+    asked: EngineCheck,
+    program: Sequence[str],
     *,
-    script: str,
     engine: str,
     tokenizer: str,
-    prompt: str,
-    max_tokens: int,
-    world_size: int = 1,
+    mpirun: str = MPIRUN,
     as_root: bool = False,
-    oversubscribe: bool = False,
-    mpirun: str = "mpirun",
-    python: str = PYTHON,
 ) -> list[str]:
     """`run.py`: one answer of an engine without a server, with one process for each of its ranks."""
-    ranks = (
-        [mpirun, *_mpi_flags(as_root=as_root, oversubscribe=oversubscribe), "-n", str(world_size)]
-        if world_size > 1
-        else []
-    )
-    arguments = _Arguments(_RUN, release, *ranks, python, script)
+    ranks: list[str] = []
+    if asked.world_size > 1:
+        ranks = [mpirun, *["--allow-run-as-root"] * as_root]
+        # Without it mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs.
+        ranks.append("--oversubscribe")
+        # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none. Called by
+        # its path, it would put its own folder before those on PATH.
+        ranks += ["--noprefix", "--mca", "plm_rsh_agent", "", "-n", str(asked.world_size)]
+    arguments = _Arguments(_RUN, release, *ranks, *program)
     arguments.add("--engine_dir", engine)
     arguments.add("--tokenizer_dir", tokenizer)
-    arguments.add("--max_output_len", max_tokens)
-    arguments.add("--input_text", prompt)
+    arguments.add("--max_output_len", asked.max_tokens)
+    arguments.add("--input_text", asked.prompt)
     return arguments.argv
-
-
-def _mpi_flags(*, as_root: bool, oversubscribe: bool) -> list[str]:
-    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none. Called by its
-    # path, it would put its own folder before those on PATH.
-    flags = ["--noprefix", "--mca", "plm_rsh_agent", ""]
-    return [*(["--allow-run-as-root"] if as_root else []), *(["--oversubscribe"] if oversubscribe else []), *flags]
 
 
 # ------------------------------------------------------------------------------------------------------------ servers
@@ -407,19 +358,12 @@ def takes_config(release: str) -> bool:
 
 
 def serve_engine(
-    release: str,
-    *,
-    engine: str,
-    tokenizer: str,
-    kv_fraction: float | None = None,
-    config: str | None = None,
-    extra: Mapping[str, Json] | None = None,
-    program: str = _SERVE,
+    release: str, asked: EngineRepository, *, engine: str, tokenizer: str, config: str | None, program: str = _SERVE
 ) -> list[str]:
     """`trtllm-serve` on an engine folder, which says its limits and ranks itself. Where it listens is added at launch.
 
-    `kv_fraction` is the share of the GPU memory still free after loading that the KV cache gets, `config` a YAML file of
-    further settings where the release `takes_config`. Raises PlanError for releases without trtllm-serve or engines.
+    `config` is a YAML file of the cache's settings, where the release `takes_config` and there are any. Raises PlanError
+    for releases without trtllm-serve or engines.
     """
     arguments = _serve(release, program, engine)
     arguments.add("--tokenizer", tokenizer)
@@ -434,39 +378,34 @@ def serve_engine(
                 hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
             )
         arguments.add("--backend", backend)
-    if config is not None:
-        arguments.add(_CONFIG, config)
-    return _finish(arguments, kv_fraction, extra)
+    # A file's cache settings replace those of options, so the share of memory stands where the rest does.
+    share = asked.kv_cache_free_gpu_mem_fraction
+    if config is None and share is not None:
+        arguments.add("--kv_cache_free_gpu_memory_fraction", share)
+    return _finished(arguments, config, asked.options)
 
 
 def serve_pytorch(
-    release: str,
-    *,
-    model: str,
-    tp: int,
-    pp: int,
-    max_batch_size: int,
-    max_seq_len: int,
-    num_tokens: int,
-    kv_fraction: float | None = None,
-    config: str | None = None,
-    extra: Mapping[str, Json] | None = None,
-    program: str = _SERVE,
+    release: str, asked: WeightsRepository, *, model: str, config: str | None, program: str = _SERVE
 ) -> list[str]:
     """`trtllm-serve` on a Hugging Face folder, with PyTorch, the backend that is never named.
 
     `config` is a YAML file of further settings of the LLM API; it must not repeat what is set here, since releases differ
-    in which of the two wins. Telemetry is off. Where it listens is added at launch.
+    in which of the two wins. Where it listens is added at launch.
     """
     arguments = _serve(release, program, model)
-    arguments.add("--tp_size", tp)
-    arguments.add("--pp_size", pp)
-    arguments.add("--max_batch_size", max_batch_size)
-    arguments.add("--max_seq_len", max_seq_len)
-    arguments.add("--max_num_tokens", num_tokens)
-    if config is not None:
-        arguments.add(_CONFIG, config)
-    return _finish(arguments, kv_fraction, extra)
+    arguments.add("--tp_size", asked.tensor_parallel_size)
+    arguments.add("--pp_size", asked.pipeline_parallel_size)
+    arguments.add("--max_batch_size", asked.max_batch_size)
+    arguments.add("--max_seq_len", asked.max_seq_len)
+    arguments.add("--max_num_tokens", tokens_of_a_pass(asked))
+    return _finished(arguments, config, asked.options)
+
+
+def tokens_of_a_pass(asked: WeightsRepository) -> int:
+    """As asked for, or else what a matrix takes where prompts may be as long as the model's limit."""
+    chunked = asked.enable_chunked_context is True
+    return asked.max_num_tokens or max_num_tokens(asked.max_batch_size, asked.max_seq_len, 0, chunked=chunked)
 
 
 def _serve(release: str, program: str, model: str) -> _Arguments:
@@ -475,13 +414,18 @@ def _serve(release: str, program: str, model: str) -> _Arguments:
             f"TensorRT-LLM {release} has no trtllm-serve; it came with {FIRST_SERVE}",
             hint="serve the engine with Triton",
         )
-    subcommand = ("serve",) if at_least(release, "0.19") else ()
-    return _Arguments(_SERVE, release, program, *subcommand, model)
+    return _Arguments(_SERVE, release, program, *serve_subcommand(release), model)
 
 
-def _finish(arguments: _Arguments, kv_fraction: float | None, extra: Mapping[str, Json] | None) -> list[str]:
-    if kv_fraction is not None:
-        arguments.add("--kv_cache_free_gpu_memory_fraction", kv_fraction)
+def serve_subcommand(release: str) -> tuple[str, ...]:
+    """The word between `trtllm-serve` and its options."""
+    return ("serve",) if at_least(release, "0.19") else ()
+
+
+def _finished(arguments: _Arguments, config: str | None, extra: Mapping[str, Json] | None) -> list[str]:
+    """With the settings file and the user's options; telemetry is off."""
+    if config is not None:
+        arguments.add(_CONFIG, config)
     if arguments.has("--telemetry"):
         arguments.argv.append("--no-telemetry")
     return arguments.with_extra(extra)

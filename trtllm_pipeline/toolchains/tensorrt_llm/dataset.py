@@ -17,8 +17,6 @@ from trtllm_pipeline.stages.calibration_rows import Row, choose, default_set, re
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint
 
-BATCH_SIZE: Final = 16
-"""Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
 _FILE: Final = "train.jsonl"
 _TAKEN: Final = ("cnn_dailymail", "scienceqa", "science_qa")
 """Words that quantize.py looks for anywhere in a path, and takes for the data set of that name."""

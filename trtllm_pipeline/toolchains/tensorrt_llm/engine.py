@@ -15,12 +15,12 @@ from trtllm_pipeline.serving import engine_requirements
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.files import link_tokenizer
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import script
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Build, Check
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineBuild, EngineCheck
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT
 from trtllm_pipeline.triton_repository.engine import Engine
 
 
-def run(context: StageContext[Build]) -> None:
+def run(context: StageContext[EngineBuild]) -> None:
     """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
     check_limits(context.out, context.params)
     built = engine_requirements.write(context.out, probe.machine().gpus[0])
@@ -29,13 +29,13 @@ def run(context: StageContext[Build]) -> None:
     print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
-def check_limits(engine: Path, asked: Build) -> None:
+def check_limits(engine: Path, asked: EngineBuild) -> None:
     """Raise StageError where an engine is not as large as was asked: a build that ignored an option is another engine."""
     built = Engine.read(engine)
     for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
         value = getattr(built, name)
         wanted = getattr(asked, name)
-        if value is None or value == wanted:
+        if value is None or wanted is None or value == wanted:
             continue
         what = f"the engine's {name} is {value}, asked for was {wanted}"
         if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
@@ -51,7 +51,7 @@ def _bounds_of_num_tokens(built: Engine) -> set[int]:
     return full | ({built.tokens_per_block} if built.tokens_per_block else set())
 
 
-def run_check(context: StageContext[Check]) -> None:
+def run_check(context: StageContext[EngineCheck]) -> None:
     """The end of the engine check: run.py has answered, or where there is none, the engine fits this machine by its files."""
     machine = probe.machine()
     found = engine_requirements.check(context.inputs["engine"], machine)

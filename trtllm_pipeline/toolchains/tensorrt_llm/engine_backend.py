@@ -5,20 +5,22 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.base import Stage, StageContext
-from trtllm_pipeline.stages.calibration_rows import MOST, default_set, with_true_samples
+from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import (
     backends,
@@ -26,13 +28,14 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     checkpoint,
     commands,
     dataset,
+    llmapi,
+    options,
     releases,
     rules,
     templates,
 )
 from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
-from trtllm_pipeline.toolchains.tensorrt_llm.installed import help_for
-from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE, Build, Check, Checkpoint, EngineRepository
+from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck, EngineRepository
 
 CHECKPOINT: Final = ("quantize", "convert")
 
@@ -49,30 +52,16 @@ def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[S
     if script is None or not commands.calibrates_as_told(release):
         return (job.command(context, backends.quantizing_python(machine)),)
     data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # by hand none need be named
-    taken = _calibrated(replace(params, calibration=params.calibration or Selection()), data, machine).calibration
-    assert taken is not None
-    calibration = commands.Calibration(
-        dataset=str(dataset.folder(context)) if commands.takes_dataset(release) else None,
-        samples=taken.samples or MOST,
-        max_length=taken.max_length,
-        batch_size=params.batch_size or dataset.BATCH_SIZE,
-        seed=taken.seed,
-    )
+    own_rows = commands.takes_dataset(release)
     quantize = commands.quantize(
         release,
-        script=script,
-        family=params.family,
+        _calibrated(replace(params, calibration=params.calibration or Selection()), data, machine),
+        (installed(machine).python, script),
         model=str(context.inputs["model"]),
         output=str(context.out),
-        precision=params.precision,
-        kv=_cache(params.kv_cache_precision),
-        tp=params.tp,
-        pp=params.pp,
-        calibration=calibration,
-        extra=params.options,
-        python=installed(machine).python,
+        dataset=str(dataset.folder(context)) if own_rows else None,
     )
-    return (quantize,) if calibration.dataset is None else (dataset.command(context), quantize)
+    return (dataset.command(context), quantize) if own_rows else (quantize,)
 
 
 def _calibrated(params: Checkpoint, files: Mapping[str, str], machine: Machine) -> Checkpoint:
@@ -89,78 +78,54 @@ def _convert(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Se
     script = backends.script(machine, releases.convert_script(release, params.family))
     if script is None:
         return (job.command(context, backends.quantizing_python(machine)),)
-    return (
-        commands.convert_checkpoint(
-            release,
-            script=script,
-            family=params.family,
-            model=str(context.inputs["model"]),
-            output=str(context.out),
-            precision=params.precision,
-            tp=params.tp,
-            pp=params.pp,
-            workers=1,  # each loads all the weights
-            max_position_embeddings=params.max_position_embeddings or 0,
-            extra=params.options,
-            python=installed(machine).python,
-        ),
-    )
+    program, model = (installed(machine).python, script), str(context.inputs["model"])
+    return (commands.convert_checkpoint(release, params, program, model=model, output=str(context.out)),)
 
 
-def _build(context: StageContext[Build], machine: Machine) -> Sequence[Sequence[str]]:
-    params = context.params
+def _build(context: StageContext[EngineBuild], machine: Machine) -> Sequence[Sequence[str]]:
     _check_buildable(context)
-    program = installed(machine).build
+    found = installed(machine)
     return (
         commands.build(
-            installed(machine).release,
+            found.release,
+            context.params,
+            found.build or "trtllm-build",
             checkpoint=str(context.inputs["checkpoint"]),
             output=str(context.out),
-            family=params.family,
-            precision=params.precision,
-            kv=_cache(params.kv_cache_precision),
             sm=machine.sm,
-            world_size=params.tp * params.pp,
-            workers=params.tp * params.pp,
-            max_batch_size=params.max_batch_size,
-            isl=params.max_input_len,
-            osl=params.max_seq_len - params.max_input_len,
-            num_tokens=params.max_num_tokens,
-            extra=params.options,
-            program=program or "trtllm-build",
         ),
     )
 
 
-def _check(context: StageContext[Check], machine: Machine) -> Sequence[Sequence[str]]:
+def _check(context: StageContext[EngineCheck], machine: Machine) -> Sequence[Sequence[str]]:
     script = backends.script(machine, releases.RUN_SCRIPT)
     if script is None:
         return ()
     return (
         commands.engine_check(
             installed(machine).release,
-            script=script,
+            context.params,
+            (installed(machine).python, script),
             engine=str(context.inputs["engine"]),
             tokenizer=str(context.inputs["model"]),
-            prompt=context.params.prompt,
-            max_tokens=context.params.max_tokens,
-            world_size=context.params.world_size,
-            as_root=backends.is_root(),
-            oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
-            mpirun=machine.mpirun or "mpirun",
-            python=installed(machine).python,
+            mpirun=machine.mpirun or MPIRUN,
+            as_root=os.geteuid() == 0,
         ),
     )
 
 
-def _cache(asked: str) -> str | None:
-    """How the KV cache is quantized, None for not at all."""
-    return None if asked == NONE else asked
+def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
+    release = installed(machine).release
+    if context.params.frontend == backends.TRITON:
+        return (planned_world(context, machine, backends.world_size(cell), release),)
+    inputs = context.inputs
+    command = llmapi.serve_line(_repository(cell), inputs, installed(machine), inputs["repository"])
+    return (listening(command, context.params),)
 
 
 def _check_convertible(release: str, params: Checkpoint) -> None:
     """Raise StageError for a checkpoint that takes measuring: converting would leave another one, without a word."""
-    family, precision, kv = params.family, params.precision, _cache(params.kv_cache_precision)
+    family, precision, kv = params.family, params.precision, commands.quantized_cache(params.kv_cache_precision)
     if commands.route(release, family, precision, kv) == "convert":
         return
     what = precision if kv is None else f"{precision} with a cache of {kv}"
@@ -171,7 +136,7 @@ def _check_convertible(release: str, params: Checkpoint) -> None:
     )
 
 
-def _check_buildable(context: StageContext[Build]) -> None:
+def _check_buildable(context: StageContext[EngineBuild]) -> None:
     """Raise StageError where the builder would make another engine than was asked for, or fail after minutes."""
     params = context.params
     longest, prompt = params.max_seq_len, params.max_input_len
@@ -200,7 +165,7 @@ def _checkpoint(cell: Cell, *, calibrated: bool) -> Checkpoint:
     return load(Checkpoint, backends.checkpoint_params(cell), own, cell.settings["quantize"])
 
 
-def _build_params(cell: Cell) -> Build:
+def _build_params(cell: Cell) -> EngineBuild:
     own = {
         "max_batch_size": cell.max_batch_size,
         "max_input_len": cell.isl,
@@ -209,7 +174,7 @@ def _build_params(cell: Cell) -> Build:
         "max_num_tokens": min(case.num_tokens(cell), cell.max_batch_size * (cell.isl + cell.osl)),
         "options": case.build_options(cell),
     }
-    return load(Build, backends.checkpoint_params(cell), own)
+    return load(EngineBuild, backends.checkpoint_params(cell), own)
 
 
 def _repository(cell: Cell) -> EngineRepository:
@@ -264,7 +229,7 @@ BUILD: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run",
     commands=_build,
     inputs={"checkpoint": CHECKPOINT, "model": "download"},
-    params=Build,
+    params=EngineBuild,
     read=_build_params,
     resources=backends.all_ranks,
     identity=("tensorrt_llm", "sm"),
@@ -281,8 +246,8 @@ CHECK: Final = Stage(
     program="trtllm_pipeline.toolchains.tensorrt_llm.engine:run_check",
     commands=_check,
     inputs={"engine": "build", "model": "download"},
-    params=Check,
-    read=lambda cell: Check(world_size=backends.world_size(cell)),
+    params=EngineCheck,
+    read=lambda cell: EngineCheck(world_size=backends.world_size(cell)),
     resources=backends.all_ranks,
     section="build",
     identity=("tensorrt_llm", "gpu"),
@@ -315,7 +280,7 @@ def _missing(machine: Machine) -> str | None:
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
-    asked = help_for(machine, case.build_options(cell), program)
+    asked = options.help_for(machine, case.build_options(cell), program)
     return (
         rules.infeasible(cell, machine, asked)
         or backends.unservable(cell, machine, _read_settings(cell))
@@ -345,7 +310,7 @@ def _read_settings(cell: Cell) -> Collection[str]:
     """The repository settings that something reads, with the frontend of a cell."""
     if cell.settings["serve"]["frontend"] == backends.TRITON:
         return (*SETTINGS, "parameters")
-    return backends.SERVE_SETTINGS
+    return llmapi.SERVE_SETTINGS
 
 
 TOOLCHAIN: Final = Toolchain(
@@ -358,7 +323,7 @@ TOOLCHAIN: Final = Toolchain(
         BUILD,
         CHECK,
         REPOSITORY,
-        backends.launching("launch_engine", {"repository": "repository", "engine": "build"}),
+        backends.launching("launch_engine", {"repository": "repository", "engine": "build"}, _server),
         SMOKE,
         PERF,
         ACCURACY,

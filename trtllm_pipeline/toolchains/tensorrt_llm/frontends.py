@@ -1,98 +1,120 @@
 """Programs of the repository and launch stages: what a server is started from, for each backend and each frontend.
 
-For Triton that is a model repository. For `trtllm-serve` it is `serve.json`, the command line without its address, and
-beside it the settings of the LLM API that have no option of their own.
+For Triton that is a model repository: TensorRT-LLM's own templates, filled for one engine or one model, and linted.
+Engine, weights and tokenizer stay where they are. For `trtllm-serve` it is `serve.json`, the command line without its
+address, and beside it the settings of the LLM API that have no option of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine import probe
+from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import LaunchFrontend
-from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, checkpoint, commands, llmapi, repository
-from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
+from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, llmapi, templates
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import TRITON, installed
+from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import SETTINGS_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
+from trtllm_pipeline.triton_repository import lint
 
 SERVE_FILE: Final = "serve.json"
-SETTINGS_FILE: Final = "llm_api.yaml"
 
 
 def run_engine(context: StageContext[EngineRepository]) -> None:
-    """Write what serves the folder `engine`. Raises StageError for what cannot be filled or served."""
-    params, release = context.params, installed(probe.machine()).release
-    if _triton(params.frontend):
-        repository.run(context)
+    """Write what serves the folder `engine`, with the tokenizer of `model`, a Hugging Face folder: the engine's own folder
+    has the tokenizer's files too, but not the model's config.json, which tells some tokenizers' class.
+
+    Raises StageError for what cannot be filled or served.
+    """
+    found, inputs = installed(probe.machine()), context.inputs
+    if context.params.frontend != TRITON:
+        _write_serving(context, found)
         return
-    # A file's cache settings replace those of options, so the share of memory stands where the rest does.
-    config = _write_settings(context.out, cache_settings(params)) if commands.takes_config(release) else None
-    command = commands.serve_engine(
-        release,
-        engine=str(context.inputs["engine"]),
-        tokenizer=str(context.inputs["model"]),
-        kv_fraction=params.kv_cache_free_gpu_mem_fraction if config is None else None,
-        config=config,
-        extra=params.options or {},
-        program=_program(),
-    )
-    write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
+    write_engine(context.out, found, engine=inputs["engine"], model=inputs["model"], asked=context.params)
+    print(f"wrote {', '.join(templates.MODELS)} for {inputs['engine']}")  # noqa: T201  a stage's stdout is its log
 
 
 def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     """Write what serves the Hugging Face folder `model`. Raises StageError for what cannot be filled or served."""
-    checkpoint.check_stated(context.inputs["model"])
+    model = context.inputs["model"]
+    checkpoint.check_stated(model)
     if context.params.unquantized:
-        checkpoint.check_unquantized(context.inputs["model"])
-    params, release = context.params, installed(probe.machine()).release
-    if _triton(params.frontend):
-        repository.run_llmapi(context)
+        checkpoint.check_unquantized(model)
+    found = installed(probe.machine())
+    if context.params.frontend != TRITON:
+        _write_serving(context, found)
         return
-    command = commands.serve_pytorch(
-        release,
-        model=str(context.inputs["model"]),
-        tp=params.tensor_parallel_size,
-        pp=params.pipeline_parallel_size,
-        max_batch_size=params.max_batch_size,
-        max_seq_len=params.max_seq_len,
-        num_tokens=params.max_num_tokens,
-        config=_write_settings(context.out, serve_settings(params)),
-        extra=params.options or {},
-        program=_program(),
-    )
+    write_llmapi(context.out, found, model=model, asked=context.params)
+    print(f"wrote {llmapi.MODEL} for {model}")  # noqa: T201  a stage's stdout is its log
+
+
+def write_engine(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path, asked: EngineRepository) -> None:
+    """Fill the templates of `installed` for an engine into the empty folder `out`.
+
+    Raises StageError for what cannot be filled, and when the linter finds an error in the result.
+    """
+    try:
+        facts = lint.Engine.of_trtllm_build(engine.absolute())
+    except lint.EngineError as error:
+        raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
+    values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
+    given = templates.given(asked)
+    templates.fill(_templates(installed), out, values, release=installed.release, asked=given)
+    _check(out, installed, facts)
+
+
+def write_llmapi(out: Path, installed: TensorRTLLM, *, model: Path, asked: WeightsRepository) -> None:
+    """Fill the LLM API's template of `installed` into the empty folder `out`. Raises StageError as `write_engine`."""
+    llmapi.fill(_templates(installed), out, model=model, asked=asked, release=installed.release)
+    _check(out, installed, None)
+
+
+def _templates(installed: TensorRTLLM) -> Path:
+    if installed.templates is None:
+        raise StageError(
+            f"the Triton templates (all_models) of TensorRT-LLM {installed.release} were not found: no wheel has them",
+            failure=FailureClass.USER,
+            hint=f"run in Triton's TensorRT-LLM image, or check out TensorRT-LLM {installed.release} (to 0.19: "
+            f"tensorrtllm_backend) and set {probe.TEMPLATES_VARIABLE} to its all_models folder",
+        )
+    return Path(installed.templates)
+
+
+def _check(out: Path, installed: TensorRTLLM, engine: lint.Engine | None) -> None:
+    """Print what the linter finds; raise StageError for errors."""
+    findings = lint.lint(out, engine=engine, release=installed.release)
+    for finding in findings:
+        print(finding)  # noqa: T201  a stage's stdout is its log
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise StageError(
+            "the repository would not work:\n  " + "\n  ".join(map(str, errors)),
+            failure=FailureClass.USER,
+            hint=errors[0].hint,
+        )
+
+
+def _write_serving(
+    context: StageContext[EngineRepository] | StageContext[WeightsRepository], found: TensorRTLLM
+) -> None:
+    asked = context.params
+    settings = llmapi.serve_settings(asked, found.release)
+    command = llmapi.serve_line(asked, context.inputs, found)
+    if settings:
+        (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
-
-
-def serve_settings(asked: WeightsRepository) -> dict[str, Any]:
-    """What of the settings trtllm-serve reads from a file: none of it is an option, since releases differ in which wins."""
-    return llmapi.arguments(asked, asked.llm_args)
-
-
-def cache_settings(asked: EngineRepository) -> dict[str, Any]:
-    """What of the settings trtllm-serve reads from a file for an engine, which says everything else itself."""
-    own = {name: getattr(asked, name) for name in backends.SERVE_SETTINGS}
-    return llmapi.arguments(LlmApi(**own), {})
-
-
-def _write_settings(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Name of the settings file, None where there is nothing to write into it."""
-    settings = {name: value for name, value in settings.items() if value != {}}
-    if not settings:
-        return None
-    (folder / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
-    return SETTINGS_FILE
 
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:
     """Serve an engine with as many ranks as it has, or with trtllm-serve. Raises ServerError."""
-    if _triton(context.params.frontend):
+    if context.params.frontend == TRITON:
         launch.run_ranks(context, probe.machine())
     else:
         launch.run_openai(context, serve_command(context.inputs["repository"]))
@@ -101,7 +123,7 @@ def launch_engine(context: StageContext[LaunchFrontend]) -> None:
 def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
     """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises StageError, ServerError."""
     checkpoint.check_stated(context.inputs["model"])
-    if _triton(context.params.frontend):
+    if context.params.frontend == TRITON:
         launch.run_llmapi(context)
     else:
         launch.run_openai(context, serve_command(context.inputs["repository"]))
@@ -121,11 +143,3 @@ def serve_command(folder: Path) -> list[str]:
             hint="pipeline stage repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
         ) from error
     return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]
-
-
-def _triton(frontend: str) -> bool:
-    return frontend == backends.TRITON
-
-
-def _program() -> str:
-    return installed(probe.machine()).serve or "trtllm-serve"

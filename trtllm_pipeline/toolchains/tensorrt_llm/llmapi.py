@@ -1,6 +1,6 @@
-"""The Triton repository of the PyTorch backend: TensorRT-LLM's LLM API inside one Python model.
+"""Settings of TensorRT-LLM's LLM API: for the Triton repository of the PyTorch backend, and for `trtllm-serve`.
 
-The model's code and tensors are those of the installed release (`all_models/llmapi`, from 0.19 on). What it runs is said
+The repository has the LLM API inside one Python model. The model's code and tensors are those of the installed release (`all_models/llmapi`, from 0.19 on). What it runs is said
 in `1/model.yaml`, which is written here: arguments of the LLM API, and `triton_config`, which the code hands to Triton.
 """
 
@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.machine.model import TensorRTLLM
 from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains.tensorrt_llm.params import WeightsRepository
+from trtllm_pipeline.toolchains.tensorrt_llm import commands
+from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
 from trtllm_pipeline.triton_repository import model_config
 
 TEMPLATE_SET: Final = "llmapi"
@@ -31,7 +33,9 @@ KV_CACHE: Final = {
     "kv_cache_host_memory_bytes": "host_cache_size",
     "kv_cache_onboard_blocks": "onboard_blocks",
 }
-LIMITS: Final = ("max_batch_size", "max_seq_len", "max_num_tokens")
+SERVE_SETTINGS: Final = ("kv_cache_free_gpu_mem_fraction", "enable_kv_cache_reuse")
+"""Repository settings that `trtllm-serve` has for an engine."""
+SETTINGS_FILE: Final = "llm_api.yaml"
 
 
 def fill(root: Path, out: Path, *, model: Path, asked: WeightsRepository, release: str) -> None:
@@ -68,8 +72,43 @@ def yaml_settings(model: Path, asked: WeightsRepository) -> dict[str, Any]:
         "pipeline_parallel_size": asked.pipeline_parallel_size,
         "triton_config": {"max_batch_size": 0, "decoupled": asked.decoupled},
     }
-    limits = {name: value for name in LIMITS if (value := getattr(asked, name)) is not None}
+    limits = {
+        "max_batch_size": asked.max_batch_size,
+        "max_seq_len": asked.max_seq_len,
+        "max_num_tokens": commands.tokens_of_a_pass(asked),
+    }
     return _merged(own, {**limits, **arguments(asked, asked.llm_args)})
+
+
+def serve_settings(asked: EngineRepository | WeightsRepository, release: str) -> dict[str, Any]:
+    """What of the settings trtllm-serve reads from a file.
+
+    Of weights, all but the limits: none of it is an option, since releases differ in which wins. Of an engine, which says
+    everything else itself, those of the cache, where the release reads a file.
+    """
+    found: dict[str, Any] = {}
+    if isinstance(asked, WeightsRepository):
+        found = arguments(asked, asked.llm_args)
+    elif commands.takes_config(release):
+        found = arguments(LlmApi(**{name: getattr(asked, name) for name in SERVE_SETTINGS}), {})
+    return {name: value for name, value in found.items() if value != {}}
+
+
+def serve_line(
+    asked: EngineRepository | WeightsRepository,
+    inputs: Mapping[str, Path],
+    found: TensorRTLLM,
+    folder: Path | None = None,
+) -> list[str]:
+    """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
+    config = None
+    if serve_settings(asked, found.release):
+        config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
+    model, program = str(inputs["model"]), found.serve or "trtllm-serve"
+    if isinstance(asked, WeightsRepository):
+        return commands.serve_pytorch(found.release, asked, model=model, config=config, program=program)
+    engine = str(inputs["engine"])
+    return commands.serve_engine(found.release, asked, engine=engine, tokenizer=model, config=config, program=program)
 
 
 def arguments(asked: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:

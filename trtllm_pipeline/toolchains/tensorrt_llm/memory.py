@@ -43,9 +43,13 @@ class Shape:
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
-        """The numbers of a recipe, which has all of them but perhaps `parameters`."""
-        numbers = {name: recipe.get(name) for name in Shape.__dataclass_fields__}
-        return Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
+        """The numbers of a recipe, which has all of them but perhaps `parameters`. Cells share recipes and ask often."""
+        known = _SHAPES.get(id(recipe))
+        if known is None or known[0] is not recipe:
+            numbers = {name: recipe.get(name) for name in Shape.__dataclass_fields__}
+            found = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
+            known = _SHAPES[id(recipe)] = recipe, found
+        return known[1]
 
     @property
     def weights(self) -> int:
@@ -57,6 +61,10 @@ class Shape:
         attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
         mlp = 3 * self.hidden_size * self.intermediate_size
         return self.vocab_size * self.hidden_size + self.num_hidden_layers * (attention + mlp)
+
+
+_SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
+"""By identity; the recipe beside it is kept, so that its identity is no other's."""
 
 
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:

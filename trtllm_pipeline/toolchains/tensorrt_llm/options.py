@@ -9,13 +9,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least
 
 Tool = str
@@ -75,6 +77,12 @@ class Program:
             found = form if isinstance(form, Form) else None
         return found
 
+    def spelled(self, name: str, release: str) -> Form | None:
+        """The option that is spelled `name` in `release`, by its own name or an alias; None where none is."""
+        canonical = self.canonical(name)
+        form = None if canonical is None else self.at(canonical, release)
+        return form if form is not None and name in (canonical, *form.aliases) else None
+
     def canonical(self, name: str) -> str | None:
         """The table's spelling for `name`, which may be an alias of any release; None for unknown names."""
         if name in self.options:
@@ -101,33 +109,26 @@ def load() -> Mapping[Tool, Program]:
     }
 
 
-def _forms(rows: Iterable[Mapping[str, Json]], named: Mapping[str, list[Scalar]]) -> Iterable[Form | Gone]:
-    fields: dict[str, Json] = {}
+def _forms(rows: Iterable[Mapping[str, Any]], named: Mapping[str, list[Scalar]]) -> Iterable[Form | Gone]:
+    fields: Mapping[str, Any] = {}
     for row in rows:
         if "gone" in row:
             fields = {}
-            yield Gone(str(row["since"]), str(row["gone"]))
+            yield Gone(row["since"], row["gone"])
             continue
         fields = {**fields, **row}
-        yield _form(fields, named)
-
-
-def _form(fields: Mapping[str, Json], named: Mapping[str, list[Scalar]]) -> Form:
-    choices, kind = fields.get("choices"), fields["type"]
-    values = named[choices[1:]] if isinstance(choices, str) else choices
-    aliases, default, nargs = fields.get("aliases"), fields.get("default"), fields.get("nargs")
-    deprecated = fields.get("deprecated")
-    assert kind in {"switch", "on_off", "int", "float", "str"}
-    return Form(
-        since=str(fields["since"]),
-        kind=kind,  # type: ignore[arg-type]  # asserted above
-        choices=_ON_OFF if kind == "on_off" else tuple(values) if isinstance(values, list) else None,  # type: ignore[arg-type]
-        default=default if isinstance(default, bool | int | float | str) else None,
-        nargs=None if nargs is None else str(nargs),
-        required=fields.get("required") is True,
-        aliases=tuple(str(alias) for alias in aliases) if isinstance(aliases, list) else (),
-        deprecated=None if deprecated is None else str(deprecated),
-    )
+        choices, kind, default = fields.get("choices"), fields["type"], fields.get("default")
+        values = named[choices[1:]] if isinstance(choices, str) else choices
+        yield Form(
+            since=fields["since"],
+            kind=kind,
+            choices=_ON_OFF if kind == "on_off" else None if values is None else tuple(values),
+            default=None if isinstance(default, list) else default,
+            nargs=fields.get("nargs"),
+            required=fields.get("required") is True,
+            aliases=tuple(fields.get("aliases") or ()),
+            deprecated=fields.get("deprecated"),
+        )
 
 
 def known(tool: Tool, release: str) -> Mapping[str, Form]:
@@ -143,10 +144,7 @@ def exists(tool: Tool, release: str, name: str) -> bool:
 
 def has(tool: Tool, release: str, key: str) -> bool:
     """Whether `tool` takes a user's option `key` in `release`, however it is spelled."""
-    name = spelling(key)
-    canonical = load()[tool].canonical(name)
-    form = None if canonical is None else load()[tool].at(canonical, release)
-    return form is not None and name in (canonical, *form.aliases)
+    return load()[tool].spelled(spelling(key), release) is not None
 
 
 def accepts(tool: Tool, release: str, name: str, value: Scalar) -> bool:
@@ -163,14 +161,13 @@ def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
     for key, value in options.items():
         name = spelling(key)
         form = load()[tool].at(load()[tool].canonical(name) or name, release)
-        if isinstance(value, bool) and (form is None or form.kind in {"switch", "on_off"}):
-            if form is not None and form.kind == "on_off":
-                arguments += [name, _ON_OFF[0] if value else _ON_OFF[1]]
-            elif value:
-                arguments.append(name)
+        if isinstance(value, bool) and form is not None and form.kind == "on_off":
+            arguments += [name, _ON_OFF[not value]]
+        elif isinstance(value, bool) and (form is None or not form.takes_value):
+            arguments += [name] * value
         else:
             words = value if isinstance(value, list) else str(value).split() if form and form.nargs else [value]
-            arguments += [name, *(str(word) for word in words)]
+            arguments += [name, *map(str, words)]
     return arguments
 
 
@@ -197,7 +194,7 @@ class Installed:
     """An option as an installed program's `--help` shows it."""
 
     takes_value: bool
-    choices: tuple[str, ...] | None
+    choices: tuple[Scalar, ...] | None
 
 
 def check_extra(
@@ -208,36 +205,28 @@ def check_extra(
     `installed_help` is what the installed program prints for `--help`; with it, that says which options and values
     there are, and the table only explains.
     """
+    if not options:
+        return ()
     installed = None if installed_help is None else parse_help(installed_help)
-    return tuple(
-        problem
-        for key, value in options.items()
-        if (problem := _problem(tool, release, key, value, installed or None)) is not None
+    problems = (
+        (key, _problem(tool, release, spelling(key), value, installed or None)) for key, value in options.items()
     )
+    return tuple(f"{key}: {problem}" for key, problem in problems if problem is not None)
 
 
-def _problem(tool: Tool, release: str, key: str, value: Json, installed: Mapping[str, Installed] | None) -> str | None:
-    program, name = load()[tool], spelling(key)
-    canonical = program.canonical(name) or name
-    if decided := program.ours.get(canonical):
-        return f"{key}: is set from {decided}"
-    form = program.at(canonical, release)
-    if form is not None and name != canonical and name not in form.aliases:
-        form = None
-    exists_here = form is not None if installed is None else name in installed
-    if not exists_here:
-        return f"{key}: {_absence(program, tool, release, name, installed)}"
-    if installed is not None:
-        shown = installed[name]
-        takes_value, choices = shown.takes_value, shown.choices
-    else:
-        assert form is not None
-        takes_value, choices = form.takes_value, None if form.choices is None else tuple(map(str, form.choices))
-    return _value_problem(key, value, takes_value=takes_value, choices=choices, form=form)
+def _problem(tool: Tool, release: str, name: str, value: Json, installed: Mapping[str, Installed] | None) -> str | None:
+    program = load()[tool]
+    if decided := program.ours.get(program.canonical(name) or name):
+        return f"is set from {decided}"
+    form = program.spelled(name, release)
+    shown = form if installed is None else installed.get(name)
+    if shown is None:
+        return _absence(program, tool, release, name, installed)
+    return _value_problem(value, shown, form)
 
 
 def _absence(program: Program, tool: Tool, release: str, name: str, installed: Mapping[str, Installed] | None) -> str:
-    text = f"{_title(tool)} {release} has no such option"
+    text = f"{tool.partition(':')[0]} {release} has no such option"
     canonical = program.canonical(name)
     if canonical is not None:
         for form in reversed(program.options[canonical]):
@@ -255,19 +244,19 @@ def _absence(program: Program, tool: Tool, release: str, name: str, installed: M
     return f"{text}; did you mean {close[0].lstrip('-')!r}?" if close else text
 
 
-def _value_problem(
-    key: str, value: Json, *, takes_value: bool, choices: tuple[str, ...] | None, form: Form | None
-) -> str | None:
-    if not takes_value:
-        return None if isinstance(value, bool) else f"{key}: takes no value; write true or false, not {value!r}"
+def _value_problem(value: Json, shown: Form | Installed, form: Form | None) -> str | None:
+    """What is wrong with a value for an option as it is `shown`; `form` is what the table says of it, if anything."""
+    if not shown.takes_value:
+        return None if isinstance(value, bool) else f"takes no value; write true or false, not {value!r}"
     if isinstance(value, bool):
-        return None if form is not None and form.kind == "on_off" else f"{key}: needs a value, not {value!r}"
+        return None if form is not None and form.kind == "on_off" else f"needs a value, not {value!r}"
+    choices = None if shown.choices is None else tuple(map(str, shown.choices))
     words = value if isinstance(value, list) else str(value).split() if form and form.nargs == "+" else [value]
     for word in words:
         if choices is not None and str(word) not in choices:
-            return f"{key}: {word!r} is not among {', '.join(choices)}"
+            return f"{word!r} is not among {', '.join(choices)}"
         if form is not None and form.kind in {"int", "float"} and not _is_number(word, form.kind):
-            return f"{key}: {word!r} is not {'a whole number' if form.kind == 'int' else 'a number'}"
+            return f"{word!r} is not {'a whole number' if form.kind == 'int' else 'a number'}"
     return None
 
 
@@ -279,11 +268,34 @@ def _is_number(value: Json, kind: str) -> bool:
     return True
 
 
-def _title(tool: Tool) -> str:
-    return tool.partition(":")[0]
-
-
 # ------------------------------------------------------------------------------------------------------------- --help
+
+_HELP_TIMEOUT_S: Final = 180.0
+"""The programs import all of TensorRT-LLM before they print anything."""
+
+
+def help_for(machine: Machine, options: Json, *command: str | None) -> str | None:
+    """What `command --help` prints, None where there is nothing to check, nothing to ask, or no answer.
+
+    Asked only when a matrix gives the program options of its own, and not for an assumed machine: then the recorded table
+    decides.
+    """
+    if not options or machine.assumed or command[0] is None:
+        return None
+    return _help(tuple(str(word) for word in command))
+
+
+@lru_cache(maxsize=8)
+def _help(command: tuple[str, ...]) -> str | None:
+    ask = [*command, "--help"]
+    try:
+        ran = subprocess.run(
+            ask, capture_output=True, text=True, timeout=_HELP_TIMEOUT_S, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout if ran.returncode == 0 and ran.stdout.strip() else None
+
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _ROW = re.compile(r"^ {1,8}(?=-)(?P<call>\S+(?: \S+)*)")

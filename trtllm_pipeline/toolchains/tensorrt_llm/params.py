@@ -32,7 +32,14 @@ Served = Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's Open
 Batch = Annotated[int, Param("requests in flight", ge=1)]
 InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
 Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
-Pass = Annotated[int, Param("tokens of one forward pass over all requests", ge=1)]
+Pass = Annotated[
+    int | None,
+    Param(
+        "tokens of one forward pass over all requests",
+        ge=1,
+        null="8192, at least a prompt and a token of every request",
+    ),
+]
 TensorParallel = Annotated[int, Param("tensor parallel size", ge=1)]
 PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
 
@@ -72,7 +79,7 @@ class HuggingFaceCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Build:
+class EngineBuild:
     """Parameters of the build stage."""
 
     precision: Precision
@@ -83,14 +90,14 @@ class Build:
     max_batch_size: Batch
     max_input_len: InputLength
     max_seq_len: Length
-    max_num_tokens: Pass
+    max_num_tokens: Pass = None
     options: Annotated[dict[str, Scalar], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class EngineCheck:
     """Parameters of the check stage."""
 
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
@@ -118,7 +125,7 @@ class WeightsRepository(LlmApi):
     options: ServeOptions = None
     max_batch_size: Batch
     max_seq_len: Length
-    max_num_tokens: Pass
+    max_num_tokens: Pass = None
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (

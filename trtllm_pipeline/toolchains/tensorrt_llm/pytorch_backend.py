@@ -6,7 +6,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell
 from trtllm_pipeline.machine.model import Machine
@@ -15,9 +15,9 @@ from trtllm_pipeline.stages.calibration_rows import with_true_samples
 from trtllm_pipeline.stages.params import load, table
 from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.base import Toolchain
-from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE
+from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, rules
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, llmapi, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
@@ -48,6 +48,14 @@ def _repository(cell: Cell) -> WeightsRepository:
         "unquantized": not _quantized(cell),
     }
     return load(WeightsRepository, own, cell.settings["repository"])
+
+
+def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
+    if context.params.frontend == backends.TRITON:
+        return (planned_server(context, machine),)
+    inputs = context.inputs
+    command = llmapi.serve_line(_repository(cell), inputs, backends.installed(machine), inputs["repository"])
+    return (listening(command, context.params),)
 
 
 QUANTIZE: Final = Stage(
@@ -112,7 +120,7 @@ TOOLCHAIN: Final = Toolchain(
         DOWNLOAD,
         QUANTIZE,
         REPOSITORY,
-        backends.launching("launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}),
+        backends.launching("launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}, _server),
         SMOKE,
         PERF,
         ACCURACY,
