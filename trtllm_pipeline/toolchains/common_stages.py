@@ -65,7 +65,7 @@ def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
     ]
 
 
-def listening(command: Sequence[str], asked: Launch) -> list[str]:
+def listening(command: Sequence[str], asked: LaunchParams) -> list[str]:
     """The command line of an OpenAI server, as a plan shows it."""
     return openai_argv(command, asked.host, _planned_ports(asked))
 
