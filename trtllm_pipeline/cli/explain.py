@@ -33,10 +33,10 @@ def explain(
       pipeline explain fp16 --set axes.max_batch_size=[16]
     """
     from trtllm_pipeline.execution.forecast import forecast
-    from trtllm_pipeline.report.explain import to_json, to_text
+    from trtllm_pipeline.report.plan_text import explanation, explanation_text
 
     store = options.store_at(workspace)
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
     plan = flow.plan_of(request, store)
-    explained = to_json(plan, forecast(plan, store), stage)
-    emit_as(form, explained, text=lambda each: to_text(each, full=stage is not None))
+    explained = explanation(plan, forecast(plan, store), stage)
+    emit_as(form, explained, text=lambda each: explanation_text(each, full=stage is not None))

@@ -17,8 +17,8 @@ from trtllm_pipeline.terminal import clean
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """How far the cells of a plan are."""
+class MatrixStatus:
+    """How far the cells of a matrix are."""
 
     title: str
     """What the cells are of, for people."""
@@ -29,15 +29,17 @@ class Status:
     states: Mapping[StageRunId, StageState]
 
 
-def status_of(store: Store, outline: Outline, title: str, run: str | None = None, cells: Sequence[str] = ()) -> Status:
+def status_of(
+    store: Store, outline: Outline, title: str, run: str | None = None, cells: Sequence[str] = ()
+) -> MatrixStatus:
     """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
     from trtllm_pipeline.config.expand import select
 
     shown = select(outline.cells, cells) if cells else outline.cells
-    return Status(title, run, outline, shown, stage_states(outline, store))
+    return MatrixStatus(title, run, outline, shown, stage_states(outline, store))
 
 
-def to_json(status: Status) -> dict[str, Json]:
+def to_json(status: MatrixStatus) -> dict[str, Json]:
     """The status as JSON values, see docs/formats.md."""
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
@@ -64,7 +66,7 @@ def to_json(status: Status) -> dict[str, Json]:
     }
 
 
-def to_text(status: Status) -> str:
+def to_text(status: MatrixStatus) -> str:
     """The picture of cells x stages, then what runs, what failed and what can never work."""
     from trtllm_pipeline.planning.names import count, duration, path_from_here, shared_parts, without
     from trtllm_pipeline.planning.stage_status import running_s

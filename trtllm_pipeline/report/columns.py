@@ -1,6 +1,6 @@
 """Columns of the result table: for each its head, its value of a cell, and the formula behind it.
 
-To add a column: one line in `columns`. Formulas stand beside the code that computes the figures.
+To add a column: one line in `columns`. Formulas stand beside the code that computes the metrics.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 class Column:
     """One column of the table. `head` is one line. Of columns that do not fit, those of the highest `rank` go first.
 
-    Rank 0 is never dropped; ranks 1 and 2 are the figures that people read first, and rather shorten cells' names.
+    Rank 0 is never dropped; ranks 1 and 2 are what people read first, and rather shorten cells' names.
     """
 
     head: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from trtllm_pipeline.bench.conditions import UNKNOWN
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
-from trtllm_pipeline.report.document import Block, Grid, Heading, Items, Line, Value, as_markdown, on_terminal
+from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
 from trtllm_pipeline.report.gate import Break, Judgement
 from trtllm_pipeline.report.tables import csv_table
 
@@ -51,7 +51,7 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     yield Heading(f"{comparison.new} compared with {comparison.base}")
     if parts:
-        yield Line(f"all cells: {' '.join(parts)}")
+        yield TextLine(f"all cells: {' '.join(parts)}")
     for head, pairs in (
         ("cell @load", [pair for pair in comparison.pairs if pair.level is not None]),
         ("cell", [pair for pair in comparison.pairs if pair.level is None]),
@@ -62,24 +62,24 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
             ]
             yield Grid([head, *map(head_of, metrics)], rows)
     if comparison.pairs:
-        yield Line(LEGEND, "dim")
+        yield TextLine(LEGEND, "dim")
     marked = [
-        Line(
+        TextLine(
             f"{_LOOKS[delta.verdict][0]} {_place(pair, parts)} {head_of(delta.metric)}: {sentence(delta)}",
             _LOOKS[delta.verdict][1],
         )
         for pair, delta in _marked(comparison)
     ]
     yield Items("beyond noise", marked, _MAX_MARKED)
-    yield Items("payback", [Line(_paid_back(each, parts)) for each in comparison.paybacks])
-    yield Items("not compared", [Line(text, "yellow") for text in _not_compared(comparison)])
-    yield Items("notes", [Line(text, "dim") for text in _notes(comparison)])
+    yield Items("payback", [TextLine(_paid_back(each, parts)) for each in comparison.paybacks])
+    yield Items("not compared", [TextLine(text, "yellow") for text in _not_compared(comparison)])
+    yield Items("notes", [TextLine(text, "dim") for text in _notes(comparison)])
 
 
 def _gate(judged: Judgement, *, space: bool = False) -> Iterator[Block]:
     if judged.verdict is None:
         return
-    yield Line("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
+    yield TextLine("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
     if judged.broken:
         rows = map(_break_row, judged.broken)
         yield Grid(["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6))
@@ -120,7 +120,7 @@ def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """What a reader has to know of the numbers."""
+    """What a reader has to know of the differences."""
     notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
     differing: dict[str, list[str]] = {}
     for cell, difference in comparison.told:

@@ -22,7 +22,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A line of text, with a style of rich for the terminal; in bold also in Markdown."""
 
     text: str
@@ -43,12 +43,12 @@ class Items:
     """A list with a title. A terminal shows at most `most` of them; `folded` Markdown shows the title alone."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[TextLine]
     most: int | None = None
     folded: bool = False
 
 
-Block = Heading | Line | Grid | Items
+Block = Heading | TextLine | Grid | Items
 
 
 def on_terminal(blocks: Iterable[Block]) -> Group:
@@ -65,7 +65,7 @@ def _shown(block: Block) -> Iterator[Any]:
 
     if isinstance(block, Heading):
         yield Text(block.text, "bold")
-    elif isinstance(block, Line):
+    elif isinstance(block, TextLine):
         yield Text(block.text, block.style)
     elif isinstance(block, Grid):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
@@ -91,7 +91,7 @@ def as_markdown(blocks: Iterable[Block]) -> str:
 def _written(block: Block) -> Iterator[str]:
     if isinstance(block, Heading):
         yield from (f"### {escaped(block.text)}", "")
-    elif isinstance(block, Line):
+    elif isinstance(block, TextLine):
         text = escaped(block.text)
         yield from (f"**{text[0].upper()}{text[1:]}**" if "bold" in block.style else text, "")
     elif isinstance(block, Grid):

@@ -1,15 +1,20 @@
-"""A plan as text: what would run, what is shared, why, and how long it takes."""
+"""A plan for people, as text: `pipeline plan`, and `pipeline explain` also as JSON."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any, Final
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.domain import Json, Scope, StageRunId
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.planning.names import about, count
 from trtllm_pipeline.planning.plan import Plan
 
-_LIST_UP_TO = 40
+_ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
+"""What becomes of a stage run, as in a plan's JSON, in words."""
+_LIST_UP_TO: Final = 40
 """Stage runs listed one by one without being asked to."""
 
 
@@ -90,4 +95,52 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
             expected = about(seen.expected_s[run.id])
             why = seen.reasons.get(run.id, "up to date" if run.id in seen.present else "not needed")
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
+    return lines
+
+
+# Why a cell's stages have to run
+
+
+def explanation(plan: Plan, seen: Forecast, stage: str | None) -> dict[str, Any]:
+    """Why each stage of each cell has to run, or only `stage`, and what its fingerprint is made of. Raises UsageError."""
+
+    def explained(run_id: StageRunId) -> dict[str, Json]:
+        run = plan.stage_runs[run_id]
+        return {
+            "stage": run.stage.name,
+            "id": run_id,
+            "fingerprint": run.fingerprint,
+            "action": "run" if run_id in seen.to_run else "up_to_date" if run_id in seen.present else "skip",
+            "reason": seen.reasons.get(run_id),
+            "shared_with": len(run.cells) - 1,
+            "key": json.loads(run.key),
+        }
+
+    cells = []
+    for cell in plan.cells:
+        runs = [run for run in plan.by_cell[cell.id] if stage in {None, plan.stage_runs[run].stage.name}]
+        cells.append({"id": cell.id, "reason": cell.reason, "stages": [explained(run) for run in runs]})
+    if stage is not None and not any(cell["stages"] for cell in cells):
+        raise UsageError(f"there is no stage {stage!r} in this plan", hint="pipeline explain CELL shows all of them")
+    return {"schema": 1, "cells": cells}
+
+
+def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
+    """The same for people; `full` adds everything that a fingerprint is made of."""
+    return "\n".join(line for cell in explained["cells"] for line in _explained(cell, full=full))
+
+
+def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
+    lines = [cell["id"]]
+    if cell["reason"]:
+        lines.append(f"  infeasible: {cell['reason']}")
+    for stage in cell["stages"]:
+        others = stage["shared_with"]
+        shared = f", shared with {count(others, 'other cell')}" if others else ""
+        lines.append(f"  {stage['stage']:<11} {_ACTIONS[stage['action']]:<11} {stage['fingerprint']}{shared}")
+        if stage["reason"]:
+            lines.append(f"{'':<14}{stage['reason']}")
+        if full:
+            key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
+            lines += ["", "  made of:", *(f"    {line}" for line in key.splitlines())]
     return lines

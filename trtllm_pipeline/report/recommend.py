@@ -20,7 +20,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.report.compare_writers import number
-from trtllm_pipeline.report.document import Block, Grid, Line, Value, on_terminal
+from trtllm_pipeline.report.document import Block, Grid, TextLine, Value, on_terminal
 from trtllm_pipeline.report.measured import Measured, Side, selected
 from trtllm_pipeline.report.rows import UNQUANTIZED, references
 from trtllm_pipeline.report.workloads import Workload, words, workloads
@@ -260,7 +260,7 @@ def to_table(found: Recommendation) -> Group:
     parts = shared_parts([each.cell for each in found.candidates])
     blocks: list[Block] = []
     for group in found.groups:
-        blocks += [Line("")] if blocks else []
+        blocks += [TextLine("")] if blocks else []
         blocks += _of_workload(group, parts, found)
     return on_terminal(blocks)
 
@@ -268,12 +268,12 @@ def to_table(found: Recommendation) -> Group:
 def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recommendation) -> Iterator[Block]:
     good = [each for each in group if each.reason is None]
     if workload := words(group[0].workload):
-        yield Line(f"for {workload}", "bold")
+        yield TextLine(f"for {workload}", "bold")
     if good:
-        yield Line(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
-        yield Line(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
+        yield TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
+        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
     else:
-        yield Line("no configuration meets the objectives", "bold red")
+        yield TextLine("no configuration meets the objectives", "bold red")
     rate = "tok/s/GPU" if found.per_gpu else "tok/s"
     rows: list[list[Value]] = []
     for each in group:
@@ -285,4 +285,4 @@ def _of_workload(group: Sequence[Candidate], parts: Sequence[str], found: Recomm
     yield Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
     few = [each for each in good if each.requests is not None and each.requests < 100]
     if few and any(slo.metric.endswith(("p95", "p99")) for slo in found.slos):
-        yield Line(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")
+        yield TextLine(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")

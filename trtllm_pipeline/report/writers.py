@@ -21,7 +21,7 @@ from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
 from trtllm_pipeline.report.columns import METRICS, Column, columns
-from trtllm_pipeline.report.document import Grid, Heading, Items, Line, as_markdown
+from trtllm_pipeline.report.document import Grid, Heading, Items, TextLine, as_markdown
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.tables import csv_table
 
@@ -42,7 +42,7 @@ _STYLES: Final = {
 }
 _MIN_NAME: Final = 16
 _NAME: Final = 24
-"""Names of cells keep so many characters beside the figures that people read first."""
+"""Names of cells keep so many characters beside the columns that people read first."""
 _SHORT_NOTES: Final = 3
 _WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
 _MAX_FAILURES: Final = 20
@@ -158,14 +158,14 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
     return as_markdown(
         [
             Heading(" ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))),
-            Line(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
+            TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
             Items("measured", conditions),
             Grid(
                 ["cell", *(column.head for column in shown)],
                 [[without(row.id, parts), *(column.value(row) or "" for column in shown)] for row in rows],
                 (0, *status),
             ),
-            Items("failed and infeasible cells", list(map(Line, failures))),
+            Items("failed and infeasible cells", list(map(TextLine, failures))),
             Items("notes", notes),
             *tested,
             Items("definitions", definitions, folded=True),
@@ -210,33 +210,33 @@ def to_table(
     return Group(*said)
 
 
-def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[Line]]:
+def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
     """What there is to know of the table: notes, conditions, the load client's own error, definitions."""
     tested = client_error_of(rows)
     return [
-        [Line(_note(*note), "yellow") for note in notes_of(rows)],
-        [Line(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
-        [] if tested is None else [Line(tested, "dim")],
-        [Line(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
+        [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
+        [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [] if tested is None else [TextLine(tested, "dim")],
+        [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
 
-def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> list[Line]:
+def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -> list[TextLine]:
     """The same in few lines no wider than `width`: notes, how to read the table, on what it was measured."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
     legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
     measured = [row.conditions for row in rows if row.levels]
-    lines = [Line(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
-    lines += [Line(f"{', '.join(legend)}.", "dim")] if legend else []
+    lines = [TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
+    lines += [TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
     if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unrecorded system") for each in measured}:
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
-        lines.append(Line(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+        lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     more = f"{len(notes) - _SHORT_NOTES} more notes, " if len(notes) > _SHORT_NOTES else ""
-    lines += [Line(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
-    return [Line(_cut(line.text, width), line.style) for line in lines]
+    lines += [TextLine(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
+    return [TextLine(_cut(line.text, width), line.style) for line in lines]
 
 
 def _note(text: str, cells: int) -> str:
@@ -310,7 +310,7 @@ def _table(
         yield line
 
 
-# What all formats for people say beside the numbers.
+# What all formats for people say beside the metrics
 
 
 def summary_of(rows: Sequence[CellResult]) -> str:
@@ -320,7 +320,7 @@ def summary_of(rows: Sequence[CellResult]) -> str:
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
 
 
-class Failure(NamedTuple):
+class FailedCells(NamedTuple):
     """What failed, the cells it struck, and details: the reason, the log, what to do."""
 
     what: str
@@ -328,7 +328,9 @@ class Failure(NamedTuple):
     details: list[str]
 
 
-def failures_of(rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()) -> list[Failure]:
+def failures_of(
+    rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()
+) -> list[FailedCells]:
     """What failed; cells that a shared stage failed are said once, and reasons that were `told` not again."""
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
@@ -343,18 +345,15 @@ def failures_of(rows: Sequence[CellResult], workspace: Path | None = None, told:
         if row.log is not None:
             details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}")
         details += [] if row.hint is None else [f"try: {row.hint}"]
-        found.append(
-            Failure(
-                f"{what}{in_brackets(row.failure)}", [row.id for row in struck], [] if row.reason in told else details
-            )
-        )
+        cells = [row.id for row in struck]
+        found.append(FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in told else details))
     return found
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
-    """What is to be known of the numbers and of how many cells, the most frequent first.
+    """Notes on the measurements, and of how many cells, the most frequent first.
 
-    Findings that differ in their figures alone are one note, in the words of the first.
+    Findings that differ in their numbers alone are one note, in the words of the first.
     """
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
@@ -378,7 +377,7 @@ def client_error_of(rows: Sequence[CellResult]) -> str | None:
 
 
 def conditions_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    """When, on what and under which load the figures were measured; what only some cells have in common is said apart."""
+    """When, on what and under which load it was measured; what only some cells have in common is said apart."""
     measured = [row for row in rows if row.levels]
     if not measured:
         return []
