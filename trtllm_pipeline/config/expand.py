@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -76,14 +76,7 @@ def expand(loaded: LoadedMatrix, *, default_toolchain: str, feasibility: Feasibi
     allows cannot work, or None. Recipes and equal settings are shared between cells. Raises MatrixError with all
     faults: rules that match nothing, values and cells that are there twice, too many cells or none.
     """
-    faults: list[Fault] = []
-    axes = _axes(loaded, default_toolchain, faults)
-    excludes, overrides = _resolve(loaded, axes, default_toolchain, faults)
-    if faults:
-        raise MatrixError(tuple(faults))
-    points = _points(loaded, axes, excludes, default_toolchain)
-    matched = _matched(loaded, overrides, points)
-    return tuple(_cells(loaded, axes, points, matched, feasibility))
+    return tuple(_cells(_Grid(loaded, default_toolchain), feasibility))
 
 
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, Any]:
@@ -92,43 +85,32 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
     Local folders are named as their recipes are, and rules that match nothing any more, since the command line changed
     an axis, are left out. Raises MatrixError as `expand` does.
     """
-    faults: list[Fault] = []
-    axes = _axes(loaded, default_toolchain, faults)
-    excludes, overrides = _resolve(loaded, axes, default_toolchain, faults)
-    if faults:
-        raise MatrixError(tuple(faults))
-    points = _points(loaded, axes, excludes, default_toolchain)
-    product = _product(axes)
+    grid = _Grid(loaded, default_toolchain)
     data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
 
     def name(model: str) -> str:
         return loaded.recipes[model].name if model in loaded.recipes else model
 
     def rule(where: dict[str, Any]) -> dict[str, Any]:
-        for axis in axes:
+        for axis in grid.axes:
             if axis.name in where:
-                values = where[axis.name] if isinstance(where[axis.name], list) else [where[axis.name]]
-                where[axis.name] = [value for value in values if _matching(loaded, axis, value, default_toolchain)]
+                where[axis.name] = [value for value in _listed(where[axis.name]) if grid.matching(axis, value)]
         return {**where, "model": list(map(name, where["model"]))} if "model" in where else where
 
-    names = [axis.name for axis in axes]
-    added = [_added_point(loaded, names, cell, default_toolchain) for cell in loaded.matrix.add]
-    kept = {point for point in product if not any(each.matches(point) for each in excludes)}
+    def used(kind: str, rules: Sequence[_Rule], points: Sequence[Point]) -> list[Any]:
+        pairs = zip(data.get(kind, ()), rules, strict=True)
+        return [written for written, each in pairs if any(map(each.matches, points))]
+
+    kept = {point for point in grid.product if not any(each.matches(point) for each in grid.excludes)}
     data["axes"]["model"] = list(map(name, data["axes"]["model"]))
-    data["exclude"] = [
-        rule(where)
-        for where, each in zip(data.get("exclude", ()), excludes, strict=True)
-        if any(map(each.matches, product))
-    ]
+    data["exclude"] = list(map(rule, used("exclude", grid.excludes, grid.product)))
     data["add"] = [
         {**cell, "model": name(cell["model"])}
-        for cell, point in zip(data.get("add", ()), added, strict=True)
+        for cell, point in zip(data.get("add", ()), grid.added, strict=True)
         if point not in kept
     ]
     data["override"] = [
-        {**override, "where": rule(override["where"])}
-        for override, each in zip(data.get("override", ()), overrides, strict=True)
-        if any(map(each.matches, points))
+        {**override, "where": rule(override["where"])} for override in used("override", grid.overrides, grid.points)
     ]
     if changed := _given(loaded.command_line):
         data["override"].append({"where": {}, "settings": changed})
@@ -213,43 +195,140 @@ def infeasible(recipe: Recipe, *, toolchain: str, precision: str, tp: int, pp: i
 # -------------------------------------------------------------------------------------------------- axes and points
 
 
+class _Grid:
+    """The axes of a matrix, its rules resolved, and the points of its cells. Raises MatrixError with all faults."""
+
+    def __init__(self, loaded: LoadedMatrix, default_toolchain: str) -> None:
+        self.loaded = loaded
+        self.default_toolchain = default_toolchain
+        self.faults: list[Fault] = []
+        matrix = loaded.matrix
+        self.axes = self._axes()
+        self.excludes = [self._rule(where, ("exclude", index)) for index, where in enumerate(matrix.exclude)]
+        self.overrides = [
+            self._rule(each.where, ("override", index, "where")) for index, each in enumerate(matrix.override)
+        ]
+        self._raise_faults()
+        count = math.prod(len(axis.values) for axis in self.axes)
+        if count > MAX_CELLS:
+            self._fault(("axes",), f"the axes make {count} cells; {MAX_CELLS} is the most")
+            self._raise_faults()
+        self.product: list[Point] = list(itertools.product(*(axis.values for axis in self.axes)))
+        self.points = self._points()
+        self._raise_faults()
+        self.matched = [
+            tuple(index for index, rule in enumerate(self.overrides) if rule.matches(point)) for point in self.points
+        ]
+        """Which overrides apply to each point."""
+        for index in sorted(set(range(len(self.overrides))).difference(*self.matched)):
+            self._fault_of_rule(("override", index, "where"), "matches no cell")
+        self._raise_faults()
+
+    def _fault(self, at: KeyPath, message: str) -> None:
+        self.faults.append(self.loaded.document.fault(at, message))
+
+    def _fault_of_rule(self, at: KeyPath, message: str) -> None:
+        """A fault, unless the command line changed an axis."""
+        if not self.loaded.axes_changed:
+            self._fault(at, message)
+
+    def _raise_faults(self) -> None:
+        if self.faults:
+            raise MatrixError(tuple(self.faults))
+
+    def _axes(self) -> list[_Axis]:
+        """All axes in the order of an id's segments, the toolchain also when the matrix has no such axis."""
+        loaded = self.loaded
+        written = loaded.matrix.axes
+        extra = written.__pydantic_extra__ or {}
+        values: dict[str, tuple[str, ...]] = {name: tuple(map(str, getattr(written, name) or ())) for name in AXES}
+        values["model"] = tuple(loaded.recipes[model].name for model in written.model)
+        values["toolchain"] = tuple(map(self._toolchain, written.toolchain or ("auto",)))
+        values.update({name: tuple(map(_text, extra[name])) for name in setting_axes(extra)})
+        self.added = [self._added_point(list(values), cell) for cell in loaded.matrix.add]
+        axes = []
+        for position, (name, own) in enumerate(values.items()):
+            universe = dict.fromkeys((*own, *(point[position] for point in self.added)))
+            segments = {value: _segment(name, value, list(values)) for value in universe}
+            axes.append(_Axis(name, own, frozenset(universe), segments))
+            # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
+            first: dict[str, int] = {}
+            for index, value in enumerate((*own, *(value for value in universe if value not in own))):
+                if first.setdefault(segments[value], index) != index:
+                    at: KeyPath = ("axes", name, index) if index < len(own) else ("axes", name)
+                    self._fault(at, f"two values cannot be told apart in cell ids: both are {segments[value]}")
+        return axes
+
+    def _toolchain(self, name: object) -> str:
+        return self.default_toolchain if name in {None, "auto"} else str(name)
+
+    def _added_point(self, names: Sequence[str], added: AddedCell) -> Point:
+        values = {**added.model_dump(mode="json"), **(added.__pydantic_extra__ or {})}
+        values["model"] = self.loaded.recipes[added.model].name
+        values["toolchain"] = self._toolchain(added.toolchain)
+        return tuple(_text(values[name]) if name.startswith(SETTINGS_PREFIX) else str(values[name]) for name in names)
+
+    def _rule(self, where: Where, at: KeyPath) -> _Rule:
+        """A part of `exclude` or `override`; notes every value in it that no cell has."""
+        written = {**where.model_dump(exclude_none=True), **(where.__pydantic_extra__ or {})}
+        if not written and at[0] == "exclude":
+            self._fault(at, "names no axis, so it would leave out every cell")
+        allowed = []
+        for position, axis in enumerate(self.axes):
+            if axis.name in written:
+                found: set[str] = set()
+                for index, value in enumerate(_listed(written[axis.name])):
+                    hits = self.matching(axis, value)
+                    if not hits:
+                        place = (*at, axis.name)
+                        if isinstance(self.loaded.document.get(place), list):
+                            place = (*place, index)
+                        near = nearest(str(value), axis.universe)
+                        self._fault_of_rule(place, f"{value!r} matches no value of {axis.name}{near}")
+                    found |= hits
+                allowed.append((position, frozenset(found)))
+        return _Rule(tuple(allowed))
+
+    def matching(self, axis: _Axis, value: object) -> set[str]:
+        """Values of an axis that one value of a rule stands for."""
+        if axis.name.startswith(SETTINGS_PREFIX):
+            return {_text(value)} & axis.universe
+        text = str(value)
+        if axis.name == "model" and text in self.loaded.recipes:
+            text = self.loaded.recipes[text].name
+        elif axis.name == "toolchain":
+            text = self._toolchain(text)
+        elif axis.name in _SPELL and not set(text) & set("*?["):
+            try:
+                text = _SPELL[axis.name](text)
+            except ValueError:
+                return set()
+        return {known for known in axis.universe if fnmatch.fnmatchcase(known, text)}
+
+    def _points(self) -> list[Point]:
+        """The points of all cells."""
+        dropped: set[Point] = set()
+        for index, rule in enumerate(self.excludes):
+            hits = [point for point in self.product if rule.matches(point)]
+            if not hits:
+                self._fault_of_rule(("exclude", index), "matches no cell")
+            dropped.update(hits)
+        points = dict.fromkeys(point for point in self.product if point not in dropped)
+        for index, point in enumerate(self.added):
+            if point in points:
+                self._fault_of_rule(("add", index), "is a cell of the matrix already")
+            points[point] = None
+        if not points:
+            self._fault(("exclude",), "leaves no cell")
+        return list(points)
+
+
 def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _added_point(loaded: LoadedMatrix, names: Sequence[str], added: AddedCell, default_toolchain: str) -> Point:
-    values = {**added.model_dump(mode="json"), **(added.__pydantic_extra__ or {})}
-    values["model"] = loaded.recipes[added.model].name
-    values["toolchain"] = _toolchain(str(added.toolchain or "auto"), default_toolchain)
-    return tuple(_text(values[name]) if name.startswith(SETTINGS_PREFIX) else str(values[name]) for name in names)
-
-
-def _toolchain(name: str, default: str) -> str:
-    return default if name == "auto" else name
-
-
-def _axes(loaded: LoadedMatrix, default_toolchain: str, faults: list[Fault]) -> list[_Axis]:
-    """All axes in the order of an id's segments, the toolchain also when the matrix has no such axis."""
-    written = loaded.matrix.axes
-    extra = written.__pydantic_extra__ or {}
-    values: dict[str, tuple[str, ...]] = {name: tuple(map(str, getattr(written, name) or ())) for name in AXES}
-    values["model"] = tuple(loaded.recipes[model].name for model in written.model)
-    values["toolchain"] = tuple(_toolchain(name, default_toolchain) for name in written.toolchain or ("auto",))
-    values.update({name: tuple(map(_text, extra[name])) for name in setting_axes(extra)})
-    added = [_added_point(loaded, list(values), cell, default_toolchain) for cell in loaded.matrix.add]
-    axes = []
-    for position, (name, own) in enumerate(values.items()):
-        universe = dict.fromkeys((*own, *(point[position] for point in added)))
-        segments = {value: _segment(name, value, list(values)) for value in universe}
-        axes.append(_Axis(name, own, frozenset(universe), segments))
-        # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
-        first: dict[str, int] = {}
-        for index, value in enumerate((*own, *(value for value in universe if value not in own))):
-            if first.setdefault(segments[value], index) != index:
-                at: KeyPath = ("axes", name, index) if index < len(own) else ("axes", name)
-                message = f"two values cannot be told apart in cell ids: both are {segments[value]}"
-                faults.append(loaded.document.fault(at, message))
-    return axes
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _segment(name: str, value: str, names: Sequence[str]) -> str:
@@ -280,113 +359,11 @@ def _value_text(value: Json) -> str:
     return f"{plain[:30]}-{digest}" if plain else digest
 
 
-def _product(axes: Sequence[_Axis]) -> list[Point]:
-    return list(itertools.product(*(axis.values for axis in axes)))
-
-
-def _points(
-    loaded: LoadedMatrix, axes: Sequence[_Axis], excludes: Sequence[_Rule], default_toolchain: str
-) -> list[Point]:
-    """The points of all cells. Raises MatrixError."""
-    document = loaded.document
-    count = math.prod(len(axis.values) for axis in axes)
-    if count > MAX_CELLS:
-        message = f"the axes make {count} cells; {MAX_CELLS} is the most"
-        raise MatrixError((document.fault(("axes",), message),))
-    product = _product(axes)
-    dropped: set[Point] = set()
-    faults = []
-    for index, rule in enumerate(excludes):
-        hits = [point for point in product if rule.matches(point)]
-        if not hits and not loaded.axes_changed:
-            faults.append(document.fault(("exclude", index), "matches no cell"))
-        dropped.update(hits)
-    points = dict.fromkeys(point for point in product if point not in dropped)
-    names = [axis.name for axis in axes]
-    for index, cell in enumerate(loaded.matrix.add):
-        point = _added_point(loaded, names, cell, default_toolchain)
-        if point in points and not loaded.axes_changed:
-            faults.append(document.fault(("add", index), "is a cell of the matrix already"))
-        points[point] = None
-    if not points:
-        faults.append(document.fault(("exclude",), "leaves no cell"))
-    if faults:
-        raise MatrixError(tuple(faults))
-    return list(points)
-
-
-# ------------------------------------------------------------------------------------------------------------ rules
-
-
-def _resolve(
-    loaded: LoadedMatrix, axes: Sequence[_Axis], default_toolchain: str, faults: list[Fault]
-) -> tuple[list[_Rule], list[_Rule]]:
-    """`exclude` and `override` as rules; notes every value in them that no cell has."""
-
-    def rule(where: Where, at: KeyPath) -> _Rule:
-        written = {**where.model_dump(exclude_none=True), **(where.__pydantic_extra__ or {})}
-        if not written and at[0] == "exclude":
-            faults.append(loaded.document.fault(at, "names no axis, so it would leave out every cell"))
-        allowed = []
-        for position, axis in enumerate(axes):
-            if axis.name in written:
-                found: set[str] = set()
-                values = written[axis.name]
-                for index, value in enumerate(values if isinstance(values, list | tuple) else (values,)):
-                    hits = _matching(loaded, axis, value, default_toolchain)
-                    if not hits and not loaded.axes_changed:
-                        place = (*at, axis.name)
-                        if isinstance(loaded.document.get(place), list):
-                            place = (*place, index)
-                        near = nearest(str(value), axis.universe)
-                        faults.append(loaded.document.fault(place, f"{value!r} matches no value of {axis.name}{near}"))
-                    found |= hits
-                allowed.append((position, frozenset(found)))
-        return _Rule(tuple(allowed))
-
-    matrix = loaded.matrix
-    excludes = [rule(where, ("exclude", index)) for index, where in enumerate(matrix.exclude)]
-    overrides = [rule(each.where, ("override", index, "where")) for index, each in enumerate(matrix.override)]
-    return excludes, overrides
-
-
-def _matching(loaded: LoadedMatrix, axis: _Axis, value: object, default_toolchain: str) -> set[str]:
-    """Values of an axis that one value of a rule stands for."""
-    if axis.name.startswith(SETTINGS_PREFIX):
-        return {_text(value)} & axis.universe
-    text = str(value)
-    if axis.name == "model" and text in loaded.recipes:
-        text = loaded.recipes[text].name
-    elif axis.name == "toolchain":
-        text = _toolchain(text, default_toolchain)
-    elif axis.name in _SPELL and not set(text) & set("*?["):
-        try:
-            text = _SPELL[axis.name](text)
-        except ValueError:
-            return set()
-    return {known for known in axis.universe if fnmatch.fnmatchcase(known, text)}
-
-
-def _matched(loaded: LoadedMatrix, overrides: Sequence[_Rule], points: Sequence[Point]) -> list[tuple[int, ...]]:
-    """Which overrides apply to each point. Raises MatrixError for one that applies to none."""
-    matched = [tuple(index for index, rule in enumerate(overrides) if rule.matches(point)) for point in points]
-    unused = set(range(len(overrides))).difference(*matched)
-    if unused and not loaded.axes_changed:
-        faults = [loaded.document.fault(("override", index, "where"), "matches no cell") for index in sorted(unused)]
-        raise MatrixError(tuple(faults))
-    return matched
-
-
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
-def _cells(
-    loaded: LoadedMatrix,
-    axes: Sequence[_Axis],
-    points: Sequence[Point],
-    matched: Sequence[tuple[int, ...]],
-    feasibility: Feasibility | None,
-) -> list[Cell]:
+def _cells(grid: _Grid, feasibility: Feasibility | None) -> Iterator[Cell]:
+    loaded, axes = grid.loaded, grid.axes
     recipes = {recipe.name: recipe for recipe in loaded.recipes.values()}
     # Notes are for people; what a stage reads must not change with them.
     written = {
@@ -401,9 +378,8 @@ def _cells(
     lengths = {value: parse_lengths(value) for value in axes[AXES.index("lengths")].universe}
     settings = _SettingsByCell(loaded, axes)
     base_dir = os.path.abspath(loaded.path.parent)  # noqa: PTH100  (symbolic links stay as the user wrote them)
-    cells = []
     reasons: dict[tuple[str, ...], str | None] = {}
-    for point, overrides in zip(points, matched, strict=True):
+    for point, overrides in zip(grid.points, grid.matched, strict=True):
         model, precision, parallel, batch, pair, toolchain, *_ = point
         (tp, pp), (isl, osl) = layouts[parallel], lengths[pair]
         asked = (model, precision, parallel, pair, toolchain)
@@ -428,8 +404,7 @@ def _cells(
         )
         if feasibility is not None and cell.reason is None and (reason := feasibility(cell)) is not None:
             cell = replace(cell, reason=reason)
-        cells.append(cell)
-    return cells
+        yield cell
 
 
 class _SettingsByCell:
