@@ -11,9 +11,10 @@ import re
 import resource
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -126,9 +127,7 @@ def examine_assumed(machine: Machine) -> tuple[Check, ...]:
         *_gpu(gpus.Graphics(devices, devices, source="--assume")),
         *_tensorrt_llm(machine, {}),
         *_triton(machine),
-        Check("quantize.model_optimizer", Status.OK, machine.model_optimizer, f"{machine.model_optimizer}")
-        if machine.model_optimizer
-        else _no_model_optimizer(),
+        _model_optimizer(machine),
     )
 
 
@@ -152,6 +151,18 @@ _LOOKS: Final = {
     (Status.MISSING, True): ("·", "-", "dim"),
 }
 """Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
+TITLES: Final = {
+    "host": "this host",
+    "gpu": "GPUs",
+    "tensorrt_llm": "TensorRT-LLM",
+    "triton": "Triton Inference Server",
+    "quantize": "quantization",
+    "space": "disk and shared memory",
+    "limits": "limits",
+    "hub": "model hubs",
+}
+"""Group of checks -> its title."""
+_HINT_INDENT: Final = " " * 13 + "do: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +188,7 @@ class Examination:
     machine: Machine
     checks: tuple[Check, ...]
     verdicts: tuple[Verdict, ...]
-    toolchain: str | None
+    toolchain: str | None = None
     """The one that was asked for."""
 
     @property
@@ -191,10 +202,35 @@ class Examination:
         asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
         return 0 if any(verdict.missing is None for verdict in asked) else 3
 
-    def lines(self) -> tuple[Line, ...]:
-        """For people."""
-        planned = (Line(""), Line("to plan for this machine elsewhere:"), Line(f"  --assume '{self.assume}'"))
-        return (*lines(self.checks, self.verdicts, self.toolchain), *planned)
+    def lines(self) -> Iterator[Line]:
+        """All of it for people, the verdict first."""
+        usable = [verdict for verdict in self.verdicts if verdict.missing is None]
+        wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
+        names = {each.name for each in wanted}
+        wrong = [each for each in self.checks if each.status is not Status.OK and names.intersection(each.needed_by)]
+        if wanted[0].missing is None:
+            look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
+            yield Line(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
+        elif self.toolchain is not None:
+            yield Line(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
+        else:
+            yield Line("not ready: no toolchain can be used on this machine")
+        yield from (Line(""), Line("toolchains"))
+        width = max(len(verdict.name) for verdict in self.verdicts)
+        for verdict in self.verdicts:
+            status = Status.MISSING if verdict.missing else Status.OK
+            grey = verdict.missing is not None and verdict.name not in names
+            yield from _with_hint(
+                f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", verdict.hint, status, grey
+            )
+        width = max(len(check.id.partition(".")[2]) for check in self.checks)
+        for group, checks in groupby(self.checks, lambda check: check.group):
+            yield from (Line(""), Line(TITLES[group]))
+            for check in checks:
+                name = check.id.partition(".")[2].replace("_", " ")
+                grey = check.status is Status.MISSING and not names.intersection(check.needed_by)
+                yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, grey)
+        yield from (Line(""), Line("to plan for this machine elsewhere:"), Line(f"  --assume '{self.assume}'"))
 
     def text(self, encoding: str | None) -> str:
         """The same as plain text, in ASCII where `encoding` is not one of Unicode."""
@@ -203,7 +239,22 @@ class Examination:
 
     def to_json(self) -> dict[str, Json]:
         """In the shape that docs/doctor.md has."""
-        return document(self.machine, self.checks, self.verdicts, self.assume)
+        about = {"sm": self.machine.sm, "identity": dict(probe.identity(self.machine)), "assume": self.assume}
+        return {
+            "schema": SCHEMA,
+            "checks": [
+                {**asdict(each), "status": each.status.value, "group": each.group, "needed_by": list(each.needed_by)}
+                for each in self.checks
+            ],
+            "machine": {**asdict(self.machine), **about},
+            "toolchains": [{**asdict(each), "usable": each.missing is None} for each in self.verdicts],
+        }
+
+
+def _with_hint(text: str, hint: str | None, status: Status, grey: bool) -> Iterator[Line]:
+    yield Line(text, status, grey)
+    if hint and not grey:
+        yield Line(f"{_HINT_INDENT}{hint}")
 
 
 def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = None) -> Examination:
@@ -219,94 +270,25 @@ def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = 
     return Examination(machine, checks, judge(machine), toolchain)
 
 
-TITLES: Final = {
-    "host": "this host",
-    "gpu": "GPUs",
-    "tensorrt_llm": "TensorRT-LLM",
-    "triton": "Triton Inference Server",
-    "quantize": "quantization",
-    "space": "disk and shared memory",
-    "limits": "limits",
-    "hub": "model hubs",
-}
-"""Group of checks -> its title."""
-_HINT_INDENT: Final = " " * 13 + "do: "
+def _check(check_id: str, value: Json, detail: str, hint: str | None = None, status: Status = Status.WARNING) -> Check:
+    """One thing looked at; without a hint all is well."""
+    return Check(check_id, status if hint else Status.OK, value, detail, hint)
 
 
-def lines(checks: Sequence[Check], verdicts: Sequence[Verdict], toolchain: str | None = None) -> Iterator[Line]:
-    """All of it for people, the verdict first. `toolchain` is the one that was asked for."""
-    usable = [verdict for verdict in verdicts if verdict.missing is None]
-    wanted = [each for each in verdicts if each.name == toolchain] or usable[:1] or list(verdicts)
-    names = {each.name for each in wanted}
-    wrong = [each for each in checks if each.status is not Status.OK and names.intersection(each.needed_by)]
-    if wanted[0].missing is None:
-        look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
-        yield Line(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
-    elif toolchain is not None:
-        yield Line(f"not ready: the toolchain {toolchain} cannot be used on this machine")
-    else:
-        yield Line("not ready: no toolchain can be used on this machine")
-    yield from (Line(""), Line("toolchains"))
-    width = max(len(verdict.name) for verdict in verdicts)
-    for verdict in verdicts:
-        grey = verdict.missing is not None and verdict.name not in names
-        status = Status.MISSING if verdict.missing else Status.OK
-        yield Line(f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", status, grey)
-        if verdict.hint and not grey:
-            yield Line(f"{_HINT_INDENT}{verdict.hint}")
-    width = max(len(check.id.partition(".")[2]) for check in checks)
-    group = None
-    for check in checks:
-        if check.group != group:
-            group = check.group
-            yield from (Line(""), Line(TITLES[group]))
-        grey = check.status is Status.MISSING and not names.intersection(check.needed_by)
-        name = check.id.partition(".")[2].replace("_", " ")
-        yield Line(f"{name:<{width}}  {check.detail}", check.status, grey)
-        if check.hint and not grey:
-            yield Line(f"{_HINT_INDENT}{check.hint}")
-
-
-def document(machine: Machine, checks: Sequence[Check], verdicts: Sequence[Verdict], assume: str) -> dict[str, Json]:
-    """All of it as JSON, in the shape that docs/doctor.md has; `assume` is the machine as a line for `--assume`."""
-    return {
-        "schema": SCHEMA,
-        "checks": [
-            {
-                "id": check.id,
-                "group": check.group,
-                "status": check.status.value,
-                "value": check.value,
-                "detail": check.detail,
-                "hint": check.hint,
-                "needed_by": list(check.needed_by),
-            }
-            for check in checks
-        ],
-        "machine": {**asdict(machine), "sm": machine.sm, "identity": dict(probe.identity(machine)), "assume": assume},
-        "toolchains": [
-            {
-                "name": verdict.name,
-                "summary": verdict.summary,
-                "usable": verdict.missing is None,
-                "missing": verdict.missing,
-                "hint": verdict.hint,
-            }
-            for verdict in verdicts
-        ],
-    }
+def _missing(check_id: str, detail: str, hint: str, value: Json = None) -> Check:
+    return Check(check_id, Status.MISSING, value, detail, hint)
 
 
 def _host(machine: Machine) -> Iterator[Check]:
     total = os.cpu_count() or machine.cpus
     share = f"{machine.cpus} of {total} CPUs, limited by affinity or quota" if machine.cpus < total else f"{total} CPUs"
-    yield Check("host.cpus", Status.OK, machine.cpus, f"{share}: {machine.cpu}")
+    yield _check("host.cpus", machine.cpus, f"{share}: {machine.cpu}")
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     allowed = min(physical, _cgroup_memory() or physical)
     why = f" of {_size(physical)}, limited by cgroup" if allowed < physical else ""
-    yield Check("host.memory", Status.OK, allowed, f"{_size(allowed)}{why}")
+    yield _check("host.memory", allowed, f"{_size(allowed)}{why}")
     python = ".".join(map(str, sys.version_info[:3]))
-    yield Check("host.python", Status.OK, python, f"{python}: {sys.executable}")
+    yield _check("host.python", python, f"{python}: {sys.executable}")
     yield _packages()
 
 
@@ -314,54 +296,46 @@ def _packages() -> Check:
     """Whether what the project itself needs is there, by its own metadata."""
     distribution = probe.distribution_of("trtllm-pipeline")
     if distribution is None:
-        hint = f"{_SOURCE_INSTALL} installs it with all it needs"
-        return Check("host.packages", Status.WARNING, None, "the project runs from a folder and is not installed", hint)
+        detail, hint = (
+            "the project runs from a folder and is not installed",
+            f"{_SOURCE_INSTALL} installs it with all it needs",
+        )
+        return _check("host.packages", None, detail, hint)
     needed = [text for text in distribution.requires or () if "extra ==" not in text]
     names = [match[0] for match in (re.match(r"[\w.-]+", text) for text in needed) if match]
-    absent: list[Json] = [name for name in names if probe.distribution_of(name) is None]
+    absent = [name for name in names if probe.distribution_of(name) is None]
     if absent:
-        return Check(
-            "host.packages",
-            Status.MISSING,
-            absent,
-            f"not installed: {', '.join(map(str, absent))}",
-            f"python3 -m pip install {' '.join(map(str, absent))}",
-        )
-    return Check("host.packages", Status.OK, [], f"all {len(names)} packages that the project needs")
+        hint = f"python3 -m pip install {' '.join(absent)}"
+        return _missing("host.packages", f"not installed: {', '.join(absent)}", hint, [*absent])
+    return _check("host.packages", [], f"all {len(names)} packages that the project needs")
 
 
 def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
     for problem in graphics.problems:
-        yield Check("gpu.problem", Status.WARNING, problem, problem, "nvidia-smi may tell more")
+        yield _check("gpu.problem", problem, problem, "nvidia-smi may tell more")
     if graphics.driver:
         cuda = f", for CUDA up to {graphics.cuda}" if graphics.cuda else ""
-        yield Check("gpu.driver", Status.OK, graphics.driver, f"{graphics.driver}{cuda}, reported by {graphics.source}")
+        yield _check("gpu.driver", graphics.driver, f"{graphics.driver}{cuda}, reported by {graphics.source}")
     if not graphics.everything:
-        yield Check(
-            "gpu.devices",
-            Status.MISSING,
-            0,
-            "no NVIDIA GPU is visible",
-            "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain needs none",
-        )
+        hint = "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain needs none"
+        yield _missing("gpu.devices", "no NVIDIA GPU is visible", hint, 0)
         return
     used, there = len(graphics.devices), len(graphics.everything)
-    yield Check(
+    yield _check(
         "gpu.devices",
-        Status.OK if used else Status.MISSING,
         used,
         f"{used}" if used == there else f"{used} of {there}, by {gpus.MASK_VARIABLE}",
         None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
+        Status.MISSING,
     )
     for number, device in enumerate(graphics.devices):
         yield _device(number, device)
-    kinds = sorted({(device.gpu.sm, device.gpu.name) for device in graphics.devices})
-    if len(kinds) > 1:
-        yield Check(
+    names: list[Json] = [name for _, name in sorted({(device.gpu.sm, device.gpu.name) for device in graphics.devices})]
+    if len(names) > 1:
+        yield _check(
             "gpu.mixed",
-            Status.WARNING,
-            [name for _, name in kinds],
-            f"different GPUs: {', '.join(name for _, name in kinds)}; plans are made for the weakest",
+            names,
+            f"different GPUs: {', '.join(map(str, names))}; plans are made for the weakest",
             f"{gpus.MASK_VARIABLE} with UUIDs leaves those of one kind (by index, CUDA counts the fastest first unless "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID)",
         )
@@ -372,11 +346,10 @@ def _device(number: int, device: gpus.Device) -> Check:
     text = f"{gpu.name}, {_size(gpu.memory_bytes)}, compute capability {gpu.sm // 10}.{gpu.sm % 10}, {gpu.uuid}"
     taken = 0 if device.free_bytes is None else gpu.memory_bytes - device.free_bytes
     if not device.processes and taken <= _BUSY * gpu.memory_bytes:
-        return Check(f"gpu.{number}", Status.OK, gpu.uuid, text)
+        return _check(f"gpu.{number}", gpu.uuid, text)
     whose = f" by {device.processes} processes" if device.processes else ""
-    return Check(
+    return _check(
         f"gpu.{number}",
-        Status.WARNING,
         gpu.uuid,
         f"{text}; in use{whose}, {_size(taken)} taken",
         f"other processes distort measurements: nvidia-smi lists them; {gpus.MASK_VARIABLE} can exclude this GPU",
@@ -386,15 +359,13 @@ def _device(number: int, device: gpus.Device) -> Check:
 def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Check]:
     found = machine.tensorrt_llm
     if found is None:
-        yield Check(
+        yield _missing(
             "tensorrt_llm.release",
-            Status.MISSING,
-            None,
             problems.get("release", "TensorRT-LLM is not installed"),
             "run in one of NVIDIA's images, or install its wheel from NVIDIA's package index (others have stubs only)",
         )
     else:
-        yield Check("tensorrt_llm.release", Status.OK, found.release, f"{found.release}, under {found.python}")
+        yield _check("tensorrt_llm.release", found.release, f"{found.release}, under {found.python}")
         yield _or_missing(
             "tensorrt_llm.build",
             found.build,
@@ -408,128 +379,113 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
             ("examples", "example scripts", probe.EXAMPLES_VARIABLE, "quantizing and converting need Model Optimizer"),
             ("templates", "Triton templates", probe.TEMPLATES_VARIABLE, "configurations are written without them"),
         ):
-            path: str | None = getattr(found, part)
             yield _or_missing(
                 f"tensorrt_llm.{part}",
-                path,
+                getattr(found, part),
                 problems.get(part, f"no {what} of release {found.release}; {without}"),
                 f"set {variable} to the folder of the same release",
                 Status.WARNING if part in problems else Status.MISSING,
             )
     if machine.mpirun is None:
-        detail, hint = (
-            "no mpirun, which Triton needs for engines on several GPUs (up to TensorRT-LLM 0.18, on one too)",
-            "apt-get install openmpi-bin",
-        )
-        yield Check("tensorrt_llm.mpirun", Status.MISSING, None, detail, hint)
+        detail = "no mpirun, which Triton needs for engines on several GPUs (up to TensorRT-LLM 0.18, on one too)"
+        yield _missing("tensorrt_llm.mpirun", detail, "apt-get install openmpi-bin")
     else:
         told = "" if machine.assumed else _first_line(machine.mpirun, "--version")
-        yield Check("tensorrt_llm.mpirun", Status.OK, machine.mpirun, f"{machine.mpirun} {told}".rstrip())
+        yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {told}".rstrip())
 
 
 def _triton(machine: Machine) -> Iterator[Check]:
     found = machine.triton
     if found is None:
         hint = f"run in one of NVIDIA's Triton images, or {NEXT['embedded']}"
-        yield Check("triton.server", Status.MISSING, None, "no tritonserver", hint)
+        yield _missing("triton.server", "no tritonserver", hint)
         return
-    yield Check("triton.server", Status.OK, found.version, f"{found.version or 'of unknown version'}: {found.path}")
-    if "python" in found.backends:
-        yield Check("triton.backends", Status.OK, list(found.backends), ", ".join(found.backends))
-    else:
-        yield Check(
-            "triton.backends",
-            Status.WARNING,
-            list(found.backends),
-            f"no Python backend, only: {', '.join(found.backends) or 'nothing'}",
-            "every toolchain has models in Python: use an image whose tag ends in py3",
-        )
-
-
-def _no_model_optimizer() -> Check:
-    detail = "NVIDIA Model Optimizer is not installed; quantizing then needs TensorRT-LLM's example scripts"
-    hint = (
-        f"install 'trtllm-pipeline[quantize]' into an environment and name its python with {probe.QUANTIZING_VARIABLE}"
+    yield _check("triton.server", found.version, f"{found.version or 'of unknown version'}: {found.path}")
+    names, python = ", ".join(found.backends) or "nothing", "python" in found.backends
+    yield _check(
+        "triton.backends",
+        list(found.backends),
+        names if python else f"no Python backend, only: {names}",
+        None if python else "every toolchain has models in Python: use an image whose tag ends in py3",
     )
-    return Check("quantize.model_optimizer", Status.MISSING, None, detail, hint)
+
+
+def _model_optimizer(machine: Machine) -> Check:
+    return _or_missing(
+        "quantize.model_optimizer",
+        machine.model_optimizer,
+        "NVIDIA Model Optimizer is not installed; quantizing then needs TensorRT-LLM's example scripts",
+        f"install 'trtllm-pipeline[quantize]' into an environment and name its python with {probe.QUANTIZING_VARIABLE}",
+    )
 
 
 def _quantize(machine: Machine) -> Iterator[Check]:
-    version = machine.model_optimizer
-    yield Check("quantize.model_optimizer", Status.OK, version, version) if version else _no_model_optimizer()
+    yield _model_optimizer(machine)
     if machine.torch is None:
         hint = "python3 -m pip install torch, which Model Optimizer calibrates with"
-        yield Check("quantize.torch", Status.MISSING, None, "torch is not installed", hint)
+        yield _missing("quantize.torch", "torch is not installed", hint)
     else:
         cuda = probe.torch_cuda()
-        idle = bool(machine.gpus) and cuda is None
-        yield Check(
+        yield _check(
             "quantize.torch",
-            Status.WARNING if idle else Status.OK,
             machine.torch,
             f"{machine.torch}, {f'for CUDA {cuda}' if cuda else 'without CUDA: calibration runs on CPUs'}",
-            "install a torch that is built for CUDA" if idle else None,
+            "install a torch that is built for CUDA" if machine.gpus and cuda is None else None,
         )
-    transformers = probe.version_of("transformers")
     yield _or_missing(
         "quantize.transformers",
-        transformers,
+        probe.version_of("transformers"),
         "transformers is not installed; it loads models to quantize",
         "python3 -m pip install transformers",
     )
 
 
 def _space(workspace: Path) -> Iterator[Check]:
-    folder = next(each for each in (workspace.absolute(), *workspace.absolute().parents) if each.exists())
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        yield Check("space.workspace", Status.WARNING, None, f"{folder}: {error}", "name another with --workspace")
-    else:
-        where = f"{_size(free)} free in {folder}"
-        if not os.access(folder, os.W_OK):
-            hint = "name another folder with --workspace, or change who may write there"
-            yield Check("space.workspace", Status.MISSING, free, f"{where}, which you may not write to", hint)
-        elif free < _LEAST_DISK:
-            hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: --workspace on a larger disk"
-            yield Check("space.workspace", Status.WARNING, free, where, hint)
-        else:
-            yield Check("space.workspace", Status.OK, free, where)
+    yield _workspace(next(each for each in (workspace.absolute(), *workspace.absolute().parents) if each.exists()))
     try:
         shm = shutil.disk_usage(_SHM)
     except OSError as error:
         hint = "Triton's Python backend and NCCL need it; mount a tmpfs there"
-        yield Check("space.shm", Status.MISSING, None, f"{_SHM}: {error}", hint)
+        yield _missing("space.shm", f"{_SHM}: {error}", hint)
         return
-    small = shm.free < _LEAST_SHM
-    yield Check(
-        "space.shm",
-        Status.WARNING if small else Status.OK,
-        shm.free,
-        f"{_size(shm.free)} free of {_size(shm.total)} in {_SHM}",
-        "Triton's Python backend and NCCL pass data through it: docker run --shm-size=2g, or more" if small else None,
-    )
+    hint = "Triton's Python backend and NCCL pass data through it: docker run --shm-size=2g, or more"
+    text = f"{_size(shm.free)} free of {_size(shm.total)} in {_SHM}"
+    yield _check("space.shm", shm.free, text, hint if shm.free < _LEAST_SHM else None)
+
+
+def _workspace(folder: Path) -> Check:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return _check("space.workspace", None, f"{folder}: {error}", "name another with --workspace")
+    where = f"{_size(free)} free in {folder}"
+    if not os.access(folder, os.W_OK):
+        hint = "name another folder with --workspace, or change who may write there"
+        return _missing("space.workspace", f"{where}, which you may not write to", hint, free)
+    hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: --workspace on a larger disk"
+    return _check("space.workspace", free, where, hint if free < _LEAST_DISK else None)
 
 
 def _limits(machine: Machine) -> Iterator[Check]:
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     unlimited = memlock == resource.RLIM_INFINITY
-    matters = bool(machine.gpus) and not unlimited
-    yield Check(
+    yield _check(
         "limits.memlock",
-        Status.WARNING if matters else Status.OK,
         None if unlimited else memlock,
         "unlimited locked memory" if unlimited else f"{_size(memlock)} of locked memory",
-        "several GPUs exchange data through locked memory: docker run --ulimit memlock=-1" if matters else None,
+        "several GPUs exchange data through locked memory: docker run --ulimit memlock=-1"
+        if machine.gpus and not unlimited
+        else None,
     )
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = files != resource.RLIM_INFINITY and files < _LEAST_OPEN_FILES
-    yield Check(
+    unlimited = files == resource.RLIM_INFINITY
+    yield _check(
         "limits.open_files",
-        Status.WARNING if few else Status.OK,
-        None if files == resource.RLIM_INFINITY else files,
-        "any number of open files" if files == resource.RLIM_INFINITY else f"{files} open files",
-        f"ulimit -n {_LEAST_OPEN_FILES}, or more for high concurrency" if few else None,
+        None if unlimited else files,
+        "any number of open files" if unlimited else f"{files} open files",
+        f"ulimit -n {_LEAST_OPEN_FILES}, or more for high concurrency"
+        if files < _LEAST_OPEN_FILES and not unlimited
+        else None,
     )
 
 
@@ -553,12 +509,12 @@ def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> C
     except OSError:
         stored = False
     if named or stored:
-        return Check(check_id, Status.OK, True, f"a token, in {named or file}")
-    return Check(check_id, Status.MISSING, False, "no token; only gated models need one", how)
+        return _check(check_id, True, f"a token, in {named or file}")
+    return _missing(check_id, "no token; only gated models need one", how, False)
 
 
 def _or_missing(check_id: str, value: str | None, without: str, hint: str, status: Status = Status.MISSING) -> Check:
-    return Check(check_id, status, None, without, hint) if value is None else Check(check_id, Status.OK, value, value)
+    return _check(check_id, None, without, hint, status) if value is None else _check(check_id, value, value)
 
 
 def _first_line(*command: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from trtllm_pipeline import doctor
-from trtllm_pipeline.doctor import Check, Status, Verdict
+from trtllm_pipeline.doctor import Check, Examination, Status, Verdict
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.gpus import Device, Graphics
@@ -239,7 +239,7 @@ def test_a_token_is_present_and_its_value_never_shown(
     seen = survey()
     found = checks(seen)
     assert said(found[check]) == (Status.OK, True)
-    assert "SECRET" not in json.dumps(doctor.document(seen.machine, tuple(found.values()), (), ""))
+    assert "SECRET" not in json.dumps(Examination(seen.machine, tuple(found.values()), ()).to_json())
 
 
 def test_packages_that_the_project_needs_and_that_are_missing_are_named(
@@ -312,6 +312,7 @@ def test_every_toolchain_says_for_itself_what_it_lacks(monkeypatch: pytest.Monke
     assert broken.missing == "cannot be loaded: No module named 'x'"
 
 
+MACHINE = Machine(1, "CPU")
 CPU_ONLY = (
     Verdict("tensorrt_llm", "engines", "TensorRT-LLM is not installed", "take an image"),
     Verdict("embedded", "no GPU", None, None),
@@ -325,7 +326,7 @@ CHECKS = (
 
 
 def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
-    found = list(doctor.lines(CHECKS, CPU_ONLY))
+    found = list(Examination(MACHINE, CHECKS, CPU_ONLY).lines())
     assert found[0].text == "ready: pipeline run takes the toolchain embedded; see space.shm below"
     assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == [
         "TensorRT-LLM is not installed",
@@ -336,7 +337,7 @@ def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
 
 
 def test_a_toolchain_that_was_asked_for_says_what_it_lacks() -> None:
-    found = list(doctor.lines(CHECKS, CPU_ONLY, "tensorrt_llm"))
+    found = list(Examination(MACHINE, CHECKS, CPU_ONLY, "tensorrt_llm").lines())
     assert found[0].text == "not ready: the toolchain tensorrt_llm cannot be used on this machine"
     assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
     hints = [line.text.strip() for line in found if line.text.strip().startswith("do: ")]
@@ -345,7 +346,7 @@ def test_a_toolchain_that_was_asked_for_says_what_it_lacks() -> None:
 
 def test_where_nothing_can_be_used_everything_missing_matters() -> None:
     neither = (CPU_ONLY[0], Verdict("embedded", "no GPU", "no package", "install it"))
-    found = list(doctor.lines(CHECKS, neither))
+    found = list(Examination(MACHINE, CHECKS, neither).lines())
     assert found[0].text == "not ready: no toolchain can be used on this machine"
     assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
 
