@@ -39,7 +39,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _SOURCE_INSTALL: Final = "python3 -m pip install -e ."
 
 
-class Status(str, Enum):
+class CheckStatus(str, Enum):
     """How one thing stands."""
 
     OK = "ok"
@@ -50,12 +50,12 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class MachineCheck:
     """One thing looked at."""
 
     id: str
     """Stable: `GROUP.NAME`."""
-    status: Status
+    status: CheckStatus
     value: Json
     """For programs: a version, a path, a number of bytes; None where there is none."""
     detail: str
@@ -106,7 +106,7 @@ NEXT: Final[Mapping[str, str]] = {
 """Toolchain -> what to do on a machine that cannot use it."""
 
 
-def examine(seen: Survey, workspace: Path) -> tuple[Check, ...]:
+def examine(seen: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
     """Every check of this machine, by group. Runs `mpirun --version` where there is one, nothing else."""
     return (
         *_host(seen.machine),
@@ -120,7 +120,7 @@ def examine(seen: Survey, workspace: Path) -> tuple[Check, ...]:
     )
 
 
-def examine_assumed(machine: Machine) -> tuple[Check, ...]:
+def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
     """The checks that an assumed machine says anything about."""
     devices = tuple(gpus.Device(gpu, gpu.uuid) for gpu in machine.gpus)
     return (
@@ -145,10 +145,10 @@ def judge(machine: Machine) -> tuple[Verdict, ...]:
 
 
 _LOOKS: Final = {
-    (Status.OK, False): ("✓", "+", "green"),
-    (Status.WARNING, False): ("!", "!", "yellow"),
-    (Status.MISSING, False): ("✗", "X", "red"),
-    (Status.MISSING, True): ("·", "-", "dim"),
+    (CheckStatus.OK, False): ("✓", "+", "green"),
+    (CheckStatus.WARNING, False): ("!", "!", "yellow"),
+    (CheckStatus.MISSING, False): ("✗", "X", "red"),
+    (CheckStatus.MISSING, True): ("·", "-", "dim"),
 }
 """Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
 TITLES: Final = {
@@ -170,7 +170,7 @@ class Line:
     """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
 
     text: str
-    status: Status | None = None
+    status: CheckStatus | None = None
     grey: bool = False
 
     def mark(self, *, ascii_only: bool) -> tuple[str, str]:
@@ -186,7 +186,7 @@ class Examination:
     """All that `pipeline doctor` found."""
 
     machine: Machine
-    checks: tuple[Check, ...]
+    checks: tuple[MachineCheck, ...]
     verdicts: tuple[Verdict, ...]
     toolchain: str | None = None
     """The one that was asked for."""
@@ -207,7 +207,9 @@ class Examination:
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
         names = {each.name for each in wanted}
-        wrong = [each for each in self.checks if each.status is not Status.OK and names.intersection(each.needed_by)]
+        wrong = [
+            each for each in self.checks if each.status is not CheckStatus.OK and names.intersection(each.needed_by)
+        ]
         if wanted[0].missing is None:
             look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
             yield Line(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
@@ -218,7 +220,7 @@ class Examination:
         yield from (Line(""), Line("toolchains"))
         width = max(len(verdict.name) for verdict in self.verdicts)
         for verdict in self.verdicts:
-            status = Status.MISSING if verdict.missing else Status.OK
+            status = CheckStatus.MISSING if verdict.missing else CheckStatus.OK
             grey = verdict.missing is not None and verdict.name not in names
             yield from _with_hint(
                 f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", verdict.hint, status, grey
@@ -228,7 +230,7 @@ class Examination:
             yield from (Line(""), Line(TITLES[group]))
             for check in checks:
                 name = check.id.partition(".")[2].replace("_", " ")
-                grey = check.status is Status.MISSING and not names.intersection(check.needed_by)
+                grey = check.status is CheckStatus.MISSING and not names.intersection(check.needed_by)
                 yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, grey)
         yield from (Line(""), Line("to plan for this machine elsewhere:"), Line(f"  --assume '{self.assume}'"))
 
@@ -251,7 +253,7 @@ class Examination:
         }
 
 
-def _with_hint(text: str, hint: str | None, status: Status, grey: bool) -> Iterator[Line]:
+def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[Line]:
     yield Line(text, status, grey)
     if hint and not grey:
         yield Line(f"{_HINT_INDENT}{hint}")
@@ -270,16 +272,18 @@ def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = 
     return Examination(machine, checks, judge(machine), toolchain)
 
 
-def _check(check_id: str, value: Json, detail: str, hint: str | None = None, status: Status = Status.WARNING) -> Check:
+def _check(
+    check_id: str, value: Json, detail: str, hint: str | None = None, status: CheckStatus = CheckStatus.WARNING
+) -> MachineCheck:
     """One thing looked at; without a hint all is well."""
-    return Check(check_id, status if hint else Status.OK, value, detail, hint)
+    return MachineCheck(check_id, status if hint else CheckStatus.OK, value, detail, hint)
 
 
-def _missing(check_id: str, detail: str, hint: str, value: Json = None) -> Check:
-    return Check(check_id, Status.MISSING, value, detail, hint)
+def _missing(check_id: str, detail: str, hint: str, value: Json = None) -> MachineCheck:
+    return MachineCheck(check_id, CheckStatus.MISSING, value, detail, hint)
 
 
-def _host(machine: Machine) -> Iterator[Check]:
+def _host(machine: Machine) -> Iterator[MachineCheck]:
     total = os.cpu_count() or machine.cpus
     share = f"{machine.cpus} of {total} CPUs, limited by affinity or quota" if machine.cpus < total else f"{total} CPUs"
     yield _check("host.cpus", machine.cpus, f"{share}: {machine.cpu}")
@@ -292,7 +296,7 @@ def _host(machine: Machine) -> Iterator[Check]:
     yield _packages()
 
 
-def _packages() -> Check:
+def _packages() -> MachineCheck:
     """Whether what the project itself needs is there, by its own metadata."""
     distribution = probe.distribution_of("trtllm-pipeline")
     if distribution is None:
@@ -310,7 +314,7 @@ def _packages() -> Check:
     return _check("host.packages", [], f"all {len(names)} packages that the project needs")
 
 
-def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
+def _gpu(graphics: gpus.Graphics) -> Iterator[MachineCheck]:
     for problem in graphics.problems:
         yield _check("gpu.problem", problem, problem, "nvidia-smi may tell more")
     if graphics.driver:
@@ -326,7 +330,7 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
         used,
         f"{used}" if used == there else f"{used} of {there}, by {gpus.MASK_VARIABLE}",
         None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
-        Status.MISSING,
+        CheckStatus.MISSING,
     )
     for number, device in enumerate(graphics.devices):
         yield _device(number, device)
@@ -341,7 +345,7 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[Check]:
         )
 
 
-def _device(number: int, device: gpus.Device) -> Check:
+def _device(number: int, device: gpus.Device) -> MachineCheck:
     gpu = device.gpu
     text = f"{gpu.name}, {_size(gpu.memory_bytes)}, compute capability {gpu.sm // 10}.{gpu.sm % 10}, {gpu.uuid}"
     taken = 0 if device.free_bytes is None else gpu.memory_bytes - device.free_bytes
@@ -356,7 +360,7 @@ def _device(number: int, device: gpus.Device) -> Check:
     )
 
 
-def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Check]:
+def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[MachineCheck]:
     found = machine.tensorrt_llm
     if found is None:
         yield _missing(
@@ -384,7 +388,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
                 getattr(found, part),
                 problems.get(part, f"no {what} of release {found.release}; {without}"),
                 f"set {variable} to the folder of the same release",
-                Status.WARNING if part in problems else Status.MISSING,
+                CheckStatus.WARNING if part in problems else CheckStatus.MISSING,
             )
     if machine.mpirun is None:
         detail = "no mpirun, which Triton needs for engines on several GPUs (up to TensorRT-LLM 0.18, on one too)"
@@ -394,7 +398,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Che
         yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {told}".rstrip())
 
 
-def _triton(machine: Machine) -> Iterator[Check]:
+def _triton(machine: Machine) -> Iterator[MachineCheck]:
     found = machine.triton
     if found is None:
         hint = f"run in one of NVIDIA's Triton images, or {NEXT['embedded']}"
@@ -410,7 +414,7 @@ def _triton(machine: Machine) -> Iterator[Check]:
     )
 
 
-def _model_optimizer(machine: Machine) -> Check:
+def _model_optimizer(machine: Machine) -> MachineCheck:
     return _or_missing(
         "quantize.model_optimizer",
         machine.model_optimizer,
@@ -419,7 +423,7 @@ def _model_optimizer(machine: Machine) -> Check:
     )
 
 
-def _quantize(machine: Machine) -> Iterator[Check]:
+def _quantize(machine: Machine) -> Iterator[MachineCheck]:
     yield _model_optimizer(machine)
     if machine.torch is None:
         hint = "python3 -m pip install torch, which Model Optimizer calibrates with"
@@ -440,7 +444,7 @@ def _quantize(machine: Machine) -> Iterator[Check]:
     )
 
 
-def _space(workspace: Path) -> Iterator[Check]:
+def _space(workspace: Path) -> Iterator[MachineCheck]:
     yield _workspace(next(each for each in (workspace.absolute(), *workspace.absolute().parents) if each.exists()))
     try:
         shm = shutil.disk_usage(_SHM)
@@ -453,7 +457,7 @@ def _space(workspace: Path) -> Iterator[Check]:
     yield _check("space.shm", shm.free, text, hint if shm.free < _LEAST_SHM else None)
 
 
-def _workspace(folder: Path) -> Check:
+def _workspace(folder: Path) -> MachineCheck:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -466,7 +470,7 @@ def _workspace(folder: Path) -> Check:
     return _check("space.workspace", free, where, hint if free < _LEAST_DISK else None)
 
 
-def _limits(machine: Machine) -> Iterator[Check]:
+def _limits(machine: Machine) -> Iterator[MachineCheck]:
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     unlimited = memlock == resource.RLIM_INFINITY
     yield _check(
@@ -489,7 +493,7 @@ def _limits(machine: Machine) -> Iterator[Check]:
     )
 
 
-def _hubs() -> Iterator[Check]:
+def _hubs() -> Iterator[MachineCheck]:
     env = os.environ
     cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = Path(env.get("HF_HOME") or cache / "huggingface").expanduser()
@@ -501,7 +505,7 @@ def _hubs() -> Iterator[Check]:
     yield _token("hub.modelscope", ("MODELSCOPE_API_TOKEN",), credentials, "set MODELSCOPE_API_TOKEN")
 
 
-def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> Check:
+def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> MachineCheck:
     """Whether there is a token; its value is never looked at."""
     named = next((name for name in variables if os.environ.get(name)), None)
     try:
@@ -513,7 +517,9 @@ def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> C
     return _missing(check_id, "no token; only gated models need one", how, False)
 
 
-def _or_missing(check_id: str, value: str | None, without: str, hint: str, status: Status = Status.MISSING) -> Check:
+def _or_missing(
+    check_id: str, value: str | None, without: str, hint: str, status: CheckStatus = CheckStatus.MISSING
+) -> MachineCheck:
     return _check(check_id, None, without, hint, status) if value is None else _check(check_id, value, value)
 
 

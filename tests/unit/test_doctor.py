@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from trtllm_pipeline import doctor
-from trtllm_pipeline.doctor import Check, Examination, Status, Verdict
+from trtllm_pipeline.doctor import CheckStatus, Examination, MachineCheck, Verdict
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.gpus import Device, Graphics
@@ -37,7 +37,7 @@ def survey(*devices: Device, problems: dict[str, str] | None = None, **parts: An
     return Survey(machine, graphics, problems or {})
 
 
-def checks(seen: Survey, workspace: Path = Path()) -> dict[str, Check]:
+def checks(seen: Survey, workspace: Path = Path()) -> dict[str, MachineCheck]:
     found = doctor.examine(seen, workspace)
     assert len({check.id for check in found if check.id != "gpu.problem"}) == len(
         [check for check in found if check.id != "gpu.problem"]
@@ -45,29 +45,29 @@ def checks(seen: Survey, workspace: Path = Path()) -> dict[str, Check]:
     return {check.id: check for check in found}
 
 
-def said(check: Check) -> tuple[Status, Any]:
+def said(check: MachineCheck) -> tuple[CheckStatus, Any]:
     return check.status, check.value
 
 
 def test_whatever_is_not_ok_says_what_to_do() -> None:
     for seen in (survey(), survey(H200, tensorrt_llm=COMPLETE), survey(H200, tensorrt_llm=TensorRTLLM("1.3.0"))):
         for check in checks(seen).values():
-            assert (check.hint is None) == (check.status is Status.OK), check
+            assert (check.hint is None) == (check.status is CheckStatus.OK), check
             assert check.detail
 
 
 def test_a_complete_machine() -> None:
     found = checks(survey(H200, tensorrt_llm=COMPLETE, triton=TRITON, model_optimizer="0.47.0"))
-    assert said(found["gpu.driver"]) == (Status.OK, "580.65")
-    assert said(found["gpu.devices"]) == (Status.OK, 1)
-    assert said(found["gpu.0"]) == (Status.OK, "GPU-a")
+    assert said(found["gpu.driver"]) == (CheckStatus.OK, "580.65")
+    assert said(found["gpu.devices"]) == (CheckStatus.OK, 1)
+    assert said(found["gpu.0"]) == (CheckStatus.OK, "GPU-a")
     assert "140.0 GiB, compute capability 9.0" in found["gpu.0"].detail
-    assert said(found["tensorrt_llm.release"]) == (Status.OK, "1.2.0")
+    assert said(found["tensorrt_llm.release"]) == (CheckStatus.OK, "1.2.0")
     for part in ("build", "serve", "examples", "templates"):
-        assert said(found[f"tensorrt_llm.{part}"]) == (Status.OK, getattr(COMPLETE, part))
-    assert said(found["triton.server"]) == (Status.OK, "25.08")
-    assert said(found["triton.backends"]) == (Status.OK, ["python", "tensorrtllm"])
-    assert said(found["quantize.model_optimizer"]) == (Status.OK, "0.47.0")
+        assert said(found[f"tensorrt_llm.{part}"]) == (CheckStatus.OK, getattr(COMPLETE, part))
+    assert said(found["triton.server"]) == (CheckStatus.OK, "25.08")
+    assert said(found["triton.backends"]) == (CheckStatus.OK, ["python", "tensorrtllm"])
+    assert said(found["quantize.model_optimizer"]) == (CheckStatus.OK, "0.47.0")
 
 
 def test_a_machine_with_nothing() -> None:
@@ -79,7 +79,7 @@ def test_a_machine_with_nothing() -> None:
         "quantize.model_optimizer",
         "tensorrt_llm.mpirun",
     )
-    assert {found[name].status for name in missing} == {Status.MISSING}
+    assert {found[name].status for name in missing} == {CheckStatus.MISSING}
     assert not {"gpu.driver", "gpu.0", "tensorrt_llm.build", "triton.backends"} & found.keys()
 
 
@@ -92,26 +92,26 @@ def test_a_machine_with_nothing() -> None:
 )
 def test_a_gpu_that_others_use_is_a_warning(change: dict[str, Any], words: str) -> None:
     check = checks(survey(replace(H200, **change)))["gpu.0"]
-    assert check.status is Status.WARNING
+    assert check.status is CheckStatus.WARNING
     assert words in check.detail
 
 
 def test_a_gpu_of_which_nothing_more_is_known_is_fine() -> None:
-    assert checks(survey(replace(H200, free_bytes=None, processes=None)))["gpu.0"].status is Status.OK
+    assert checks(survey(replace(H200, free_bytes=None, processes=None)))["gpu.0"].status is CheckStatus.OK
 
 
 def test_a_mask_is_shown_and_one_that_hides_everything_is_told_apart_from_no_gpu() -> None:
     some = checks(survey(graphics=Graphics((H200,), (H200,) * 8, "580", "13.0", "NVML")))["gpu.devices"]
-    assert (some.status, some.detail) == (Status.OK, "1 of 8, by CUDA_VISIBLE_DEVICES")
+    assert (some.status, some.detail) == (CheckStatus.OK, "1 of 8, by CUDA_VISIBLE_DEVICES")
     none = checks(survey(graphics=Graphics((), (H200,) * 8, "580", "13.0", "NVML")))["gpu.devices"]
-    assert said(none) == (Status.MISSING, 0)
+    assert said(none) == (CheckStatus.MISSING, 0)
     assert none.hint is not None
     assert "unset CUDA_VISIBLE_DEVICES" in none.hint
 
 
 def test_different_gpus_are_a_warning() -> None:
     small = Device(Gpu(1, "GPU-b", "NVIDIA T4", 15 * GIB, 75), "GPU-b")
-    assert said(checks(survey(H200, small))["gpu.mixed"]) == (Status.WARNING, ["NVIDIA T4", "NVIDIA H200"])
+    assert said(checks(survey(H200, small))["gpu.mixed"]) == (CheckStatus.WARNING, ["NVIDIA T4", "NVIDIA H200"])
     twin = replace(H200, gpu=replace(H200.gpu, index=1, uuid="GPU-c"))
     assert "gpu.mixed" not in checks(survey(H200, twin))
 
@@ -127,13 +127,19 @@ def test_examples_of_another_release_are_a_warning_and_none_are_missing() -> Non
     bare = TensorRTLLM("0.12.0", build="/b/trtllm-build")
     mismatch = "/app/examples belongs to release 0.11.0, but TensorRT-LLM 0.12.0 is installed"
     found = checks(survey(H200, tensorrt_llm=bare, problems={"examples": mismatch}))
-    assert (found["tensorrt_llm.examples"].status, found["tensorrt_llm.examples"].detail) == (Status.WARNING, mismatch)
-    assert found["tensorrt_llm.templates"].status is Status.MISSING
+    assert (found["tensorrt_llm.examples"].status, found["tensorrt_llm.examples"].detail) == (
+        CheckStatus.WARNING,
+        mismatch,
+    )
+    assert found["tensorrt_llm.templates"].status is CheckStatus.MISSING
     assert probe.TEMPLATES_VARIABLE in (found["tensorrt_llm.templates"].hint or "")
 
 
 def test_triton_without_its_python_backend_is_a_warning() -> None:
-    assert checks(survey(triton=replace(TRITON, backends=("onnxruntime",))))["triton.backends"].status is Status.WARNING
+    assert (
+        checks(survey(triton=replace(TRITON, backends=("onnxruntime",))))["triton.backends"].status
+        is CheckStatus.WARNING
+    )
 
 
 @pytest.mark.parametrize(("script", "words"), [("echo 'mpirun (Open MPI) 4.1.7'", "4.1.7"), (None, "does not start")])
@@ -147,10 +153,10 @@ def test_mpirun_says_its_version(tmp_path: Path, script: str | None, words: str)
 
 @pytest.mark.parametrize(
     ("cuda", "gpus", "status"),
-    [("12.8", (H200,), Status.OK), (None, (H200,), Status.WARNING), (None, (), Status.OK)],
+    [("12.8", (H200,), CheckStatus.OK), (None, (H200,), CheckStatus.WARNING), (None, (), CheckStatus.OK)],
 )
 def test_a_torch_for_cpus_beside_a_gpu_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: tuple[Device, ...], status: Status
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: tuple[Device, ...], status: CheckStatus
 ) -> None:
     monkeypatch.setattr(probe, "torch_cuda", lambda: cuda)
     assert checks(survey(*gpus, torch="2.9.0"))["quantize.torch"].status is status
@@ -158,10 +164,13 @@ def test_a_torch_for_cpus_beside_a_gpu_is_a_warning(
 
 @pytest.mark.parametrize(
     ("free_disk", "free_shm", "disk", "shm"),
-    [(60 * GIB, 2 * GIB, Status.OK, Status.OK), (40 * GIB, 64 * 2**20, Status.WARNING, Status.WARNING)],
+    [
+        (60 * GIB, 2 * GIB, CheckStatus.OK, CheckStatus.OK),
+        (40 * GIB, 64 * 2**20, CheckStatus.WARNING, CheckStatus.WARNING),
+    ],
 )
 def test_little_space_is_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_disk: int, free_shm: int, disk: Status, shm: Status
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_disk: int, free_shm: int, disk: CheckStatus, shm: CheckStatus
 ) -> None:
     asked = []
 
@@ -180,26 +189,28 @@ def test_little_space_is_a_warning(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_workspace_that_cannot_be_written_is_missing(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert checks(survey(), tmp_path / "w")["space.workspace"].status is Status.MISSING
+    assert checks(survey(), tmp_path / "w")["space.workspace"].status is CheckStatus.MISSING
 
 
 @pytest.mark.parametrize(
     ("limit", "gpus", "status", "value"),
     [
-        (-1, (H200,), Status.OK, None),
-        (65536, (H200,), Status.WARNING, 65536),
-        (65536, (), Status.OK, 65536),
+        (-1, (H200,), CheckStatus.OK, None),
+        (65536, (H200,), CheckStatus.WARNING, 65536),
+        (65536, (), CheckStatus.OK, 65536),
     ],
 )
 def test_locked_memory_matters_with_gpus(
-    monkeypatch: pytest.MonkeyPatch, limit: int, gpus: tuple[Device, ...], status: Status, value: int | None
+    monkeypatch: pytest.MonkeyPatch, limit: int, gpus: tuple[Device, ...], status: CheckStatus, value: int | None
 ) -> None:
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _which: (limit, limit))
     assert said(checks(survey(*gpus))["limits.memlock"]) == (status, value)
 
 
-@pytest.mark.parametrize(("limit", "status"), [(256, Status.WARNING), (1024, Status.OK), (-1, Status.OK)])
-def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, limit: int, status: Status) -> None:
+@pytest.mark.parametrize(
+    ("limit", "status"), [(256, CheckStatus.WARNING), (1024, CheckStatus.OK), (-1, CheckStatus.OK)]
+)
+def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch, limit: int, status: CheckStatus) -> None:
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda _which: (limit, limit))
     assert checks(survey())["limits.open_files"].status is status
 
@@ -215,7 +226,7 @@ def no_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_no_token_is_said(no_tokens: Path) -> None:
     found = checks(survey())
-    assert said(found["hub.hugging_face"]) == said(found["hub.modelscope"]) == (Status.MISSING, False)
+    assert said(found["hub.hugging_face"]) == said(found["hub.modelscope"]) == (CheckStatus.MISSING, False)
 
 
 @pytest.mark.parametrize(
@@ -238,23 +249,23 @@ def test_a_token_is_present_and_its_value_never_shown(
         (no_tokens / file).write_text("hf_SECRET")
     seen = survey()
     found = checks(seen)
-    assert said(found[check]) == (Status.OK, True)
+    assert said(found[check]) == (CheckStatus.OK, True)
     assert "SECRET" not in json.dumps(Examination(seen.machine, tuple(found.values()), ()).to_json())
 
 
 def test_packages_that_the_project_needs_and_that_are_missing_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert checks(survey())["host.packages"].status is Status.OK
+    assert checks(survey())["host.packages"].status is CheckStatus.OK
     real = probe.distribution_of
     monkeypatch.setattr(
         probe, "distribution_of", lambda name, *more: None if name in {"rich", "blake3"} else real(name, *more)
     )
     found = checks(survey())["host.packages"]
-    assert said(found) == (Status.MISSING, ["blake3", "rich"])
+    assert said(found) == (CheckStatus.MISSING, ["blake3", "rich"])
     assert found.hint == "python3 -m pip install blake3 rich"
     monkeypatch.setattr(probe, "distribution_of", lambda *_: None)
-    assert said(checks(survey())["host.packages"]) == (Status.WARNING, None)
+    assert said(checks(survey())["host.packages"]) == (CheckStatus.WARNING, None)
 
 
 @pytest.mark.parametrize(
@@ -284,10 +295,10 @@ def test_an_assumed_machine_is_shown_without_asking_this_one(monkeypatch: pytest
     monkeypatch.setattr(doctor, "_first_line", lambda *_: pytest.fail("a program of this machine was asked"))
     found = {check.id: check for check in doctor.examine_assumed(parse("tensorrt_llm==1.3.0,sm=90,gpus=2,triton=no"))}
     assert {check.group for check in found.values()} == {"gpu", "tensorrt_llm", "triton", "quantize"}
-    assert said(found["tensorrt_llm.release"]) == (Status.OK, "1.3.0")
-    assert said(found["tensorrt_llm.build"]) == (Status.MISSING, None)
-    assert said(found["gpu.1"]) == (Status.OK, "GPU-assumed-1")
-    assert found["triton.server"].status is Status.MISSING
+    assert said(found["tensorrt_llm.release"]) == (CheckStatus.OK, "1.3.0")
+    assert said(found["tensorrt_llm.build"]) == (CheckStatus.MISSING, None)
+    assert said(found["gpu.1"]) == (CheckStatus.OK, "GPU-assumed-1")
+    assert found["triton.server"].status is CheckStatus.MISSING
 
 
 class Lane:
@@ -318,10 +329,10 @@ CPU_ONLY = (
     Verdict("embedded", "no GPU", None, None),
 )
 CHECKS = (
-    Check("host.cpus", Status.OK, 2, "2 CPUs"),
-    Check("gpu.devices", Status.MISSING, 0, "no GPU", "buy one"),
-    Check("space.shm", Status.WARNING, 1, "64 MiB free", "take more"),
-    Check("hub.hugging_face", Status.MISSING, False, "no token", "log in"),
+    MachineCheck("host.cpus", CheckStatus.OK, 2, "2 CPUs"),
+    MachineCheck("gpu.devices", CheckStatus.MISSING, 0, "no GPU", "buy one"),
+    MachineCheck("space.shm", CheckStatus.WARNING, 1, "64 MiB free", "take more"),
+    MachineCheck("hub.hugging_face", CheckStatus.MISSING, False, "no token", "log in"),
 )
 
 

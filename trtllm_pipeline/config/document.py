@@ -139,11 +139,11 @@ def _join_surrogates(match: re.Match[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Node:
+class _YamlNode:
     line: int | None
     scalar: Json = None
-    items: list[_Node] | None = None
-    entries: list[tuple[str, int | None, _Node]] | None = None
+    items: list[_YamlNode] | None = None
+    entries: list[tuple[str, int | None, _YamlNode]] | None = None
 
 
 class _Reader:
@@ -153,12 +153,12 @@ class _Reader:
         self.name = name
         self.lines = lines
         self.faults: list[Fault] = []
-        self.anchors: dict[str, _Node] = {}
+        self.anchors: dict[str, _YamlNode] = {}
         self.values = 0
 
-    def document(self, text: str) -> _Node:
+    def document(self, text: str) -> _YamlNode:
         events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
-        root: _Node | None = None
+        root: _YamlNode | None = None
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
@@ -171,7 +171,7 @@ class _Reader:
     def line(self, event: yaml.Event) -> int | None:
         return event.start_mark.line + 1 if self.lines and event.start_mark else None
 
-    def node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _Node:
+    def node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> _YamlNode:
         line = self.line(event)
         if depth > MAX_DEPTH:
             user_files.fail(self.name, line, f"is nested deeper than {MAX_DEPTH} levels")
@@ -179,10 +179,10 @@ class _Reader:
             anchor = str(event.anchor)
             if anchor not in self.anchors:
                 self.fault(line, f"*{anchor} refers to nothing that is complete before it")
-            return self.anchors.get(anchor, _Node(line))
+            return self.anchors.get(anchor, _YamlNode(line))
         if event.tag is not None:  # type: ignore[attr-defined]
             self.fault(line, f"tags are not allowed: {event.tag}")  # type: ignore[attr-defined]
-        node = _Node(line)
+        node = _YamlNode(line)
         if isinstance(event, yaml.ScalarEvent):
             node.scalar = self.scalar(event, line)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -195,8 +195,8 @@ class _Reader:
             self.anchors[event.anchor] = node  # type: ignore[attr-defined]
         return node
 
-    def mapping(self, events: Iterator[yaml.Event], depth: int) -> list[tuple[str, int | None, _Node]]:
-        entries: list[tuple[str, int | None, _Node]] = []
+    def mapping(self, events: Iterator[yaml.Event], depth: int) -> list[tuple[str, int | None, _YamlNode]]:
+        entries: list[tuple[str, int | None, _YamlNode]] = []
         first: dict[str, int | None] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             line = self.line(event)
@@ -243,7 +243,7 @@ class _Reader:
     def fault(self, line: int | None, message: str) -> None:
         self.faults.append(Fault(self.name, line, "", message))
 
-    def expand(self, node: _Node, at: KeyPath, origins: dict[KeyPath, Origin]) -> Json:
+    def expand(self, node: _YamlNode, at: KeyPath, origins: dict[KeyPath, Origin]) -> Json:
         """Plain data of `node`, aliases written out; notes where each value stands."""
         self.values += 1
         if self.values > MAX_VALUES or len(at) > MAX_DEPTH:

@@ -47,7 +47,7 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
     faults: list[Fault] = []
     for change in changes:
         if change.path[0] == _SETTINGS:
-            faults += set_arguments.apply(final, set_arguments.Change(change.path[1:], change.value))
+            faults += set_arguments.apply(final, set_arguments.Assignment(change.path[1:], change.value))
         elif change.path[0] != "recipes":
             faults += set_arguments.apply(document, change)
     matrix, found = check(Matrix, document)
@@ -151,7 +151,7 @@ def _repeated(document: Document, axes: Axes) -> list[Fault]:
 
 
 def _recipes(
-    document: Document, matrix: Path, changes: Sequence[set_arguments.Change]
+    document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
 ) -> tuple[dict[str, Recipe], list[Fault]]:
     """The recipes of all models named, by what they are called there, and what is wrong with them."""
     faults: list[Fault] = []

@@ -19,38 +19,38 @@ from trtllm_pipeline.errors import Fault, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Assignment:
     """One `--set`: where, and the value as a document of its own, named after the argument."""
 
     path: KeyPath
     value: Document
 
 
-def parse_set(argument: str) -> Change:
+def parse_set(argument: str) -> Assignment:
     """The change a `--set` of a matrix asks for. Raises UsageError, or MatrixError for a value that is no YAML."""
     key, value = _split(argument)
     top, _, rest = key.partition(".")
     if top == "axes" and rest:
-        return Change(("axes", rest), value)
+        return Assignment(("axes", rest), value)
     if top == "settings" and "." in rest:
-        return Change(("settings", *rest.split(".")), value)
+        return Assignment(("settings", *rest.split(".")), value)
     if top == "recipes" and "." in rest:
-        return Change(("recipes", rest), value)
+        return Assignment(("recipes", rest), value)
     if key in ("name", "description"):
-        return Change((key,), value)
+        return Assignment((key,), value)
     raise UsageError(
         f"--set {argument}: {key!r} is nothing that can be set",
         hint="set settings.SECTION.KEY, axes.AXIS, recipes.NAME.FIELD, name or description",
     )
 
 
-def parse_recipe_set(argument: str) -> Change:
+def parse_recipe_set(argument: str) -> Assignment:
     """The change a `--set FIELD=VALUE` of one recipe asks for. Raises as `parse_set`."""
     key, value = _split(argument)
-    return Change(_steps(key), value)
+    return Assignment(_steps(key), value)
 
 
-def apply(document: Document, change: Change) -> list[Fault]:
+def apply(document: Document, change: Assignment) -> list[Fault]:
     """Put a change's value into `document`, where faults in it are then told under the argument's name."""
     if not isinstance(document.data, dict):
         return []  # a fault already: the file holds no mapping
@@ -79,7 +79,7 @@ def apply(document: Document, change: Change) -> list[Fault]:
     return []
 
 
-def apply_to_recipes(files: Mapping[str, Document], change: Change) -> list[Fault]:
+def apply_to_recipes(files: Mapping[str, Document], change: Assignment) -> list[Fault]:
     """Apply a `recipes.NAME.FIELD` change to the recipes of a matrix, by value of its model axis."""
     rest = str(change.path[1])
     # Names may hold dots, so a name is whatever a model of this matrix is called; the longest, when several fit.
@@ -88,7 +88,7 @@ def apply_to_recipes(files: Mapping[str, Document], change: Change) -> list[Faul
     if not model:
         message = f"no model of this matrix starts this key{nearest(rest.partition('.')[0], files)}"
         return [Fault(change.value.name, None, f"recipes.{rest}", message)]
-    inner = Change(_steps(rest[len(model) + 1 :]), change.value)
+    inner = Assignment(_steps(rest[len(model) + 1 :]), change.value)
     chosen = list(files.values()) if model == "*" else [files[model]]
     return [fault for file in chosen for fault in apply(file, inner)]
 
