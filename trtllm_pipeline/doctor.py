@@ -166,7 +166,7 @@ _HINT_INDENT: Final = " " * 13 + "do: "
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TextLine:
     """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
 
     text: str
@@ -202,7 +202,7 @@ class Examination:
         asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
         return 0 if any(verdict.missing is None for verdict in asked) else 3
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[TextLine]:
         """All of it for people, the verdict first."""
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
@@ -212,12 +212,12 @@ class Examination:
         ]
         if wanted[0].missing is None:
             look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
-            yield Line(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
+            yield TextLine(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
         elif self.toolchain is not None:
-            yield Line(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
+            yield TextLine(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
         else:
-            yield Line("not ready: no toolchain can be used on this machine")
-        yield from (Line(""), Line("toolchains"))
+            yield TextLine("not ready: no toolchain can be used on this machine")
+        yield from (TextLine(""), TextLine("toolchains"))
         width = max(len(verdict.name) for verdict in self.verdicts)
         for verdict in self.verdicts:
             status = CheckStatus.MISSING if verdict.missing else CheckStatus.OK
@@ -227,12 +227,16 @@ class Examination:
             )
         width = max(len(check.id.partition(".")[2]) for check in self.checks)
         for group, checks in groupby(self.checks, lambda check: check.group):
-            yield from (Line(""), Line(TITLES[group]))
+            yield from (TextLine(""), TextLine(TITLES[group]))
             for check in checks:
                 name = check.id.partition(".")[2].replace("_", " ")
                 grey = check.status is CheckStatus.MISSING and not names.intersection(check.needed_by)
                 yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, grey)
-        yield from (Line(""), Line("to plan for this machine elsewhere:"), Line(f"  --assume '{self.assume}'"))
+        yield from (
+            TextLine(""),
+            TextLine("to plan for this machine elsewhere:"),
+            TextLine(f"  --assume '{self.assume}'"),
+        )
 
     def text(self, encoding: str | None) -> str:
         """The same as plain text, in ASCII where `encoding` is not one of Unicode."""
@@ -253,10 +257,10 @@ class Examination:
         }
 
 
-def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[Line]:
-    yield Line(text, status, grey)
+def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[TextLine]:
+    yield TextLine(text, status, grey)
     if hint and not grey:
-        yield Line(f"{_HINT_INDENT}{hint}")
+        yield TextLine(f"{_HINT_INDENT}{hint}")
 
 
 def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = None) -> Examination:

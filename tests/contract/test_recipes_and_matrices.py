@@ -13,9 +13,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from packaging.version import InvalidVersion
 
 import trtllm_pipeline
+from tests.helpers import trtllm_cells
 from trtllm_pipeline.config import matrices, recipes
 from trtllm_pipeline.config.document import read
 from trtllm_pipeline.config.expand import expand
@@ -142,19 +142,25 @@ def test_recipes_say_what_tensorrt_llm_does_with_them(path: Path) -> None:
         assert path.read_text(encoding="utf-8").count("# From ") == 3, "sources of numbers, precisions and releases"
 
 
-def test_releases_of_a_recipe() -> None:
-    mixtral = load_recipe(recipes_folder() / "mixtral-8x7b-instruct-v0.1.yaml")
-    assert not mixtral.supports("tensorrt_llm", "0.8.0")
-    assert mixtral.supports("tensorrt_llm", "0.9.0")
-    assert not mixtral.supports("tensorrt_llm", "0.9.0", "fp8")
-    assert mixtral.supports("tensorrt_llm", "0.10.0", "fp8")
-    assert not mixtral.supports("tensorrt_llm", "0.18.2", "int4_awq")
-    assert mixtral.supports("tensorrt_llm", "0.19.0rc1.post1", "fp8")
-    assert not mixtral.supports("tensorrt_llm_pytorch", "1.0.0rc6")
-    assert mixtral.supports("tensorrt_llm_pytorch", "1.2.0rc6")
-    assert mixtral.supports("embedded", "1"), "of which nothing is known"
-    with pytest.raises(InvalidVersion):
-        mixtral.supports("tensorrt_llm", "newest")
+@pytest.mark.parametrize(
+    ("toolchain", "release", "precision", "refused"),
+    [
+        (trtllm_cells.ENGINES, "0.8.0", "fp16", True),
+        (trtllm_cells.ENGINES, "0.9.0", "fp16", False),
+        (trtllm_cells.ENGINES, "0.9.0", "fp8", True),
+        (trtllm_cells.ENGINES, "0.10.0", "fp8", False),
+        (trtllm_cells.ENGINES, "0.18.2", "int4_awq", True),
+        (trtllm_cells.ENGINES, "0.19.0rc1.post1", "fp8", False),
+        (trtllm_cells.PYTORCH, "1.0.0rc6", "fp16", True),
+        (trtllm_cells.PYTORCH, "1.2.0rc6", "fp16", False),
+    ],
+)
+def test_releases_of_a_recipe(toolchain: str, release: str, precision: str, refused: bool) -> None:
+    mixtral = load_recipe(recipes_folder() / "mixtral-8x7b-instruct-v0.1.yaml").model_dump(mode="json")
+    mixtral["source"] = mixtral["sources"][0]
+    cell = trtllm_cells.cell(toolchain=toolchain, precision=precision, recipe=mixtral)
+    reason = trtllm_cells.infeasible(cell, trtllm_cells.machine(release))
+    assert ("in releases" in (reason or "")) == refused, reason
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,7 @@ def test_releases_of_a_recipe() -> None:
 )
 def test_releases_are_checked(change: str, told: str) -> None:
     with pytest.raises(MatrixError) as error:
-        load_recipe(recipes_folder() / "gpt2.yaml", [change])
+        load_matrix(matrices_folder() / "tiny.yaml", [f"recipes.*.{change}"])
     assert told in "\n".join(map(str, error.value.faults))
 
 

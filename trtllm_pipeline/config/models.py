@@ -37,7 +37,6 @@ Toolchain = Literal["embedded", "tensorrt_llm", "tensorrt_llm_pytorch"]
 Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
 ]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
-TOOLCHAINS: Final[tuple[str, ...]] = get_args(Toolchain)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
 SETTINGS_PREFIX: Final = "settings."
 """Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
@@ -138,7 +137,6 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
-Port = Annotated[int, Field(ge=0, le=65535)]
 BatchSize = Annotated[int, Field(ge=1, le=65536)]
 DataFile = Annotated[Text, AfterValidator(_data_file)]
 MetricName = Annotated[
@@ -323,19 +321,6 @@ class Recipe(Strict):
         if isinstance(self.precisions, dict):
             return {str(key): values for key, values in self.precisions.items()}.get(toolchain)
         return self.precisions
-
-    def supports(self, toolchain: Toolchain, release: str, precision: Precision | None = None) -> bool:
-        """Whether a release of `toolchain` has the model (in `precision`); True where nothing is known.
-
-        A release candidate counts by its number: 1.2.0rc1 is in `>=1.1`, and not yet in `>=1.2`. Raises InvalidVersion.
-        """
-        from packaging.specifiers import SpecifierSet
-        from packaging.version import Version
-
-        version = Version(release)
-        later = self.precision_releases.get(toolchain, {})
-        limits = (self.releases.get(toolchain), later.get(precision) if precision else None)
-        return all(SpecifierSet(limit).contains(version, prereleases=True) for limit in limits if limit)
 
 
 # --------------------------------------------------------------------------------------------------------- settings

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.config import sets as set_arguments
 from trtllm_pipeline.config.check import check
 from trtllm_pipeline.config.document import SUFFIXES, Document, nearest, read
 from trtllm_pipeline.config.models import Recipe
@@ -28,13 +26,9 @@ _SAME_NAME: Final = (
 )
 
 
-def load_recipe(path: Path, sets: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, changed by `sets` (`FIELD=VALUE`). Raises MatrixError with all faults; UsageError."""
-    changes = [set_arguments.parse_recipe_set(argument) for argument in sets]
-    document = read(path)
-    faults = [fault for change in changes for fault in set_arguments.apply(document, change)]
-    recipe, found = check_recipe(document, path)
-    faults += found
+def load_recipe(path: Path) -> Recipe:
+    """The recipe in a file. Raises MatrixError with all faults."""
+    recipe, faults = check_recipe(read(path), path)
     if faults or recipe is None:
         raise MatrixError(tuple(faults))
     return recipe

@@ -44,12 +44,6 @@ def parse_set(argument: str) -> Assignment:
     )
 
 
-def parse_recipe_set(argument: str) -> Assignment:
-    """The change a `--set FIELD=VALUE` of one recipe asks for. Raises as `parse_set`."""
-    key, value = _split(argument)
-    return Assignment(_steps(key), value)
-
-
 def apply(document: Document, change: Assignment) -> list[Fault]:
     """Put a change's value into `document`, where faults in it are then told under the argument's name."""
     if not isinstance(document.data, dict):

@@ -282,13 +282,6 @@ def test_faults_of_recipes(folder: Path, write: Write, change: tuple[str, str], 
         load_recipe(folder / "recipes" / "small.yaml")
 
 
-def test_load_recipe_with_changes(folder: Path) -> None:
-    path = folder / "recipes" / "small.yaml"
-    assert load_recipe(path, ["precisions=[fp16]"]).precisions_for("embedded") == ("fp16",)
-    with pytest.raises(MatrixError, match="--set family=3"):
-        load_recipe(path, ["family=3"])
-
-
 CONFIG = {
     "model_type": "qwen3",
     "num_hidden_layers": 2,
