@@ -98,6 +98,20 @@ class LimitError(TemplateError):
     """Rendering exceeded a limit of time, memory or text."""
 
 
+_ERRORS: Final = {
+    # what the process says -> class, failure, words, hint
+    "limit": (LimitError, FailureClass.INFEASIBLE, "{} {}", _REPLACE),
+    "inherited": (LimitError, FailureClass.USER, "{} {}", "run again with a higher ulimit -v"),
+    "broken": (TemplateError, FailureClass.INFEASIBLE, "{}: {}", _REPLACE),
+    "refused": (
+        RefusedError,
+        FailureClass.USER,
+        "{} rejects this conversation: {}",
+        "change the messages to what the template expects, or give the prompt as text",
+    ),
+}
+
+
 def read(folder: Path) -> Template | None:
     """The chat template of a model's folder, None where it has none. Raises DownloadError for files that cannot be read."""
     source = read_source(folder)
@@ -160,20 +174,11 @@ class Renderer:
                 self._end()
         if "text" in answer:
             return str(answer["text"])
-        said = answer["error"]
-        if answer["kind"] == "limit":
-            raise self._limit(said)
-        if answer["kind"] == "inherited":
-            raise LimitError(
-                f"{self._template.origin} {said}", failure=FailureClass.USER, hint="run again with a higher ulimit -v"
-            )
-        if answer["kind"] == "broken":
-            raise TemplateError(f"{self._template.origin}: {said}", failure=FailureClass.INFEASIBLE, hint=_REPLACE)
-        raise RefusedError(
-            f"{self._template.origin} rejects this conversation: {said}",
-            failure=FailureClass.USER,
-            hint="change the messages to what the template expects, or give the prompt as text",
-        )
+        raise self._error(answer["kind"], answer["error"])
+
+    def _error(self, kind: str, said: str) -> TemplateError:
+        cls, failure, words, hint = _ERRORS[kind]
+        return cls(words.format(self._template.origin, said), failure=failure, hint=hint)
 
     def _ask(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._process is None:
@@ -213,7 +218,7 @@ class Renderer:
                     hint="try again when the machine is less busy",
                 )
             if len(received) > most:
-                raise self._limit(f"writes more than {self._limits.characters} characters")
+                raise self._error("limit", f"writes more than {self._limits.characters} characters")
             for descriptor, _ in ready.poll(1000 * left_s):
                 if descriptor == source:
                     part = os.read(source, _CHUNK)
@@ -231,29 +236,21 @@ class Renderer:
 
     def _ended(self, status: int) -> TemplateError:
         if status == -signal.SIGPROF:
-            return self._limit(f"takes more than {self._limits.time_s:g} s of processor time")
+            return self._error("limit", f"takes more than {self._limits.time_s:g} s of processor time")
         outside = -status in _FROM_OUTSIDE
         return TemplateError(
-            f"{self._template.origin}: its process ended {_words(status)}",
+            f"{self._template.origin}: its process ended "
+            + (f"by signal {-status}" if status < 0 else f"with exit code {status}"),
             failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
             hint="try again; the kernel kills processes when memory is short (see dmesg)" if outside else _REPLACE,
-        )
-
-    def _limit(self, what: str) -> LimitError:
-        return LimitError(
-            f"{self._template.origin} {what}",
-            failure=FailureClass.INFEASIBLE,
-            hint=_REPLACE,
         )
 
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+            with process:  # closes the pipes and waits
+                pass
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -272,7 +269,3 @@ def _start() -> subprocess.Popen[bytes]:
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     return process
-
-
-def _words(status: int) -> str:
-    return f"by signal {-status}" if status < 0 else f"with exit code {status}"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline import chat
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.model_files import Fields, find
 from trtllm_pipeline.files.model_files import read_tokenizer as load_tokenizer
 from trtllm_pipeline.files.writing import write_json
@@ -40,7 +40,7 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
 )
 from trtllm_pipeline.toolchains.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
 from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, encode
+from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 from trtllm_pipeline.toolchains.files import link_tokenizer
@@ -197,11 +197,7 @@ def _declare(writer: gguf.GGUFWriter, plan: TensorPlan) -> None:
     """Announce a tensor whose data follows later, by its shape in bytes: numpy has no name for most types."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[plan.kind]
     if plan.shape[-1] % block:
-        raise StageError(
-            f"{plan.source}: rows of {plan.shape[-1]} values do not divide into {plan.kind.name} blocks of {block}",
-            failure=FailureClass.INFEASIBLE,
-            hint="use precision fp16 for this model",
-        )
+        raise _named(plan, blocks_do_not_fit(plan.shape[-1], plan.kind))
     shape = (*plan.shape[:-1], plan.shape[-1] // block * block_bytes)
     writer.add_tensor_info(plan.name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=plan.kind)
 
@@ -213,7 +209,11 @@ def _load(plan: TensorPlan, weights: Weights, importance: NDArray[np.float32] | 
     try:
         return encode(values, plan.kind, importance)
     except StageError as error:
-        raise StageError(f"{plan.source}: {error.message}", failure=error.failure, hint=error.hint) from error
+        raise _named(plan, error) from error
+
+
+def _named(plan: TensorPlan, error: StageError) -> StageError:
+    return StageError(f"{plan.source}: {error.message}", failure=error.failure, hint=error.hint)
 
 
 def _calibrate(

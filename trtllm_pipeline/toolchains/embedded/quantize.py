@@ -85,45 +85,29 @@ def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None =
     if kind == _T.F32:
         return np.ascontiguousarray(values, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise StageError(
-            "the weights contain NaN or infinity", failure=FailureClass.INFEASIBLE, hint="the model is damaged"
-        )
+        raise _infeasible("the weights contain NaN or infinity", "the model is damaged")
     if kind == _T.F16:
         largest = float(np.abs(values).max(initial=0.0))
         if largest > np.finfo(np.float16).max:
-            raise StageError(
-                f"a weight of {largest:g} does not fit fp16, which ends at 65504",
-                failure=FailureClass.INFEASIBLE,
-                hint="use precision bf16, fp32, int8_wo or int4_awq",
-            )
+            hint = "use precision bf16, fp32, int8_wo or int4_awq"
+            raise _infeasible(f"a weight of {largest:g} does not fit fp16, which ends at 65504", hint)
         return values.astype(np.float16)
     if kind == _T.BF16:
         return to_bfloat16(values).view(np.uint8)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     if columns % block:
-        raise StageError(
-            f"rows of {columns} values do not divide into blocks of {block}",
-            failure=FailureClass.INFEASIBLE,
-            hint="use precision fp16 for this model",
-        )
+        raise blocks_do_not_fit(columns, kind)
     source = np.ascontiguousarray(values, dtype=np.float32)
     weights = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)
     output = np.empty((rows, columns // block * block_bytes), dtype=np.uint8)
     quantize_chunk = _ggml_quantize_chunk()
 
+    tables = (source.ctypes.data, output.ctypes.data)
+    weighing = None if weights is None else weights.ctypes.data
+
     def run(first: int, count: int) -> int:
-        return int(
-            quantize_chunk(
-                int(kind),
-                source.ctypes.data,
-                output.ctypes.data,
-                first * columns,
-                count,
-                columns,
-                None if weights is None else weights.ctypes.data,
-            )
-        )
+        return int(quantize_chunk(int(kind), *tables, first * columns, count, columns, weighing))
 
     # ctypes lets go of the interpreter lock, so threads do run side by side.
     workers = max(1, min(cpu_count(), rows // 64))
@@ -133,6 +117,16 @@ def encode(values: Array, kind: GGMLQuantizationType, importance: Array | None =
     if written != output.size:
         raise StageError(f"GGML wrote {written} bytes of {kind.name} where {output.size} were expected")
     return output
+
+
+def blocks_do_not_fit(columns: int, kind: GGMLQuantizationType) -> StageError:
+    """The error for rows of as many values that cannot be stored as `kind`."""
+    words = f"rows of {columns} values do not divide into {kind.name} blocks of {GGML_QUANT_SIZES[kind][0]}"
+    return _infeasible(words, "use precision fp16 for this model")
+
+
+def _infeasible(reason: str, hint: str) -> StageError:
+    return StageError(reason, failure=FailureClass.INFEASIBLE, hint=hint)
 
 
 @cache

@@ -23,8 +23,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
@@ -280,25 +281,19 @@ class Runtime:
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = Sampling()
     ) -> tuple[list[int], list[float | None], Finish]:
         """Run one request to its end: its tokens, their log-probs (None unless asked for), and why it ended."""
+        events: SimpleQueue[Event] = SimpleQueue()
+        self.submit(prompt, max_tokens, sampling, events.put)
         tokens: list[int] = []
         log_probs: list[float | None] = []
-        ended: list[Event] = []
-        done = threading.Event()
-
-        def on_event(event: Event) -> None:
+        while True:
+            event = events.get()
             if event.token is not None:
                 tokens.append(event.token)
                 log_probs.append(event.log_prob)
+            if event.finish is Finish.ERROR:
+                raise ServerError(str(event.error))
             if event.finish is not None:
-                ended.append(event)
-                done.set()
-
-        self.submit(prompt, max_tokens, sampling, on_event)
-        done.wait()
-        finish = cast("Finish", ended[0].finish)
-        if finish is Finish.ERROR:
-            raise ServerError(str(ended[0].error))
-        return tokens, log_probs, finish
+                return tokens, log_probs, event.finish
 
     def close(self) -> None:
         """Cancel what runs, wait for it, join all threads and free the engine. Calling it again does nothing."""
