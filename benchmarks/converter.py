@@ -75,7 +75,7 @@ def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
             found["llama.cpp"] = fidelity.measure(reference, [text], model)
             greedy = [same(answer, model.generate(prompt, 40)) for answer, prompt in zip(answers, prompts, strict=True)]
         for through, numbers in found.items():
-            within = PRECISIONS[precision].tolerance.admits(
+            within = fidelity.TOLERANCES[precision].admits(
                 numbers.kl, numbers.perplexity / numbers.reference_perplexity
             )
             good = good and within

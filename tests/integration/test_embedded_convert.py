@@ -18,7 +18,7 @@ pytest.importorskip("xllamacpp")
 from tokenizers import Tokenizer
 
 from benchmarks import fidelity
-from benchmarks.fidelity import Reference
+from benchmarks.fidelity import TOLERANCES, Reference
 from tests.contexts import context
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
@@ -59,7 +59,7 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
     path = run_convert(model, tmp_path, precision) / "model.gguf"
     # Held-out text: the calibration set ends before these words.
     texts = [tokens[:96] for tokens in encode(model, " ".join(PROMPTS) * 4, Path(fidelity.__file__).read_text())]
-    tolerance = PRECISIONS[precision].tolerance
+    tolerance = TOLERANCES[precision]
     weights_only = fidelity.measure(reference, texts, fidelity.dequantized(path, reference.config))
     with fidelity.open_llama_cpp(path, context=256, vocab_size=random_model.VOCAB_SIZE) as llama_cpp:
         served = fidelity.measure(reference, texts, llama_cpp)
@@ -67,7 +67,7 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
         assert tolerance.admits(found.kl, found.perplexity / found.reference_perplexity), (precision, found)
     # A 4-bit model that is as good as an 8-bit one would mean that nothing was quantized.
     if precision.startswith("int4"):
-        assert weights_only.kl > PRECISIONS["int8_wo"].tolerance.kl
+        assert weights_only.kl > TOLERANCES["int8_wo"].kl
 
 
 def test_calibration_makes_four_bits_better_at_equal_size(model: Path, tmp_path: Path) -> None:

@@ -54,45 +54,47 @@ CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
 def check(triton: TritonInstallation, python_models: int) -> None:
     """Raise ServerError for an environment in which Python models would fail, partly silently."""
     # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        numpy = importlib.metadata.version("numpy")
-        if triton.stubs is not None and int(numpy.split(".")[0]) >= 2:
-            raise ServerError(
-                f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
-                failure=FailureClass.USER,
-                hint="pip install 'numpy<2'",
-            )
-    if triton.stubs is not None and not stub_binary(triton.stubs).is_file():
-        known = ", ".join(sorted(folder.name for folder in triton.stubs.iterdir()))
-        raise ServerError(
-            f"{triton.source} has no Python stub for Python {_python()}, only for {known}",
-            failure=FailureClass.USER,
-            hint="use Python 3.10, 3.11 or 3.12",
-        )
-    if triton.stubs is not None and python_library() is None:
-        raise ServerError(
-            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, but {sys.base_prefix} was built "
-            f"without a shared library",
-            failure=FailureClass.USER,
-            hint=f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
-        )
+    if triton.stubs is not None:
+        _check_wheel(triton.stubs, triton.source)
     for variable, folder, separators in _searched(triton):
         if found := next((each for each in separators if each in str(folder)), None):
-            raise ServerError(
+            raise _unusable(
                 f"{folder} contains {found!r}, which separates folders in {variable}: Triton's Python models would not find "
                 f"their libraries there",
-                failure=FailureClass.USER,
-                hint="create the Python environment in a folder without it",
+                "create the Python environment in a folder without it",
             )
     needed = (python_models + 1) * SHARED_MEMORY_BYTES
     shared = os.statvfs(SHARED_MEMORY)
-    if shared.f_bavail * shared.f_frsize < needed:
-        raise ServerError(
-            f"{SHARED_MEMORY} has {shared.f_bavail * shared.f_frsize >> 20} MiB free; {python_models} Python models "
-            f"need {needed >> 20}",
-            failure=FailureClass.USER,
-            hint="start the container with --shm-size=2g or more",
+    if (free := shared.f_bavail * shared.f_frsize) < needed:
+        raise _unusable(
+            f"{SHARED_MEMORY} has {free >> 20} MiB free; {python_models} Python models need {needed >> 20}",
+            "start the container with --shm-size=2g or more",
         )
+
+
+def _check_wheel(stubs: Path, source: str) -> None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        numpy = importlib.metadata.version("numpy")
+        if int(numpy.split(".")[0]) >= 2:
+            raise _unusable(
+                f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
+                "pip install 'numpy<2'",
+            )
+    if not stub_binary(stubs).is_file():
+        known = ", ".join(sorted(folder.name for folder in stubs.iterdir()))
+        raise _unusable(
+            f"{source} has no Python stub for Python {_python()}, only for {known}", "use Python 3.10, 3.11 or 3.12"
+        )
+    if python_library() is None:
+        raise _unusable(
+            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, but {sys.base_prefix} was built "
+            f"without a shared library",
+            f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
+        )
+
+
+def _unusable(reason: str, hint: str) -> ServerError:
+    return ServerError(reason, failure=FailureClass.USER, hint=hint)
 
 
 def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:

@@ -58,22 +58,6 @@ class StageContext(Generic[P]):
 _last_progress: dict[Path, float] = {}
 
 
-def _no_files(_cell: Cell) -> Mapping[str, str]:
-    return {}
-
-
-def _as_given(params: Any, _files: Mapping[str, str], _machine: Machine) -> Any:
-    return params
-
-
-def _one_cpu(_cell: Cell, _machine: Machine) -> Resources:
-    return Resources()
-
-
-def _always(_cell: Cell, _machine: Machine) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One kind of work of one toolchain."""
@@ -93,17 +77,17 @@ class Stage:
     after: tuple[str, ...] = ()
     """Stages of the same cell that must have succeeded first, though their results are not read."""
     scope: Scope = Scope.ARTIFACT
-    applies: Callable[[Cell, Machine], bool] = _always
+    applies: Callable[[Cell, Machine], bool] = lambda _cell, _machine: True
     """Whether a cell has this stage on a machine. One that it lacks cannot be an input of another that it has."""
     shared: bool = False
     """The same work whichever toolchain asks, so that backends side by side share it."""
-    files: Callable[[Cell], Mapping[str, str]] = _no_files
+    files: Callable[[Cell], Mapping[str, str]] = lambda _cell: {}
     """Name -> path of the user's files it reads; "builtin:NAME" for those that come with the project."""
     file_names: tuple[str, ...] = ()
     """All names that `files` can give."""
-    settle: Callable[[Any, Mapping[str, str], Machine], Any] = _as_given
+    settle: Callable[[Any, Mapping[str, str], Machine], Any] = lambda params, _files, _machine: params
     """The parameters once the paths of `files` are known: what depends on how much a file holds."""
-    resources: Callable[[Cell, Machine], Resources] = _one_cpu
+    resources: Callable[[Cell, Machine], Resources] = lambda _cell, _machine: Resources()
     """What it occupies on a machine."""
     commands: Callable[[StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
     """Command lines of other programs that do the work, run one after another; ours then checks what they left."""

@@ -150,25 +150,7 @@ class _Smoke:
     async def _configuration(self, client: Client, path: Path) -> str:
         written = model_config.read(path, allow_unknown=True)
         served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
-        decoupled = written.model_transaction_policy.decoupled
-        expected: dict[str, Any] = {
-            "name": written.name or path.parent.name,
-            "backend": written.platform or written.backend,
-            "max_batch_size": written.max_batch_size,
-            "inputs": _tensors(written.input),
-            "outputs": _tensors(written.output),
-        }
-        got: dict[str, Any] = {
-            "name": served.name,
-            "backend": served.platform or served.backend,
-            "max_batch_size": served.max_batch_size,
-            "inputs": _tensors(served.input),
-            "outputs": _tensors(served.output),
-        }
-        # An ensemble is decoupled as its steps are; Triton works that out by itself.
-        if written.platform != "ensemble":
-            expected["decoupled"], got["decoupled"] = decoupled, served.model_transaction_policy.decoupled
-        _same(expected, got)
+        _same(_described(written, path.parent.name), _described(served, path.parent.name))
         batch = [-1] if written.max_batch_size else []
         for told, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
             types = {name: kind.removeprefix("TYPE_") for name, kind in data_types(tensors).items()}
@@ -259,6 +241,19 @@ def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
         if any(map(str.isalpha, part)) and alone == [token] and answer.index(part) == start:
             return part
     return None
+
+
+def _described(config: Any, folder: str) -> dict[str, Any]:
+    """What must not differ between a config.pbtxt in `folder` and the configuration of its model in a server."""
+    return {
+        "name": config.name or folder,
+        "backend": config.platform or config.backend,
+        "max_batch_size": config.max_batch_size,
+        "inputs": _tensors(config.input),
+        "outputs": _tensors(config.output),
+        # An ensemble is decoupled as its steps are; Triton works that out by itself.
+        "decoupled": config.platform != "ensemble" and config.model_transaction_policy.decoupled,
+    }
 
 
 def _tensors(tensors: Any) -> dict[str, tuple[int, list[int], bool]]:

@@ -39,7 +39,7 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
     tensors,
 )
 from trtllm_pipeline.toolchains.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
-from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
+from trtllm_pipeline.toolchains.embedded.params import CALIBRATED, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode
 from trtllm_pipeline.toolchains.embedded.runtime import CONFIG_FILE, MODEL_FILE
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
@@ -89,7 +89,7 @@ def run(context: StageContext[ConvertEmbedded]) -> None:
     tokenizer = read_tokenizer(folder, config)
 
     importance, calibrated = None, None
-    if precision.calibrated:
+    if name in CALIBRATED:
         importance = _calibrate(context, folder, config, weights)
         calibrated = {"samples": importance.samples, "tokens": importance.tokens}
         print(  # noqa: T201 - the stage's log

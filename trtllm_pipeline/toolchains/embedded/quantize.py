@@ -28,33 +28,16 @@ BLOCK: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """How far from the float reference a precision may be, mean over the tokens of a text, measured through llama.cpp.
-
-    They hold for SmolLM2-135M-Instruct and for the generated models, about a factor of two above what was measured: random weights suffer more from rounding than
-    trained ones.
-    """
-
-    kl: float
-    """Kullback-Leibler divergence of the next-token distribution, reference to converted, in nats."""
-    perplexity: float
-    """Largest ratio of the two perplexities, either way round."""
-
-    def admits(self, kl: float, perplexity_ratio: float) -> bool:
-        """Whether measured values are within."""
-        return kl <= self.kl and 1 / self.perplexity <= perplexity_ratio <= self.perplexity
-
-
-@dataclass(frozen=True, slots=True)
 class GgufPrecision:
-    """How the weights of one precision are stored. Norms and biases are float32 in all of them."""
+    """How the weights of one precision are stored. Norms and biases are float32 in all of them.
+
+    How far from the float reference each may be stands in `benchmarks/fidelity.py`.
+    """
 
     linear: GGMLQuantizationType
     """The projections of the layers."""
     embedding: GGMLQuantizationType
     """Token embedding and output head. Quantized ones stay at 8 bits: they decide every token, and llama.cpp keeps them higher too."""
-    tolerance: Tolerance
-    calibrated: bool = False
 
     @property
     def group_size(self) -> int | None:
@@ -64,16 +47,16 @@ class GgufPrecision:
 
 _T: Final = GGMLQuantizationType
 PRECISIONS: Final[Mapping[str, GgufPrecision]] = {
-    "fp32": GgufPrecision(_T.F32, _T.F32, Tolerance(kl=1e-05, perplexity=1.001)),
-    "fp16": GgufPrecision(_T.F16, _T.F16, Tolerance(kl=0.0001, perplexity=1.003)),
-    "bf16": GgufPrecision(_T.BF16, _T.BF16, Tolerance(kl=0.002, perplexity=1.01)),
-    "int8_wo": GgufPrecision(_T.Q8_0, _T.Q8_0, Tolerance(kl=0.02, perplexity=1.03)),
+    "fp32": GgufPrecision(_T.F32, _T.F32),
+    "fp16": GgufPrecision(_T.F16, _T.F16),
+    "bf16": GgufPrecision(_T.BF16, _T.BF16),
+    "int8_wo": GgufPrecision(_T.Q8_0, _T.Q8_0),
     # Both 4-bit ones take 4.5 bits a value. Round to nearest on an even grid, the embedded namesake of weight-only int4:
-    "int4_wo": GgufPrecision(_T.Q4_0, _T.Q8_0, Tolerance(kl=1.0, perplexity=1.3)),
+    "int4_wo": GgufPrecision(_T.Q4_0, _T.Q8_0),
     # Activation-aware: a grid that is denser near zero, and rounding weighted by the mean square of each input channel over a
     # calibration set. It answers the observation of AWQ (arXiv 2306.00978) that a few channels matter most with weighting,
     # as llama.cpp's importance matrices do, instead of with rescaled channels.
-    "int4_awq": GgufPrecision(_T.IQ4_NL, _T.Q8_0, Tolerance(kl=0.7, perplexity=1.2), calibrated=True),
+    "int4_awq": GgufPrecision(_T.IQ4_NL, _T.Q8_0),
 }
 
 

@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_pipeline.toolchains.embedded.models.messages import (
-    answered,
-    array,
-    flag,
-    parameters,
-    tensor,
-)
+from trtllm_pipeline.toolchains.embedded.models import messages
 from trtllm_pipeline.toolchains.embedded.models.text import Text
 
 
@@ -22,16 +16,16 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the tokenizer."""
-        settings = parameters(args)
+        settings = messages.parameters(args)
         self._text = Text(settings["tokenizer_dir"])
-        self._skip_special = flag(settings["skip_special_tokens"])
+        self._skip_special = messages.flag(settings["skip_special_tokens"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response a request."""
-        return answered(requests, self._decode)
+        return messages.answered(requests, self._decode)
 
     def _decode(self, request: Any) -> list[Any]:
-        tokens, lengths = array(request, "TOKENS_BATCH"), array(request, "SEQUENCE_LENGTH")
+        tokens, lengths = messages.array(request, "TOKENS_BATCH"), messages.array(request, "SEQUENCE_LENGTH")
         assert tokens is not None
         assert lengths is not None
         texts = [
@@ -41,4 +35,4 @@ class TritonPythonModel:
             ]
             for beams, ends in zip(tokens, lengths, strict=True)
         ]
-        return [tensor("OUTPUT", texts, np.object_)]
+        return [messages.tensor("OUTPUT", texts, np.object_)]

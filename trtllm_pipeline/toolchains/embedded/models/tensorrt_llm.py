@@ -17,24 +17,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.messages import (
-    FINAL,
-    array,
-    asked_for,
-    failed,
-    flag,
-    parameters,
-    refuse,
-    response,
-    rows,
-    tensor,
-)
-from trtllm_pipeline.toolchains.embedded.models.tensors import (
-    COUNTS,
-    THREADS_VARIABLE,
-    UNSUPPORTED,
-    UNSUPPORTED_ENGINE_ONLY,
-)
+from trtllm_pipeline.toolchains.embedded.models import messages, tensors
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, Generation, RequestError, Runtime, Sampling
 
@@ -59,14 +42,14 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load engine and tokenizer."""
-        settings = parameters(args)
-        self._exclude_input = flag(settings["exclude_input_in_output"])
+        settings = messages.parameters(args)
+        self._exclude_input = messages.flag(settings["exclude_input_in_output"])
         self._decoupled = pb.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         self._text = Text(settings["tokenizer_dir"])
         self._runtime = Runtime(
             Path(settings["gpt_model_path"]),
-            threads=int(os.environ.get(THREADS_VARIABLE) or 0),
-            enable_kv_cache_reuse=flag(settings["enable_kv_cache_reuse"]),
+            threads=int(os.environ.get(tensors.THREADS_VARIABLE) or 0),
+            enable_kv_cache_reuse=messages.flag(settings["enable_kv_cache_reuse"]),
         )
         self._lock = threading.Lock()
         self._answers: dict[str, list[PendingRequest]] = {}
@@ -78,7 +61,7 @@ class TritonPythonModel:
             try:
                 self._start(request, sender)
             except Exception as error:  # noqa: BLE001  one bad request must not fail the others
-                sender.send(failed(error), flags=FINAL)
+                sender.send(messages.failed(error), flags=messages.FINAL)
 
     def finalize(self) -> None:
         """End what runs and free the engine: a thread left behind would keep the stub from ending."""
@@ -86,26 +69,28 @@ class TritonPythonModel:
 
     def _start(self, request: Any, sender: Any) -> None:
         name = request.request_id()
-        lengths = array(request, "input_lengths")
+        lengths = messages.array(request, "input_lengths")
         assert lengths is not None
         batch = len(lengths)
-        if any(rows(request, "stop", batch)):
-            self._stop(name, sender, asked_for(request))
+        if any(messages.rows(request, "stop", batch)):
+            self._stop(name, sender, messages.asked_for(request))
             return
-        refuse(request, ((each.name, each) for each in (*UNSUPPORTED, *UNSUPPORTED_ENGINE_ONLY)))
-        prompts = _prompts(request, rows(request, "input_lengths", batch))
+        messages.refuse(
+            request, ((each.name, each) for each in (*tensors.UNSUPPORTED, *tensors.UNSUPPORTED_ENGINE_ONLY))
+        )
+        prompts = _prompts(request, messages.rows(request, "input_lengths", batch))
         samplings = _samplings(request, batch)
-        output_lengths = rows(request, "request_output_len", batch)
+        output_lengths = messages.rows(request, "request_output_len", batch)
         for prompt, count, sampling in zip(prompts, output_lengths, samplings, strict=True):
             self._runtime.check(len(prompt), count, sampling)
-        streaming = bool(rows(request, "streaming", batch)[0])
+        streaming = bool(messages.rows(request, "streaming", batch)[0])
         if streaming and not self._decoupled:
             raise RequestError("streaming needs a repository written with decoupled set")
         if streaming and batch > 1:
             raise RequestError(f"a streamed request has 1 row, this one has {batch}; send {batch} requests")
-        exclude = rows(request, "exclude_input_in_output", batch)[0]
-        pads = rows(request, "pad_id", batch)
-        counts = [each.name for each in COUNTS if any(rows(request, f"return_{each.name}", batch))]
+        exclude = messages.rows(request, "exclude_input_in_output", batch)[0]
+        pads = messages.rows(request, "pad_id", batch)
+        counts = [each.name for each in tensors.COUNTS if any(messages.rows(request, f"return_{each.name}", batch))]
         answer = PendingRequest(
             name,
             sender,
@@ -121,12 +106,12 @@ class TritonPythonModel:
             ],
             streaming,
             counts,
-            asked_for(request),
+            messages.asked_for(request),
             self._forget,
         )
         with self._lock:
             self._answers.setdefault(name, []).append(answer)
-        for row, prompt, count, sampling in zip(answer.rows, prompts, output_lengths, samplings, strict=True):
+        for row, prompt, count, sampling in zip(answer.sequences, prompts, output_lengths, samplings, strict=True):
             generation = self._runtime.submit(prompt, count, sampling, answer.listener(row))
             answer.generations.append(generation)
 
@@ -138,7 +123,7 @@ class TritonPythonModel:
             answers = list(self._answers.get(name, ()))
         for answer in answers:
             answer.cancel()
-        sender.send(_empty(wanted), flags=FINAL)
+        sender.send(_empty(wanted), flags=messages.FINAL)
 
     def _forget(self, answer: PendingRequest) -> None:
         with self._lock:
@@ -170,7 +155,7 @@ class PendingRequest:
 
     name: str
     sender: Any
-    rows: list[PendingRow]
+    sequences: list[PendingRow]
     streaming: bool
     counts: Sequence[str]
     """Names of the token counts that were asked for."""
@@ -210,22 +195,22 @@ class PendingRequest:
             if event.finish is Finish.ERROR:
                 self.error = event.error
                 self.cancel()
-        done = all(each.finished for each in self.rows)
+        done = all(each.finished for each in self.sequences)
         if done and self.error is not None:
-            self.sender.send(failed(RuntimeError(self.error)), flags=FINAL)
+            self.sender.send(messages.failed(RuntimeError(self.error)), flags=messages.FINAL)
         elif done:
-            self.sender.send(_response(self.rows, self.counts, self.wanted), flags=FINAL)
+            self.sender.send(_response(self.sequences, self.counts, self.wanted), flags=messages.FINAL)
         elif self.sender.is_cancelled():
             self.cancel()
         elif self.streaming and whole:
-            self.sender.send(_response(self.rows, self.counts, self.wanted))
+            self.sender.send(_response(self.sequences, self.counts, self.wanted))
             row.tokens, row.output_tokens, row.log_probs = [], 0, []
         if done:
             self.forget(self)
 
 
 def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
-    ids = array(request, "input_ids")
+    ids = messages.array(request, "input_ids")
     if ids is None:
         raise RequestError("input_ids is missing")
     if len(ids) != len(lengths):
@@ -240,11 +225,11 @@ def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
 def _samplings(request: Any, batch: int) -> list[Sampling]:
     settings: list[dict[str, Any]] = [{} for _ in range(batch)]
     for name, attribute in _SAMPLING.items():
-        for setting, value in zip(settings, rows(request, name, batch), strict=True):
+        for setting, value in zip(settings, messages.rows(request, name, batch), strict=True):
             if value is not None:
                 setting[attribute] = value
-    ends = rows(request, "end_id", batch)
-    words = [read_word_lists(array(request, f"{kind}_words_list"), batch) for kind in ("stop", "bad")]
+    ends = messages.rows(request, "end_id", batch)
+    words = [read_word_lists(messages.array(request, f"{kind}_words_list"), batch) for kind in ("stop", "bad")]
     return [
         Sampling(**setting, end_id=None if end is None or end < 0 else end, stop_words=stop, bad_words=bad)
         for setting, end, stop, bad in zip(settings, ends, *words, strict=True)
@@ -265,28 +250,33 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
     return result
 
 
-def _response(rows: Sequence[PendingRow], counts: Sequence[str], wanted: Collection[str]) -> Any:
+def _response(sequences: Sequence[PendingRow], counts: Sequence[str], wanted: Collection[str]) -> Any:
     """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
-    width = max(len(row.tokens) for row in rows)
-    tensors = [
-        tensor("output_ids", [[row.tokens + [row.pad_id] * (width - len(row.tokens))] for row in rows], np.int32),
-        tensor("sequence_length", [[len(row.tokens)] for row in rows], np.int32),
-        tensor("batch_index", [[index] for index in range(len(rows))], np.int32),
-        tensor("sequence_index", [[0] for _ in rows], np.int32),
+    width = max(len(row.tokens) for row in sequences)
+    outputs = [
+        messages.tensor(
+            "output_ids", [[row.tokens + [row.pad_id] * (width - len(row.tokens))] for row in sequences], np.int32
+        ),
+        messages.tensor("sequence_length", [[len(row.tokens)] for row in sequences], np.int32),
+        messages.tensor("batch_index", [[index] for index in range(len(sequences))], np.int32),
+        messages.tensor("sequence_index", [[0] for _ in sequences], np.int32),
     ]
-    if any(row.log_probs_wanted for row in rows):
-        made = max(len(row.log_probs) for row in rows)
-        log_probs = [[row.log_probs + [0.0] * (made - len(row.log_probs))] for row in rows]
-        tensors.append(tensor("output_log_probs", log_probs, np.float32))
-        tensors.append(tensor("cum_log_probs", [[row.cum_log_prob] for row in rows], np.float32))
+    if any(row.log_probs_wanted for row in sequences):
+        made = max(len(row.log_probs) for row in sequences)
+        log_probs = [[row.log_probs + [0.0] * (made - len(row.log_probs))] for row in sequences]
+        outputs.append(messages.tensor("output_log_probs", log_probs, np.float32))
+        outputs.append(messages.tensor("cum_log_probs", [[row.cum_log_prob] for row in sequences], np.float32))
     numbers = {
-        "num_input_tokens": [[row.input_tokens] for row in rows],
-        "num_output_tokens": [[row.output_tokens] for row in rows],
+        "num_input_tokens": [[row.input_tokens] for row in sequences],
+        "num_output_tokens": [[row.output_tokens] for row in sequences],
     }
-    tensors += [tensor(name, numbers[name], np.int32) for name in counts]
-    return response(tensors, wanted)
+    outputs += [messages.tensor(name, numbers[name], np.int32) for name in counts]
+    return messages.response(outputs, wanted)
 
 
 def _empty(wanted: Collection[str]) -> Any:
-    ids, length = tensor("output_ids", np.zeros((1, 1, 0)), np.int32), tensor("sequence_length", [[0]], np.int32)
-    return response([ids, length], wanted)
+    ids, length = (
+        messages.tensor("output_ids", np.zeros((1, 1, 0)), np.int32),
+        messages.tensor("sequence_length", [[0]], np.int32),
+    )
+    return messages.response([ids, length], wanted)

@@ -15,25 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
-from trtllm_pipeline.toolchains.embedded.models.messages import (
-    FINAL,
-    asked_for,
-    failed,
-    flag,
-    parameters,
-    refuse_parameters,
-    response,
-    tensor,
-)
-from trtllm_pipeline.toolchains.embedded.models.tensors import (
-    ENGINE_OUTPUTS,
-    ENGINE_PASSED,
-    ENGINE_STEP,
-    POSTPROCESSING_OUTPUTS,
-    PREPROCESSING_OUTPUTS,
-    PREPROCESSING_STEP,
-    Tensor,
-)
+from trtllm_pipeline.toolchains.embedded.models import messages, tensors
 
 
 class TritonPythonModel:
@@ -41,10 +23,10 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read the settings."""
-        settings = parameters(args)
-        self._accumulate = flag(settings["accumulate_tokens"])
+        settings = messages.parameters(args)
+        self._accumulate = messages.flag(settings["accumulate_tokens"])
         self._engine = settings["tensorrt_llm_model_name"]
-        self._decoupled = flag(settings["decoupled"])
+        self._decoupled = messages.flag(settings["decoupled"])
         self._pool = ThreadPoolExecutor(int(settings["threads"]), thread_name_prefix="bls")
         self._closing = threading.Event()
 
@@ -62,24 +44,24 @@ class TritonPythonModel:
         try:
             for answer in self._responses(request, sender):
                 sender.send(answer)
-            sender.send(flags=FINAL)
+            sender.send(flags=messages.FINAL)
         except CallError as error:
-            sender.send(pb.InferenceResponse(error=error.cause), flags=FINAL)
+            sender.send(pb.InferenceResponse(error=error.cause), flags=messages.FINAL)
         except Exception as error:  # noqa: BLE001  the client must hear of whatever happened
-            sender.send(failed(error), flags=FINAL)
+            sender.send(messages.failed(error), flags=messages.FINAL)
 
     def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
         """The responses to one request, in order."""
-        refuse_parameters(request)
+        messages.refuse_parameters(request)
         given = {each.name(): each for each in request.inputs()}
-        wanted = asked_for(request)
+        wanted = messages.asked_for(request)
         encoded = self._call(
             "preprocessing",
-            [_renamed(name, given[client]) for name, client in PREPROCESSING_STEP.items() if client in given],
-            PREPROCESSING_OUTPUTS,
+            [_renamed(name, given[client]) for name, client in tensors.PREPROCESSING_STEP.items() if client in given],
+            tensors.PREPROCESSING_OUTPUTS,
         )
-        inputs = [_renamed(name, encoded[source]) for name, source in ENGINE_STEP.items()]
-        inputs += [_renamed(name, given[client]) for name, client in ENGINE_PASSED.items() if client in given]
+        inputs = [_renamed(name, encoded[source]) for name, source in tensors.ENGINE_STEP.items()]
+        inputs += [_renamed(name, given[client]) for name, client in tensors.ENGINE_PASSED.items() if client in given]
         # The engine ends a request by its id, so one without gets one of its own.
         name = request.request_id() or uuid.uuid4().hex
         streamed = "stream" in given and bool(given["stream"].as_numpy().any())
@@ -98,13 +80,13 @@ class TritonPythonModel:
                     _renamed("TOKENS_BATCH", outputs["output_ids"]),
                     _renamed("SEQUENCE_LENGTH", outputs["sequence_length"]),
                 ],
-                POSTPROCESSING_OUTPUTS,
+                tensors.POSTPROCESSING_OUTPUTS,
             )
-            kept = [outputs[each.name] for each in ENGINE_OUTPUTS[2:] if each.name in outputs]
-            yield response([_renamed("text_output", decoded["OUTPUT"]), *kept], wanted)
+            kept = [outputs[each.name] for each in tensors.ENGINE_OUTPUTS[2:] if each.name in outputs]
+            yield messages.response([_renamed("text_output", decoded["OUTPUT"]), *kept], wanted)
 
     def _generate(self, inputs: Sequence[Any], name: str) -> Iterator[dict[str, Any]]:
-        wanted = [each.name for each in ENGINE_OUTPUTS]
+        wanted = [each.name for each in tensors.ENGINE_OUTPUTS]
         call = pb.InferenceRequest(
             model_name=self._engine, inputs=list(inputs), requested_output_names=wanted, request_id=name
         )
@@ -120,10 +102,10 @@ class TritonPythonModel:
         """End the engine's request `name`."""
         needed = [each for each in inputs if each.name() in {"input_ids", "input_lengths", "request_output_len"}]
         batch = len(needed[0].as_numpy())
-        for _ in self._generate([*needed, tensor("stop", np.ones((batch, 1)), np.bool_)], name):
+        for _ in self._generate([*needed, messages.tensor("stop", np.ones((batch, 1)), np.bool_)], name):
             pass
 
-    def _call(self, model: str, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> dict[str, Any]:
+    def _call(self, model: str, inputs: Sequence[Any], outputs: Sequence[tensors.Tensor]) -> dict[str, Any]:
         wanted = [each.name for each in outputs]
         call = pb.InferenceRequest(model_name=model, inputs=list(inputs), requested_output_names=wanted)
         return _outputs(call.exec())
@@ -153,5 +135,7 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("output_ids", "output_log_probs"):
         if name in joined:
             joined[name] = pb.Tensor(name, np.concatenate([part[name].as_numpy() for part in parts], axis=2))
-    joined["sequence_length"] = tensor("sequence_length", [[joined["output_ids"].as_numpy().shape[2]]], np.int32)
+    joined["sequence_length"] = messages.tensor(
+        "sequence_length", [[joined["output_ids"].as_numpy().shape[2]]], np.int32
+    )
     return joined
