@@ -1,4 +1,4 @@
-"""How far a converted model is from its float reference: and how far it may be.
+"""How far a converted model is from its float reference, and how far it may be.
 
 Two ways to look at a GGUF file: its dequantized weights in the reference, which shows the format alone, and llama.cpp itself,
 which adds its arithmetic: activations rounded to 8 bits for quantized weights, keys and values in the cache's precision.
