@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import in_brackets
-from trtllm_pipeline.planning.plan_file import Outline, OutlineCell
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
@@ -43,17 +42,14 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
     """The status as JSON values, see docs/formats.md."""
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
-        standing = status.states[run_id]
+        state = status.states[run_id]
         return {
             "stage": status.outline.stage_runs[run_id].stage,
             "id": run_id,
-            "status": standing.status.value,
-            "failure": standing.failure,
-            "message": standing.message,
-            "hint": standing.hint,
-            "log": None if standing.log is None else str(standing.log),
-            "started_s": standing.started_s,
-            "progress": None if standing.progress is None else dict(standing.progress),
+            "status": state.status.value,
+            **{name: getattr(state, name) for name in ("failure", "message", "hint")},
+            "log": None if state.log is None else str(state.log),
+            **{name: getattr(state, name) for name in ("started_s", "progress")},
         }
 
     return {
@@ -68,42 +64,41 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
 
 def to_text(status: MatrixStatus) -> str:
     """The picture of cells x stages, then what runs, what failed and what can never work."""
-    from trtllm_pipeline.planning.names import count, duration, path_from_here, shared_parts, without
-    from trtllm_pipeline.planning.stage_status import running_s
-    from trtllm_pipeline.progress.grid import grid, legend, styled
-    from trtllm_pipeline.progress.words import told
+    from trtllm_pipeline.planning.names import shared_parts, without
+    from trtllm_pipeline.progress.views import grid, infeasible, legend, styled
 
-    outline, cells, seen = status.outline, status.cells, status.states
-    runs = {run: outline.stage_runs[run] for cell in cells for run in cell.stage_runs}
-    feasible = [cell for cell in cells if cell.reason is None]
+    states = status.states
+    runs = {run: status.outline.stage_runs[run] for cell in status.cells for run in cell.stage_runs}
+    feasible = [cell for cell in status.cells if cell.reason is None]
     parts = shared_parts([cell.id for cell in feasible])
-    names = [without(cell.id, parts) for cell in feasible]
-    statuses = [{runs[run].stage: seen[run].status for run in cell.stage_runs} for cell in feasible]
+    rows = [
+        (without(cell.id, parts), {runs[run].stage: states[run].status for run in cell.stage_runs}) for cell in feasible
+    ]
     width = shutil.get_terminal_size((120, 0)).columns
     ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
-    stages = [stage for stage in outline.stages if any(stage in of_cell for of_cell in statuses)]
-    drawn = grid(list(zip(names, statuses, strict=True)), stages, width=width, ascii_only=ascii_only)
-    counts = Counter(seen[run].status for run in runs)
-    drawn += legend((status for status in StageStatus if counts[status]), width=width, ascii_only=ascii_only)
-    lines = [status.title]
-    lines[0] += f", all cells: {' '.join(parts)}" if parts else ""
-    above = [clean(lines.pop()), *styled(drawn, sys.stdout)]
-    for run, planned in runs.items():
-        standing = seen[run]
-        who = f"{planned.stage}, {planned.cells[0]}" + (
-            f" (for {len(planned.cells)} cells)" if len(planned.cells) > 1 else ""
-        )
-        if standing.status is StageStatus.RUNNING:
-            seconds = running_s(standing)
-            details = [duration(seconds)] if seconds is not None else []
-            details += [text] if (text := told(standing.progress)) else []
-            lines.append(f"\nrunning: {who}" + (f": {', '.join(details)}" if details else ""))
-        elif standing.status is StageStatus.FAILED:
-            lines.append(f"\nfailed{in_brackets(standing.failure)}: {who}\n  {standing.message}")
-            lines += [f"  log: {path_from_here(standing.log)}"] if standing.log else []
-            lines += [f"  try: {standing.hint}"] if standing.hint else []
-    never = [cell for cell in cells if cell.reason is not None]
-    if never:
-        lines.append(f"\n{count(len(never), 'cell')} can never work:")
-        lines += [f"  {cell.id}: {cell.reason}" for cell in never]
-    return "".join(f"{line}\n" for line in (*above, clean("\n".join(lines))) if line)
+    stages = [stage for stage in status.outline.stages if any(stage in of_cell for _, of_cell in rows)]
+    drawn = grid(rows, stages, width=width, ascii_only=ascii_only)
+    drawn += legend((states[run].status for run in runs), width=width, ascii_only=ascii_only)
+    title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
+    below = [line for run in runs.values() for line in _events(run, states[run.id])]
+    never = infeasible(status.cells, set())
+    below += ["", *never] if never else []
+    return "".join(f"{line}\n" for line in (title, *styled(drawn, sys.stdout), *map(clean, below)))
+
+
+def _events(run: OutlineRun, state: StageState) -> list[str]:
+    """What runs or failed, in words, after an empty line; nothing of other stage runs."""
+    from trtllm_pipeline.planning.names import duration, path_from_here
+    from trtllm_pipeline.planning.stage_status import running_s
+    from trtllm_pipeline.progress.views import told
+
+    who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
+    if state.status is StageStatus.RUNNING:
+        seconds = running_s(state)
+        details = filter(None, (None if seconds is None else duration(seconds), told(state.progress)))
+        return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
+    if state.status is not StageStatus.FAILED:
+        return []
+    lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
+    lines += [f"  log: {path_from_here(state.log)}"] if state.log else []
+    return [*lines, f"  try: {state.hint}"] if state.hint else lines

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +28,7 @@ from trtllm_pipeline.evaluate.result import NAME as ACCURACY
 from trtllm_pipeline.evaluate.result import AccuracyResult
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, outline
+from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.store import Artifact, Store
@@ -158,12 +160,9 @@ def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Cell
         return rows_of(shape, store)
     seen: dict[StageRunId, StageState] = {}
     for run_id, status in outcome.statuses.items():
-        artifact = outcome.artifacts.get(shape.stage_runs[run_id].fingerprint)
         error = outcome.errors.get(run_id) if status is StageStatus.FAILED else None
-        if error is None:
-            seen[run_id] = StageState(status, artifact)
-        else:
-            seen[run_id] = StageState(status, artifact, error.failure.value, error.message, error.hint, error.log)
+        why = () if error is None else (error.failure.value, error.message, error.hint, error.log)
+        seen[run_id] = StageState(status, outcome.artifacts.get(shape.stage_runs[run_id].fingerprint), *why)
     return _rows(shape, seen, store, interrupted=outcome.interrupted)
 
 
@@ -172,13 +171,22 @@ def rows_of(shape: Outline, store: Store) -> tuple[CellResult, ...]:
     return _rows(shape, stage_states(shape, store), store, interrupted=True)
 
 
+_Seen = list[tuple[OutlineRun, StageState]]
+"""The stage runs of a cell, with their states."""
+
+
 def _rows(
-    shape: Outline, seen: Mapping[StageRunId, StageState], store: Store, *, interrupted: bool
+    shape: Outline, states: Mapping[StageRunId, StageState], store: Store, *, interrupted: bool
 ) -> tuple[CellResult, ...]:
-    found = [_row(cell, shape, seen, store.workspace, interrupted=interrupted) for cell in shape.cells]
-    answers = {cell.id: scored.out for cell in shape.cells if (scored := _scored(_made(cell, shape, seen))) is not None}
+    found, answers = [], {}
+    for cell in shape.cells:
+        seen = [(shape.stage_runs[run], states[run]) for run in cell.stage_runs]
+        made = {run.stage: state.artifact for run, state in seen if state.artifact is not None}
+        found.append(_row(cell, seen, made, store.workspace, interrupted=interrupted))
+        if (scored := _scored(made)) is not None:
+            answers[cell.id] = scored.out
     drifts = drifts_of({row.id: row.axes for row in found}, answers)
-    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
+    return tuple(replace(row, accuracy_drift=drifts.get(row.id)) for row in found)
 
 
 def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId]:
@@ -201,35 +209,28 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
 
     A cell is left out where it or its reference has no answers, or they were not asked the same.
     """
-    known: dict[CellId, list[drift.ScoredAnswer]] = {}
+    read = cache(drift.read)
     found = {}
     for cell, reference in references(axes).items():
-        if cell not in answers or reference not in answers:
-            continue
-        try:
-            if reference not in known:
-                known[reference] = drift.read(answers[reference])
-            found[cell] = replace(drift.compare(known[reference], drift.read(answers[cell])), reference=reference)
-        except UsageError:  # answers of an earlier release, or of a cell whose own settings ask something else
-            continue
+        if cell in answers and reference in answers:
+            # Not of answers of an earlier release, or of a cell whose own settings ask something else.
+            with suppress(UsageError):
+                found[cell] = replace(
+                    drift.compare(read(answers[reference]), drift.read(answers[cell])), reference=reference
+                )
     return found
-
-
-def _made(cell: OutlineCell, shape: Outline, seen: Mapping[StageRunId, StageState]) -> dict[str, Artifact]:
-    """Stage -> artifact of a cell, as far as they are there."""
-    runs = (shape.stage_runs[run_id] for run_id in cell.stage_runs)
-    return {run.stage: artifact for run in runs if (artifact := seen[run.id].artifact) is not None}
 
 
 def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
     """The systems that engine and answers came from."""
     prepared = [made[stage] for stage in _PREPARATION if stage in made]
-    found = {"preparation": prepared[-1] if prepared else None, "accuracy": _scored(made)}
-    manifests = {
-        name: read_object(artifact.folder / manifest.NAME) or {} for name, artifact in found.items() if artifact
-    }
-    made_by = {name: each["provenance"] for name, each in manifests.items() if isinstance(each.get("provenance"), dict)}
-    return {name: each["system"] for name, each in made_by.items() if isinstance(each.get("system"), dict)}
+    found = {}
+    for name, artifact in (("preparation", prepared[-1] if prepared else None), ("accuracy", _scored(made))):
+        about = {} if artifact is None else read_object(artifact.folder / manifest.NAME) or {}
+        provenance = about.get("provenance")
+        if isinstance(provenance, dict) and isinstance(provenance.get("system"), dict):
+            found[name] = provenance["system"]
+    return found
 
 
 def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
@@ -238,35 +239,26 @@ def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
 
 
 def _row(
-    cell: OutlineCell,
-    shape: Outline,
-    seen: Mapping[StageRunId, StageState],
-    workspace: Path,
-    *,
-    interrupted: bool,
+    cell: OutlineCell, seen: _Seen, made: Mapping[str, Artifact], workspace: Path, *, interrupted: bool
 ) -> CellResult:
     if cell.reason is not None:
         return CellResult(cell.id, cell.axes, CellStatus.INFEASIBLE, reason=cell.reason)
-    runs = [shape.stage_runs[run_id] for run_id in cell.stage_runs]
-    failed = next((run for run in runs if seen[run.id].status is StageStatus.FAILED), None)
-    why = seen[failed.id] if failed else StageState(StageStatus.PENDING)
-    made = _made(cell, shape, seen)
-    levels, findings, conditions = _perf(made.get("perf"))
+    failures = ((run.stage, state) for run, state in seen if state.status is StageStatus.FAILED)
+    failed, why = next(failures, (None, StageState(StageStatus.PENDING)))
+    # A file that is not what it should be counts as missing: it must not take the report with it.
+    perf = LoadResult.read((read_object(made["perf"].out / PERF) if "perf" in made else None) or {})
+    levels = perf.levels if perf.valid else ()
     scored = _scored(made)
-    if failed and failed.stage in {"accuracy", "score"} and why.log is not None:
-        accuracy = _accuracy(why.log.parent / "out")  # too low a score is to be seen
-    else:
-        accuracy = _accuracy(None if scored is None else scored.out)
+    scores_in = None if scored is None else scored.out
+    if failed in {"accuracy", "score"} and why.log is not None:
+        scores_in = why.log.parent / "out"  # too low a score is to be seen
+    accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY) if scores_in else None) or {})
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,
         axes=cell.axes,
-        status=_status(
-            [seen[run.id].status for run in runs],
-            [seen[run.id].status for run in runs if run.scope is not Scope.SERVICE],
-            interrupted=interrupted,
-        ),
-        failed_stage=failed.stage if failed else None,
+        status=_status(seen, interrupted=interrupted),
+        failed_stage=failed,
         failure=why.failure,
         reason=why.message,
         hint=why.hint,
@@ -278,27 +270,25 @@ def _row(
         accuracy_total=accuracy.total,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=read_object(made["smoke"].out / "smoke.json") if "smoke" in made else None,
-        findings=findings,
+        findings=perf.notes,
         conditions=replace(
-            conditions,
-            questions=questions if accuracy.rows_digest is not None else None,
+            perf.conditions,
+            questions=None if accuracy.rows_digest is None else questions,
             made_on={} if levels else _made_on(made),
         ),
     )
 
 
-def _status(every: list[StageStatus], results: list[StageStatus], *, interrupted: bool) -> CellStatus:
-    """A cell's status, from those of all its stage runs and of those that leave results.
-
-    `interrupted`: a cancelled stage run was cut short, not given up because another had failed.
-    """
+def _status(seen: _Seen, *, interrupted: bool) -> CellStatus:
+    """`interrupted`: a cancelled stage run was cut short, not given up because another had failed."""
+    every = {state.status for _, state in seen}
     if StageStatus.FAILED in every:
         return CellStatus.FAILED
-    if StageStatus.RUNNING in every or StageStatus.ELSEWHERE in every:
+    if every & {StageStatus.RUNNING, StageStatus.ELSEWHERE}:
         return CellStatus.RUNNING
-    if StageStatus.CANCELLED in every or StageStatus.PENDING in every or StageStatus.BLOCKED in every:
-        cut = interrupted and StageStatus.CANCELLED in every
-        return CellStatus.INTERRUPTED if cut else CellStatus.NOT_RUN
+    if every & {StageStatus.CANCELLED, StageStatus.PENDING, StageStatus.BLOCKED}:
+        return CellStatus.INTERRUPTED if interrupted and StageStatus.CANCELLED in every else CellStatus.NOT_RUN
+    results = {state.status for run, state in seen if run.scope is not Scope.SERVICE}
     return CellStatus.DONE if StageStatus.SUCCEEDED in results else CellStatus.UP_TO_DATE
 
 
@@ -315,18 +305,4 @@ def disk_bytes(folder: Path) -> int:
 
 def _below(path: Path | None, workspace: Path) -> str | None:
     """`path` from the workspace's folder, so that a report that is passed on names nobody's home."""
-    if path is None:
-        return None
-    return str(path.relative_to(workspace)) if path.is_relative_to(workspace) else str(path)
-
-
-# What the stages left. A file that is not what it should be counts as missing: it must not take the report with it.
-
-
-def _perf(artifact: Artifact | None) -> tuple[tuple[LevelResult, ...], tuple[str, ...], Conditions]:
-    found = LoadResult.read((read_object(artifact.out / PERF) if artifact is not None else None) or {})
-    return found.levels if found.valid else (), found.notes, found.conditions
-
-
-def _accuracy(folder: Path | None) -> AccuracyResult:
-    return AccuracyResult.read((read_object(folder / ACCURACY) if folder is not None else None) or {})
+    return None if path is None else str(path.relative_to(workspace) if path.is_relative_to(workspace) else path)

@@ -17,7 +17,7 @@ from trtllm_pipeline.bench.result import Goodput, LevelResult
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.planning.names import amount, duration, shared_parts, shorten, without
-from trtllm_pipeline.progress.grid import LOOKS, grid
+from trtllm_pipeline.progress.views import LOOKS, grid
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.writers import print_report, read_report, to_csv, to_json, to_markdown
 
