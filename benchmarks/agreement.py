@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.bench import synthetic
-from trtllm_pipeline.bench.load import drawn
+from trtllm_pipeline.bench.load import Load as Levels
 from trtllm_pipeline.bench.prompts import read
 from trtllm_pipeline.bench.stats import paired_change
 
@@ -77,9 +77,8 @@ class Load:
 
     def texts(self, concurrency: int) -> tuple[list[str], list[str]]:
         """Prompts of the warm-up and of the measurement, those that ours takes of the file."""
-        count = max(self.requests, 2 * concurrency)
-        warm, measured = drawn(read(self.prompts), count, 2 * concurrency)
-        return [prompt.text for prompt in warm], [prompt.text for prompt in measured]
+        (level,) = Levels(concurrency=(concurrency,), requests=self.requests).levels(read(self.prompts))
+        return [prompt.text for prompt in level.warmup], [prompt.text for prompt in level.measured]
 
 
 def main() -> None:

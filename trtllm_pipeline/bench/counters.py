@@ -6,11 +6,12 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 from trtllm_pipeline.bench.events import GpuRecord, GpuSample, TritonRecord
 from trtllm_pipeline.client.transport.http import HttpError, fetch
+from trtllm_pipeline.machine.gpus import Nvml, nvml
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
@@ -26,6 +27,9 @@ TRITON: Final = {
 SAMPLE_S: Final = 0.1
 TIMEOUT_S: Final = 10.0
 """Of a look at the counters: an endpoint that hangs must not hold the run."""
+_CLOCK_SM: Final = 1
+_TEMPERATURE_GPU: Final = 0
+"""As in nvml.h."""
 _LINE: Final = re.compile(r"(\w+)\{([^}]*)\} +(\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?)", re.ASCII)
 _MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
 
@@ -82,61 +86,43 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
     Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
     """
     found: list[dict[str, Any]] = []
-    try:
-        import pynvml  # type: ignore[import-untyped, unused-ignore]
-    except ModuleNotFoundError:
-        yield found
-        return
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        devices = [(handle, _device(pynvml, handle)) for handle in handles]
-    except pynvml.NVMLError:  # no driver, or a GPU that is lost or not ours to ask
-        yield found
-        return
-    stop = threading.Event()
+    with nvml() as ask:
+        handles = [] if ask is None else ask.handles()
+        if ask is None or not handles:
+            yield found
+            return
+        devices = [
+            {"name": ask("nvmlDeviceGetName", each), "uuid": ask("nvmlDeviceGetUUID", each), "samples": []}
+            for each in handles
+        ]
+        stop = threading.Event()
 
-    def sample() -> None:
-        while not stop.wait(SAMPLE_S):
-            for handle, device in devices:
-                device["samples"].append(_sample(pynvml, handle))
+        def sample() -> None:
+            while not stop.wait(SAMPLE_S):
+                for handle, device in zip(handles, devices, strict=True):
+                    device["samples"].append(_sample(ask, handle))
 
-    thread = threading.Thread(target=sample, name="NVML", daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        stop.set()
-        thread.join(5)
-        found.extend(device for _, device in devices)
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _device(pynvml: Any, handle: Any) -> dict[str, Any]:
-    return {
-        "name": str(pynvml.nvmlDeviceGetName(handle)),
-        "uuid": str(pynvml.nvmlDeviceGetUUID(handle)),
-        "samples": [],
-    }
-
-
-def _sample(pynvml: Any, handle: Any) -> list[float | None]:
-    def ask(read: Any) -> float | None:
+        thread = threading.Thread(target=sample, name="NVML", daemon=True)
+        thread.start()
         try:
-            return float(read())
-        except pynvml.NVMLError:
-            return None
+            yield found
+        finally:
+            stop.set()
+            thread.join(5)
+            found.extend(devices)
 
-    milliwatts = ask(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
-    return [
-        time.monotonic_ns(),
-        None if milliwatts is None else milliwatts / 1e3,
-        ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used),
-        ask(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        ask(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        ask(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-    ]
+
+def _sample(ask: Nvml, handle: Any) -> list[float | None]:
+    milliwatts, memory = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetMemoryInfo", handle)
+    load = ask("nvmlDeviceGetUtilizationRates", handle)
+    values = (
+        milliwatts and milliwatts / 1e3,
+        memory and memory.used,
+        ask("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+        load and load.gpu,
+        ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+    )
+    return [time.monotonic_ns(), *(None if value is None else float(value) for value in values)]
 
 
 def gpu_summary(record: GpuRecord) -> list[dict[str, Any]]:

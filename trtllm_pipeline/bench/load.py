@@ -107,61 +107,55 @@ def _without_first_word(text: str) -> str:
     return f"{space}{rest}" if rest.strip() else text
 
 
-def drawn(
-    prompts: Sequence[Prompt], requests: int, warmup_requests: int, repeat: int = 0
-) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """(warm-up, measured) prompts of a level. Each repeat goes on where the one before ended: all are measured evenly."""
-    measured = islice(cycle(prompts), repeat * requests % len(prompts), None)
-    return tuple(map(warmup_prompt, islice(cycle(prompts), warmup_requests))), tuple(islice(measured, requests))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The levels to measure: closed loops with so many requests in flight, then open loops of so many a second."""
 
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    requests: int = 64
+    """Of a level, but never fewer than two for each in flight."""
+    warmup_requests: int | None = None
+    """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
+    repeats: int = 1
+    distribution: Distribution = "poisson"
+    burstiness: float = 1.0
+    seed: int = 0
+    """The same seed gives the same times of an open loop, for every repeat others."""
 
-def levels(
-    prompts: Sequence[Prompt], concurrencies: Sequence[int], *, requests: int, warmup_requests: int | None, repeats: int
-) -> list[Level]:
-    """The levels to measure, repeats interleaved: drift of the machine then hits every level alike.
+    def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
+        """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
+        repeats = range(self.repeats)
+        return [
+            *(
+                self._level(prompts, repeat, concurrency, None)
+                for repeat in repeats
+                for concurrency in self.concurrency
+            ),
+            *(self._level(prompts, repeat, None, rate) for repeat in repeats for rate in self.request_rate),
+        ]
 
-    A level has `requests` requests, but never fewer than two for each one in flight, and as many warm-up requests where
-    their number is not given; prompts repeat when they run out.
-    """
-    return [
-        Level(
+    def _level(
+        self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
+    ) -> Level:
+        requests = max(self.requests, 2 * (concurrency or 0))
+        warmup_requests = self.warmup_requests
+        if warmup_requests is None:
+            warmup_requests = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
+        at_s: tuple[float, ...] = ()
+        if request_rate is not None:
+            count, seed = requests + warmup_requests, self.seed + repeat
+            at_s = schedule(count, request_rate, self.distribution, burstiness=self.burstiness, seed=seed)
+        # Each repeat goes on where the one before ended: all prompts are measured evenly.
+        first = repeat * requests % len(prompts)
+        return Level(
             concurrency,
             repeat,
-            *drawn(
-                prompts,
-                max(requests, 2 * concurrency),
-                2 * concurrency if warmup_requests is None else warmup_requests,
-                repeat,
-            ),
+            tuple(map(warmup_prompt, islice(cycle(prompts), warmup_requests))),
+            tuple(islice(cycle(prompts), first, first + requests)),
+            request_rate,
+            at_s,
         )
-        for repeat in range(repeats)
-        for concurrency in concurrencies
-    ]
-
-
-def rate_levels(
-    prompts: Sequence[Prompt],
-    rates: Sequence[float],
-    *,
-    requests: int,
-    warmup_requests: int,
-    repeats: int,
-    distribution: Distribution = "poisson",
-    burstiness: float = 1.0,
-    seed: int = 0,
-) -> list[Level]:
-    """The levels of an open loop, repeats interleaved. The same seed gives the same times, for every repeat others."""
-    return [
-        Level(
-            None,
-            repeat,
-            *drawn(prompts, requests, warmup_requests, repeat),
-            rate,
-            schedule(requests + warmup_requests, rate, distribution, burstiness=burstiness, seed=seed + repeat),
-        )
-        for repeat in range(repeats)
-        for rate in rates
-    ]
 
 
 def schedule(

@@ -7,7 +7,6 @@ al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.model_files import Fields, ModelFileError
+from trtllm_pipeline.machine.gpus import nvml
 from trtllm_pipeline.machine.model import cpu_count
 
 CPU_MARGIN: Final = 4.0
@@ -27,7 +27,8 @@ _MOST_READ_BYTES: Final = 256 << 20
 _LEAST_READ_BYTES: Final = 16 << 20
 """By each thread in one reading, or starting the threads would be what is measured."""
 _READINGS: Final = 5
-_NVML_CLOCK_MEM: Final = 2
+_CLOCK_MEM: Final = 2
+"""As in nvml.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +115,15 @@ def cpu_bandwidth(size: int) -> float:
 
 
 def gpu_bandwidth() -> float | None:
-    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one.
+    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py.
 
     Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them.
     """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if nvml.nvmlInit_v2() != 0:
-        return None
-    try:
-        number = ctypes.c_uint()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(number))
-        return max((each for index in range(number.value) if (each := _bandwidth(nvml, index))), default=None)
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _bandwidth(nvml: ctypes.CDLL, index: int) -> float | None:
-    device, width_bits, clock_mhz = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
-    calls = (
-        nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)),
-        nvml.nvmlDeviceGetMemoryBusWidth(device, ctypes.byref(width_bits)),
-        nvml.nvmlDeviceGetMaxClockInfo(device, _NVML_CLOCK_MEM, ctypes.byref(clock_mhz)),
-    )
-    return None if any(calls) else width_bits.value / 8 * clock_mhz.value * 1e6 * 2
+    with nvml() as ask:
+        if ask is None:
+            return None
+        told = [
+            (ask("nvmlDeviceGetMemoryBusWidth", handle), ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM))
+            for handle in ask.handles()
+        ]
+    return max((bits / 8 * mhz * 1e6 * 2 for bits, mhz in told if bits and mhz), default=None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, synthetic, workers
-from trtllm_pipeline.bench.load import WARMUP_REQUESTS, Distribution, EventFile, Level, levels, rate_levels, run_level
+from trtllm_pipeline.bench.load import EventFile, Level, Load, run_level
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
@@ -28,43 +28,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The levels to measure: closed loops with so many requests in flight, then open loops of so many a second."""
-
-    concurrency: tuple[int, ...] = ()
-    request_rate: tuple[float, ...] = ()
-    requests: int = 64
-    warmup_requests: int | None = None
-    """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
-    repeats: int = 1
-    distribution: Distribution = "poisson"
-    burstiness: float = 1.0
-    seed: int = 0
-
-    def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
-        """The levels in the order they are measured."""
-        return [
-            *levels(
-                prompts,
-                self.concurrency,
-                requests=self.requests,
-                warmup_requests=self.warmup_requests,
-                repeats=self.repeats,
-            ),
-            *rate_levels(
-                prompts,
-                self.request_rate,
-                requests=self.requests,
-                warmup_requests=WARMUP_REQUESTS if self.warmup_requests is None else self.warmup_requests,
-                repeats=self.repeats,
-                distribution=self.distribution,
-                burstiness=self.burstiness,
-                seed=self.seed,
-            ),
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,10 +141,11 @@ def load(
           --isl 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
+    from trtllm_pipeline.bench.load import Load
     from trtllm_pipeline.bench.metrics import analyze
     from trtllm_pipeline.bench.objectives import of_load
     from trtllm_pipeline.bench.result import LoadResult
-    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, Load, ServerLoad, Synthetic
+    from trtllm_pipeline.bench.run import BUILT_IN_PROMPTS, ServerLoad, Synthetic
     from trtllm_pipeline.bench.server_checks import ExpectedServer
     from trtllm_pipeline.bench.target import Target
     from trtllm_pipeline.files.model_files import tokenizer_at

@@ -110,28 +110,52 @@ def _named(entry: str, devices: Sequence[Device]) -> list[Device]:
 def _look() -> Graphics:
     if not any(map(os.path.exists, _DRIVERS)):
         return Graphics()  # before anything is imported: every plan comes through here
+    with nvml() as ask:
+        if ask is None:
+            return _by_nvidia_smi()
+        if ask.error is not None:
+            return Graphics(problems=(f"the NVIDIA driver does not respond: {ask.error}",))
+        return _by_nvml(ask)
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Nvml | None]:
+    """NVML while the block runs; None where nvidia-ml-py is not installed."""
     try:
-        nvml = importlib.import_module("pynvml")
+        module = importlib.import_module("pynvml")
     except ImportError:
-        return _by_nvidia_smi()
+        yield None
+        return
+    ask = Nvml(module)
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return Graphics(problems=(f"the NVIDIA driver does not respond: {error}",))
+        module.nvmlInit()
+    except module.NVMLError as error:
+        ask.error = str(error)
+        yield ask
+        return
     try:
-        return _by_nvml(_Nvml(nvml))
+        yield ask
     finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        with contextlib.suppress(module.NVMLError):
+            module.nvmlShutdown()
 
 
-class _Nvml:
+class Nvml:
     """NVML, with None for what this driver, device or version of nvidia-ml-py does not support."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
+        self.error: str | None = None
+        """Why nothing can be asked: the driver does not respond."""
+
+    def handles(self) -> list[Any]:
+        """The GPUs that respond."""
+        count = 0 if self.error is not None else self("nvmlDeviceGetCount") or 0
+        found = (self("nvmlDeviceGetHandleByIndex", index) for index in range(count))
+        return [handle for handle in found if handle is not None]
 
     def __call__(self, function: str, *args: object) -> Any:
+        """What a function of NVML answers, or None."""
         try:
             answer = getattr(self._module, function)(*args)
         except (self._module.NVMLError, AttributeError):
@@ -139,7 +163,7 @@ class _Nvml:
         return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def _by_nvml(ask: _Nvml) -> Graphics:
+def _by_nvml(ask: Nvml) -> Graphics:
     devices: list[Device] = []
     problems: list[str] = []
     for index in range(ask("nvmlDeviceGetCount") or 0):
@@ -168,14 +192,14 @@ def _by_nvml(ask: _Nvml) -> Graphics:
     )
 
 
-def _slices(ask: _Nvml, handle: object) -> Iterator[object]:
+def _slices(ask: Nvml, handle: object) -> Iterator[object]:
     for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         found = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
         if found is not None:
             yield found
 
 
-def _device(ask: _Nvml, handle: object, index: int, parent: str, sm: int, *, mig: bool) -> Device:
+def _device(ask: Nvml, handle: object, index: int, parent: str, sm: int, *, mig: bool) -> Device:
     memory = ask("nvmlDeviceGetMemoryInfo", handle)
     running = ask("nvmlDeviceGetComputeRunningProcesses", handle)
     gpu = Gpu(

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.objectives import Objectives
 from trtllm_pipeline.bench.prompts import chat_renderer, read
 from trtllm_pipeline.bench.result import NAME, LoadResult, MeasurementFinding
-from trtllm_pipeline.bench.run import Load, record
+from trtllm_pipeline.bench.run import record
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service

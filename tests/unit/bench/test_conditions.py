@@ -24,7 +24,7 @@ from trtllm_pipeline.bench.conditions import (
     system,
     workload,
 )
-from trtllm_pipeline.bench.load import levels, rate_levels
+from trtllm_pipeline.bench.load import Load
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
@@ -51,7 +51,7 @@ MACHINE = Machine(
 
 def asked(prompts: tuple[Prompt, ...] = PROMPTS, target: Target = TARGET, **how: Any) -> dict[str, Any]:
     numbers = {"requests": 4, "warmup_requests": 2, "repeats": 3, **how}
-    return workload(target, prompts, levels(prompts, [1, 4], **numbers))
+    return workload(target, prompts, Load(concurrency=(1, 4), **numbers).levels(prompts))
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *, leased: int = 2) -> None:
@@ -201,7 +201,7 @@ def test_whatever_changes_the_load_is_found_by_name(changed: dict[str, Any], nam
 
 def test_arrival_times_belong_to_the_load() -> None:
     def at(seed: int) -> Conditions:
-        plan = rate_levels(PROMPTS, [2.5], requests=4, warmup_requests=0, repeats=2, seed=seed)
+        plan = Load(request_rate=(2.5,), requests=4, warmup_requests=0, repeats=2, seed=seed).levels(PROMPTS)
         return Conditions(system={}, workload=workload(TARGET, PROMPTS, plan))
 
     places = [(None, 2.5, "2.5 requests/s")]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from trtllm_pipeline.bench.load import Share, levels, rate_levels, warmup_prompt
+from trtllm_pipeline.bench.load import Load, Share, warmup_prompt
 from trtllm_pipeline.bench.prompts import Prompt
 
 
@@ -18,10 +18,9 @@ def some(count: int) -> list[Prompt]:
 )
 def test_every_prompt_is_measured_evenly(count: int, requests: int, warmup_requests: int | None) -> None:
     prompts = some(count)
-    closed = levels(prompts, [1, 4], requests=requests, warmup_requests=warmup_requests, repeats=5)
-    opened = rate_levels(prompts, [5, 9], requests=requests, warmup_requests=warmup_requests or 0, repeats=5)
+    load = Load(concurrency=(1, 4), request_rate=(5, 9), requests=requests, warmup_requests=warmup_requests, repeats=5)
     of_load: dict[object, Counter[str]] = {}
-    for level in (*closed, *opened):
+    for level in load.levels(prompts):
         for worker in range(3):  # an open loop's numbers by process; a closed loop's processes take them in turn
             numbers = Share(worker, 3).slots(len(level.planned))
             mine = [level.planned[number].id for number in numbers if number >= len(level.warmup)]
@@ -35,7 +34,7 @@ def test_every_prompt_is_measured_evenly(count: int, requests: int, warmup_reque
 
 @pytest.mark.parametrize("count", [1, 2, 3, 28])
 def test_warm_up_and_measured_prompts_share_nothing(count: int) -> None:
-    for level in levels(some(count), [1, 4], requests=40, warmup_requests=None, repeats=2):
+    for level in Load(concurrency=(1, 4), requests=40, repeats=2).levels(some(count)):
         assert len(level.warmup) == 2 * (level.concurrency or 0)
         measured = {prompt.text for prompt in level.measured}
         assert not [prompt for prompt in level.warmup if any(text.startswith(prompt.text) for text in measured)]
@@ -54,7 +53,7 @@ def test_a_warm_up_prompt_is_a_word_shorter() -> None:
 
 
 def test_repeats_are_interleaved_and_prompts_recycled() -> None:
-    plan = levels(some(4), [1, 4], requests=5, warmup_requests=2, repeats=2)
+    plan = Load(concurrency=(1, 4), requests=5, warmup_requests=2, repeats=2).levels(some(4))
     assert [(level.concurrency, level.repeat) for level in plan] == [(1, 0), (4, 0), (1, 1), (4, 1)]
     assert [prompt.id for prompt in plan[0].warmup] == ["0 (warm-up)", "1 (warm-up)"]
     assert [prompt.id for prompt in plan[0].measured] == ["0", "1", "2", "3", "0"]

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from trtllm_pipeline.bench import load
-from trtllm_pipeline.bench.load import rate_levels, schedule
+from trtllm_pipeline.bench.load import Load, schedule
 from trtllm_pipeline.bench.prompts import Prompt
 
 
@@ -45,9 +45,10 @@ def test_waiting_for_a_due_time_is_exact_and_leaves_the_processor_alone(monkeypa
 
 def test_the_same_seed_gives_the_same_times_and_each_repeat_others() -> None:
     prompts = [Prompt(str(number), "text") for number in range(8)]
-    plan = rate_levels(prompts, [5, 10], requests=6, warmup_requests=2, repeats=2, seed=1)
+    plan = Load(request_rate=(5, 10), requests=6, warmup_requests=2, repeats=2, seed=1).levels(prompts)
     assert [(level.request_rate, level.repeat) for level in plan] == [(5, 0), (10, 0), (5, 1), (10, 1)]
     assert plan[0].at_s != plan[2].at_s
-    assert plan[0].at_s == rate_levels(prompts, [5], requests=6, warmup_requests=2, repeats=1, seed=1)[0].at_s
+    again = Load(request_rate=(5,), requests=6, warmup_requests=2, seed=1).levels(prompts)
+    assert plan[0].at_s == again[0].at_s
     assert len(plan[0].at_s) == len(plan[0].planned) == 8
     assert plan[0].key == {"concurrency": None, "request_rate": 5, "repeat": 0}

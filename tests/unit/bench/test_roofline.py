@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import ctypes
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,38 +68,42 @@ def test_reading_memory_takes_time() -> None:
 
 
 class Nvml:
-    """A library with one GPU: 5120 bits at 2619 MHz, an H100 SXM's HBM3."""
+    """nvidia-ml-py with one GPU: 5120 bits at 2619 MHz, an H100 SXM's HBM3."""
 
-    def __init__(self, devices: int = 1, wrong: int = 0) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, devices: int = 1, *, wrong: bool = False) -> None:
         self.devices, self.wrong = devices, wrong
 
-    def nvmlInit_v2(self) -> int:  # noqa: N802
-        return self.wrong
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.wrong:
+            raise self.NVMLError("no driver")
 
-    def nvmlShutdown(self) -> int:  # noqa: N802
-        return 0
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
 
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = self.devices
-        return 0
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.devices
 
-    def nvmlDeviceGetHandleByIndex_v2(self, _index: int, _device: Any) -> int:  # noqa: N802
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
 
-    def nvmlDeviceGetMemoryBusWidth(self, _device: Any, width: Any) -> int:  # noqa: N802
-        width._obj.value = 5120
-        return 0
+    def nvmlDeviceGetMemoryBusWidth(self, _device: int) -> int:  # noqa: N802
+        return 5120
 
-    def nvmlDeviceGetMaxClockInfo(self, _device: Any, kind: int, clock: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetMaxClockInfo(self, _device: int, kind: int) -> int:  # noqa: N802
         assert kind == 2, "the memory's clock"
-        clock._obj.value = 2619
-        return 0
+        return 2619
 
 
 def test_bandwidth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml())
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())  # type: ignore[arg-type]
     assert roofline.gpu_bandwidth() == pytest.approx(3.352e12, rel=1e-3)  # 3.35 TB/s in its data sheet
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml(devices=0))
-    assert roofline.gpu_bandwidth() is None
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Nvml(wrong=9))
-    assert roofline.gpu_bandwidth() is None
+    for none in (Nvml(devices=0), Nvml(wrong=True), None):
+        monkeypatch.setitem(sys.modules, "pynvml", none)  # type: ignore[arg-type]
+        assert roofline.gpu_bandwidth() is None
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    assert all(name.startswith("__") or name in {"devices", "wrong"} or hasattr(real, name) for name in vars(Nvml))
