@@ -28,9 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.bench import synthetic
 from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read
+from trtllm_pipeline.bench.prompts import read, synthetic
 from trtllm_pipeline.bench.stats import paired_change
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -141,7 +140,7 @@ def prompts(engine: Path, folder: Path) -> Path:
     """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
     from tokenizers import Tokenizer
 
-    made = synthetic.prompts(Tokenizer.from_file(str(engine / "tokenizer.json")), 48, mean=PROMPT_TOKENS)
+    made = synthetic(Tokenizer.from_file(str(engine / "tokenizer.json")), 48, mean=PROMPT_TOKENS)
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"id": prompt.id, "input": prompt.text}) for prompt in made))
     return path

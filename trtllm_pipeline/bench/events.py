@@ -198,7 +198,7 @@ class _Check(_Record):
 
 
 class SettingsRecord(_Record):
-    """Settings read back from the server, see `bench/effective_config.py`."""
+    """Settings read back from the server, see `bench/server_checks.py`."""
 
     type: Literal["settings"]
     checks: list[_Check]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -144,8 +144,8 @@ class Load:
             warmup_requests = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
         at_s: tuple[float, ...] = ()
         if request_rate is not None:
-            count, seed = requests + warmup_requests, self.seed + repeat
-            at_s = schedule(count, request_rate, self.distribution, burstiness=self.burstiness, seed=seed)
+            total, seed = requests + warmup_requests, self.seed + repeat
+            at_s = schedule(total, request_rate, self.distribution, burstiness=self.burstiness, seed=seed)
         # Each repeat goes on where the one before ended: all prompts are measured evenly.
         first = repeat * requests % len(prompts)
         return Level(
@@ -211,12 +211,6 @@ Turns = Callable[[], int]
 """Number of the next request to send, one more with each call, over all processes."""
 
 
-def counting() -> Turns:
-    """Turns of a single process."""
-    numbers = iter(range(1 << 62))
-    return lambda: next(numbers)
-
-
 async def run_level(
     client: AnyClient,
     level: Level,
@@ -241,7 +235,7 @@ async def run_level(
     probe = asyncio.create_task(_probe(lag_ns))
     wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
     try:
-        await (loop.closed(turns or counting()) if level.request_rate is None else loop.open(start_ns))
+        await (loop.closed(turns or count().__next__) if level.request_rate is None else loop.open(start_ns))
     finally:
         wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
         probe.cancel()

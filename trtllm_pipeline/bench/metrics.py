@@ -13,13 +13,12 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.bench import compat_metrics, counters, validity
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.events import ClientRecord
 from trtllm_pipeline.bench.objectives import NONE, Objectives
-from trtllm_pipeline.bench.prompts import Tokenizer
 from trtllm_pipeline.bench.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.bench.result import (
     DEFINITIONS,
@@ -36,6 +35,9 @@ from trtllm_pipeline.bench.result import (
     client_error_ms,
 )
 from trtllm_pipeline.bench.stats import Summary, summary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 HANDOVER_NS: Final = 5_000_000
 STEADY_SHARE: Final = 0.95

@@ -1,35 +1,28 @@
-"""Prompt files: JSON Lines, one request per line."""
+"""Prompts: read from JSON Lines, one request per line, or synthetic, cut out of a corpus to a wanted length."""
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline import chat
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.user_files import RowError, read_json_lines
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.jsonl"
+_TRIES: Final = 20
 
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
-
-
-class Encoding(Protocol):
-    """The part of `tokenizers.Encoding` used here."""
-
-    @property
-    def ids(self) -> list[int]: ...  # noqa: D102
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]: ...  # noqa: D102
-
-
-class Tokenizer(Protocol):
-    """The part of `tokenizers.Tokenizer` used to count tokens."""
-
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Encoding: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +115,47 @@ def chat_renderer(model: Path | None) -> Iterator[Render | None]:
 def tokenizer_folder(path: Path | None) -> Path | None:
     """The folder that a tokenizer.json lies in, which may be named by itself or by its folder; None for none."""
     return path if path is None or path.is_dir() else path.parent
+
+
+def synthetic(tokenizer: Tokenizer, count: int, *, mean: int, stddev: float = 0.0, seed: int = 0) -> tuple[Prompt, ...]:
+    """`count` prompts of `mean` tokens, special ones included; normally distributed with `stddev`, never below one.
+
+    Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated.
+    Each begins at another place of the corpus, so that none shares a prefix with another. The same seed gives the same
+    prompts. A length is exact where cutting at tokens allows it, and never more than asked for.
+    Raises StageError when a prompt cannot be that short.
+    """
+    rows = CORPUS.read_text(encoding="utf-8").splitlines()
+    corpus = tokenizer.encode("\n".join(json.loads(row)["text"] for row in rows), add_special_tokens=False).ids
+    special = len(tokenizer.encode("").ids)
+    draw = random.Random(seed)  # noqa: S311 - not a secret
+    made = []
+    for number in range(count):
+        wanted = max(1, round(draw.gauss(mean, stddev))) - special
+        if wanted < 1:
+            raise StageError(
+                f"a prompt cannot have {mean} tokens: {special} are special ones", failure=FailureClass.USER
+            )
+        made.append(Prompt(f"synthetic-{number + 1}", _text(tokenizer, corpus, draw, wanted)))
+    return tuple(made)
+
+
+def _text(tokenizer: Tokenizer, corpus: list[int], draw: random.Random, wanted: int) -> str:
+    """Text that encodes to `wanted` tokens, or the nearest below that cutting gives."""
+    best = ""
+    for _ in range(_TRIES):
+        start = draw.randrange(len(corpus))
+        around = corpus[start:] + corpus * (wanted // len(corpus) + 1)
+        # Cut between tokens, text may encode to other tokens: a few more or fewer until it fits.
+        length = wanted
+        for _ in range(_TRIES):
+            text = tokenizer.decode(around[:length])
+            found = len(tokenizer.encode(text, add_special_tokens=False).ids)
+            if found == wanted and text.strip():
+                return text
+            if found < wanted and len(text) > len(best):
+                best = text
+            length = max(1, length + wanted - found)
+    if not best.strip():
+        raise StageError(f"this tokenizer gives no text of {wanted} tokens", failure=FailureClass.USER)
+    return best

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.bench.events import (
     ClientRecord,
@@ -19,7 +20,9 @@ from trtllm_pipeline.bench.events import (
     level_of,
     read_records,
 )
-from trtllm_pipeline.bench.prompts import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, synthetic, workers
+from trtllm_pipeline.bench import conditions, counters, self_test, server_checks, workers
 from trtllm_pipeline.bench.load import EventFile, Level, Load, run_level
 from trtllm_pipeline.bench.objectives import Objectives
-from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, tokenizer_folder, unrendered
+from trtllm_pipeline.bench.prompts import Prompt, chat_renderer, read, synthetic, tokenizer_folder, unrendered
 from trtllm_pipeline.bench.server_checks import ExpectedServer
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.domain import Json
@@ -163,7 +163,7 @@ class ServerLoad:
         if self.synthetic is not None:
             assert tokenizer is not None
             asked = self.synthetic
-            return synthetic.prompts(
+            return synthetic(
                 tokenizer,
                 asked.prompts,
                 mean=asked.input_tokens_mean,

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from trtllm_pipeline.bench.synthetic import CORPUS, prompts
+from trtllm_pipeline.bench.prompts import CORPUS
+from trtllm_pipeline.bench.prompts import synthetic as prompts
 from trtllm_pipeline.errors import StageError
 
 
