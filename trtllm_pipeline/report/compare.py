@@ -324,7 +324,7 @@ def _compared(
             if (payback := _payback(cell, mine, other, level)) is not None:
                 result.paybacks.append(payback)
         if not other.levels and cell.levels:
-            result.only_new.append(NotCompared(cell.id, f"the baseline {other.id} was not measured: {other.why}"))
+            result.only_new.append(NotCompared(cell.id, f"the baseline {other.id}: {other.why}"))
     return result
 
 

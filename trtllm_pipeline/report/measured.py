@@ -95,7 +95,7 @@ def load(
     ComparisonError for repeats that were not measured under the same conditions, but for what `allow` names.
     """
     sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
-    return sides[0] if len(sides) == 1 else _together(text, sides, allow)
+    return sides[0] if len(sides) == 1 else together(text, sides, allow)
 
 
 def selected(found: Side, patterns: Sequence[str]) -> Side:
@@ -205,7 +205,7 @@ def _perf_side(path: Path, found: LoadResult, tokenizer: Path | None) -> Side:
     return Side(str(path), (cell,))
 
 
-def _together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
+def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
     """Several measurements of the same cells as one, each of them repeats; metrics are the medians of theirs.
 
     A cell or level that one of them lacks is left out of the result with a word about it. Raises ComparisonError.
@@ -229,7 +229,8 @@ def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str],
     first = same[0]
     unfit = next((cell.unfit for cell in same if cell.unfit is not None), None)
     if unfit is not None:
-        return replace(first, status=CellStatus.FAILED, failed_stage=None, reason=unfit, levels=())
+        status = CellStatus.FAILED if first.unfit is None else first.status
+        return replace(first, status=status, failed_stage=None, reason=unfit, levels=())
     keys = []
     for key in dict.fromkeys(level.key for cell in same for level in cell.levels):
         lacking = [side for side, cell in zip(sides, same, strict=True) if cell.level(key) is None]

@@ -22,7 +22,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by
 from trtllm_pipeline.report.gate import Judgement, breaks, parse
-from trtllm_pipeline.report.measured import Measured, Side, load
+from trtllm_pipeline.report.measured import Measured, Side, load, together
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import words
@@ -357,7 +357,7 @@ def test_noise_passes_only_when_asked_for() -> None:
         (
             cell("fp16", level()),
             cell("fp16", why="failed"),
-            "missing: the baseline m/fp16/bs4 was not measured: failed",
+            "missing: the baseline m/fp16/bs4: failed",
         ),
     ],
 )
@@ -693,6 +693,15 @@ def test_several_files_are_repeats(pipeline: Pipeline, tmp_path: Path) -> None:
     assert code == 0
     ttft = next(pair for pair in json.loads(out)["pairs"] if pair["level"])["metrics"]["ttft_p50"]
     assert (ttft["base"], ttft["new"], ttft["method"], ttft["verdict"]) == (101, 131, "repeats", "worse")
+
+
+def test_repeats_of_what_can_never_work_do_not_break_the_gate() -> None:
+    never = cell("fp8", status=CellStatus.INFEASIBLE, reason="precision fp8: not here")
+    side = Side("a", (cell("fp16", level()), never))
+    repeats = together("a,b", (side, side), {"system"})
+    assert [each.unfit for each in repeats.cells] == [None, never.reason]
+    result = compare(repeats, repeats)
+    assert (breaks(result, parse("ttft_p99:+10%"), beyond_noise=False), result.unfit) == ((), [])
 
 
 def test_what_not_all_repeats_have_is_left_out_with_a_word(pipeline: Pipeline, tmp_path: Path) -> None:
