@@ -365,7 +365,7 @@ def _maxima(model: Any, tokens: list[list[int]], size: int) -> dict[str, float]:
     import modelopt.torch.quantization as mtq
 
     measured = copy.deepcopy(model)
-    configuration = formats.configuration(formats.precision("fp8"), "FP8", "tensorrt_llm")
+    configuration = formats.configuration(formats.precision("fp8"), "FP8", for_engines=True)
     assert configuration is not None
     loop = forward.CalibrationLoop(tokens, size, 1, restart=False, progress=lambda _done, _total: None)
     mtq.quantize(measured, configuration, forward_loop=loop)
@@ -570,14 +570,13 @@ def test_texts_and_conversations_become_tokens(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     rows = [Row(text="a b c"), Row(messages=[{"role": "user", "content": "d"}]), Row(tokens=[7])]
     plain, chats = (
-        calibration.tokenize(tmp_path, rows, Selection(max_length=2, chat_template=chat), trust_remote_code=False)
-        for chat in (False, True)
+        calibration.tokenize(tmp_path, rows, Selection(max_length=2, chat_template=chat)) for chat in (False, True)
     )
     assert plain == [[1, 2], [5, 4], [7]]
     assert chats == [[5, 1], [5, 4], [7]]
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(StageError, match="tokenizer"):
-        calibration.tokenize(tmp_path, rows, Selection(), trust_remote_code=False)
+        calibration.tokenize(tmp_path, rows, Selection())
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -645,5 +644,5 @@ def test_a_model_optimizer_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(mtq, "FP8_DEFAULT_CFG", {"quant_cfg": {"*weight_quantizer": {"num_bits": (4, 3)}}})
     with pytest.raises(StageError, match=r"Model Optimizer 0\..* is too old") as caught:
-        formats.configuration(formats.precision("fp8"), None, "tensorrt_llm")
+        formats.configuration(formats.precision("fp8"), None, for_engines=True)
     assert caught.value.failure is FailureClass.USER

@@ -81,7 +81,7 @@ def test_rows_are_drawn_by_seed_and_keep_their_order() -> None:
 
 def test_tokenized_rows_need_no_tokenizer(tmp_path: Path) -> None:
     rows = [Row(tokens=[1, 2, 3]), Row(tokens=[4])]
-    found = calibration.tokenize(tmp_path, rows, Selection(max_length=2), trust_remote_code=False)
+    found = calibration.tokenize(tmp_path, rows, Selection(max_length=2))
     assert found == [[1, 2], [4]]
 
 

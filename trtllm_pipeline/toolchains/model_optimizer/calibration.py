@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from trtllm_pipeline.stages.calibration_rows import Messages, Row, Tokens
 from trtllm_pipeline.stages.params import Selection
 
 
-def tokenize(folder: Path, rows: Sequence[Row], selection: Selection, *, trust_remote_code: bool) -> list[list[int]]:
+def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[list[int]]:
     """Each row as the first `max_length` token ids of the model in `folder`.
 
     Raises StageError where a row needs the model's tokenizer or chat template and there is none.
     """
     tokenizer: Any = None
     if any(row.tokens is None for row in rows):
-        tokenizer = _tokenizer(folder, trust_remote_code=trust_remote_code)
+        tokenizer = _tokenizer(folder)
     chats = [row.messages or [{"role": "user", "content": row.text}] for row in rows if _is_chat(row, selection)]
     rendered = iter(_chats(folder, tokenizer, chats) if chats else ())
     found = []
@@ -39,11 +39,11 @@ def tokenize(folder: Path, rows: Sequence[Row], selection: Selection, *, trust_r
     return found
 
 
-def _tokenizer(folder: Path, *, trust_remote_code: bool) -> Any:
+def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # what transformers and tokenizers raise is not said anywhere
         raise StageError(
             f"the tokenizer in {folder} could not be loaded: {_first_line(error)}",
@@ -104,8 +104,3 @@ def batches(rows: Sequence[Tokens], size: int, *, padded: bool) -> Iterator[list
         batch.append(row)
     if batch:
         yield batch
-
-
-def counted(rows: Sequence[Tokens]) -> Mapping[str, int]:
-    """How many rows and tokens there are."""
-    return {"rows": len(rows), "tokens": sum(map(len, rows))}

@@ -10,12 +10,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final, Literal
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.errors import FailureClass, StageError
-
-CheckpointFormat = Literal["tensorrt_llm", "hugging_face"]
-CHECKPOINT_FORMATS: Final[tuple[CheckpointFormat, ...]] = ("tensorrt_llm", "hugging_face")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +49,32 @@ PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
     "nvfp4": WeightPrecision("NVFP4_DEFAULT_CFG", "NVFP4", calibrated=True, group_size=16),
 }
 
-_UNQUANTIZED_KV: Final = (None, "none", "fp16", "bf16")
-KV_CACHE_PRECISIONS: Final = ("none", "fp16", "bf16", "fp8", "int8", "nvfp4")
+_CACHES: Final = {None: None, "none": None, "fp16": None, "bf16": None, "fp8": "FP8", "int8": "INT8", "nvfp4": "NVFP4"}
+"""Precision of a KV cache -> TensorRT-LLM's `kv_cache_quant_algo`."""
+T = TypeVar("T")
 
 
 def precision(name: str) -> WeightPrecision:
     """The precision called `name`. Raises StageError (infeasible) for another one."""
-    if name not in PRECISIONS:
-        raise _unknown("precision", name, tuple(PRECISIONS))
-    return PRECISIONS[name]
+    return _known("precision", name, PRECISIONS)
 
 
 def kv_cache_algorithm(name: str | None) -> str | None:
     """TensorRT-LLM's `kv_cache_quant_algo`, None where the cache is not quantized. Raises StageError for unknown names."""
-    if name in _UNQUANTIZED_KV:
-        return None
-    if name not in KV_CACHE_PRECISIONS:
-        raise _unknown("kv_cache_precision", str(name), KV_CACHE_PRECISIONS)
-    return str(name).upper()
+    return _known("kv_cache_precision", name, _CACHES)
 
 
-def configuration(chosen: WeightPrecision, kv_cache: str | None, checkpoint: CheckpointFormat) -> dict[str, Any] | None:
+def _known(what: str, name: str | None, table: Mapping[Any, T]) -> T:
+    if name not in table:
+        raise StageError(
+            f"{what} {name!r} is not known to the quantization worker",
+            failure=FailureClass.INFEASIBLE,
+            hint=f"choose one of {', '.join(filter(None, table))}",
+        )
+    return table[name]
+
+
+def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines: bool) -> dict[str, Any] | None:
     """What Model Optimizer is to do, None where that is nothing. Imports Model Optimizer.
 
     Raises StageError where that is too old.
@@ -81,7 +83,7 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, checkpoint: Che
 
     from trtllm_pipeline.toolchains.model_optimizer import maximum
 
-    kept = chosen.config is None or (chosen.by_builder and checkpoint == "tensorrt_llm")
+    kept = chosen.config is None or (chosen.by_builder and for_engines)
     if kept and kv_cache is None:
         return None
     found: dict[str, Any]
@@ -102,11 +104,3 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, checkpoint: Che
         found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
     maximum.use_in(found)
     return found
-
-
-def _unknown(what: str, name: str, known: tuple[str, ...]) -> StageError:
-    return StageError(
-        f"{what} {name!r} is not known to the quantization worker",
-        failure=FailureClass.INFEASIBLE,
-        hint=f"choose one of {', '.join(known)}",
-    )

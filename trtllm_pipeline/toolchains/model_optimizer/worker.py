@@ -34,42 +34,31 @@ _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """What is to be made, checked."""
+    """What is to be made: a stage's parameters, and what they stand for."""
 
-    name: str
+    asked: Any
     precision: formats.WeightPrecision
     kv_cache: str | None
-    dtype: str
     layout: Layout
-    checkpoint: formats.CheckpointFormat
     selection: Selection
-    batch_size: int | None
-    seed: int
-    trust_remote_code: bool = False
 
     @classmethod
-    def parse(cls, context: StageContext[Any]) -> QuantizeRequest:
+    def of(cls, asked: Any) -> QuantizeRequest:
         """The request in a stage's parameters. Raises StageError for what cannot be made."""
-        asked = context.params
-        name, chosen, selection = asked.precision, asked.checkpoint_format, asked.calibration or Selection()
-        algorithm = formats.kv_cache_algorithm(asked.kv_cache_precision)
-        if algorithm == "NVFP4" and chosen == "tensorrt_llm":
+        cache = formats.kv_cache_algorithm(asked.kv_cache_precision)
+        if cache == "NVFP4" and asked.checkpoint_format == "tensorrt_llm":
             raise StageError(
                 "kv_cache_precision nvfp4: no engine reads it",
                 failure=FailureClass.INFEASIBLE,
                 hint="choose fp8 or int8, or the format hugging_face",
             )
-        return cls(
-            name=name,
-            precision=formats.precision(name),
-            kv_cache=algorithm,
-            dtype={"fp16": "float16", "bf16": "bfloat16"}.get(name, "auto"),
-            layout=Layout(asked.tp, asked.pp),
-            checkpoint=chosen,
-            selection=selection,
-            batch_size=asked.batch_size,
-            seed=selection.seed,
-        )
+        selection = asked.calibration or Selection()
+        return cls(asked, formats.precision(asked.precision), cache, Layout(asked.tp, asked.pp), selection)
+
+    @property
+    def for_engines(self) -> bool:
+        """Whether a TensorRT-LLM checkpoint is wanted, or else a Hugging Face folder."""
+        return bool(self.asked.checkpoint_format == "tensorrt_llm")
 
 
 @dataclass(slots=True)
@@ -97,15 +86,15 @@ def run(context: StageContext[Any]) -> None:
     _require_packages()
     # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    request, folder, clock = QuantizeRequest.parse(context), context.inputs["model"], Clock()
+    request, folder, clock = QuantizeRequest.of(context.params), context.inputs["model"], Clock()
     config = _read_config(folder)
-    if request.checkpoint == "tensorrt_llm":
+    if request.for_engines:
         checkpoint.check_layout(config, request.layout, request.precision)
     with clock.phase("import"):
         import torch
 
-        quantizer = formats.configuration(request.precision, request.kv_cache, request.checkpoint)
-    torch.manual_seed(request.seed)
+        quantizer = formats.configuration(request.precision, request.kv_cache, for_engines=request.for_engines)
+    torch.manual_seed(request.selection.seed)
 
     calibrated = request.precision.calibrated or request.kv_cache is not None
     rows: list[list[int]] = []
@@ -125,13 +114,18 @@ def run(context: StageContext[Any]) -> None:
         ) from error
     facts = {
         "schema": SCHEMA,
-        "precision": request.name,
+        "precision": request.asked.precision,
         "kv_cache_precision": request.kv_cache,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "format": request.checkpoint,
+        "format": request.asked.checkpoint_format,
         "tp": request.layout.tp,
         "pp": request.layout.pp,
-        "calibration": {**calibration.counted(rows), "digest": calibration.digest(rows), "batch_size": used}
+        "calibration": {
+            "rows": len(rows),
+            "tokens": sum(map(len, rows)),
+            "digest": calibration.digest(rows),
+            "batch_size": used,
+        }
         if calibrated
         else None,
         "times_s": {name: round(value, 3) for name, value in clock.times_s.items()},
@@ -141,7 +135,7 @@ def run(context: StageContext[Any]) -> None:
     }
     write_json(context.out / FACTS_FILE, facts)
     times = ", ".join(f"{name} {value:.1f} s" for name, value in clock.times_s.items())
-    print(f"{request.name} checkpoint ({request.checkpoint}): {times}", flush=True)  # noqa: T201 - the stage's log
+    print(f"{request.asked.precision} checkpoint ({request.asked.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
 
 
 def _quantized(
@@ -152,7 +146,7 @@ def _quantized(
     rows: Sequence[Tokens],
 ) -> tuple[Any, int | None]:
     """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
-    batch_size = request.batch_size
+    batch_size = request.asked.batch_size
     rehearse = None if quantizer is None else kernel_warmup.rehearsal(quantizer, rows, request.precision, batch_size)
     while True:
         with clock.phase("load"):
@@ -213,15 +207,15 @@ def load(folder: Path, request: QuantizeRequest, rehearse: Callable[[Any], None]
     gpus = torch.cuda.device_count()
     placement: Any = {"": "cpu"} if gpus == 0 else {"": 0} if gpus == 1 else "auto"
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=request.trust_remote_code)
-        dtype = _dtype(config, request.dtype)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        dtype = _dtype(config, request.asked.precision)
         with nullcontext() if rehearse is None else kernel_warmup.beside(folder, config, dtype, rehearse):
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 device_map=placement,
-                trust_remote_code=request.trust_remote_code,
+                trust_remote_code=False,
                 local_files_only=True,
             )
     except Exception as error:  # what transformers raises for a damaged folder is not said anywhere
@@ -231,7 +225,7 @@ def load(folder: Path, request: QuantizeRequest, rehearse: Callable[[Any], None]
         raise StageError(
             f"the model in {folder} does not load: {next(iter(str(error).splitlines()), type(error).__name__)}",
             failure=FailureClass.USER if needs_code else FailureClass.INFEASIBLE,
-            hint="it brings code of its own: read it, then set trust_remote_code"
+            hint="it brings code of its own, which is not run here: try a transformers that has the architecture"
             if needs_code
             else "download the model again, or try a newer transformers",
         ) from error
@@ -254,7 +248,7 @@ def _export(
         context.progress(done, total, "pieces written")
 
     with torch.inference_mode():
-        if request.checkpoint == "tensorrt_llm":
+        if request.for_engines:
             checkpoint.write(
                 model,
                 config,
@@ -281,26 +275,20 @@ def _export(
     progress(1, 1)
 
 
-def _dtype(config: Any, wanted: str) -> torch.dtype:
+def _dtype(config: Any, precision: str) -> torch.dtype:
     import torch
 
-    if wanted == "auto":
-        # Scales and kernels are made for 16 bits: what is stored wider becomes bfloat16, which loses no range.
-        return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
-    found: torch.dtype = getattr(torch, wanted)
-    return found
+    if precision in {"fp16", "bf16"}:
+        return torch.float16 if precision == "fp16" else torch.bfloat16
+    # Scales and kernels are made for 16 bits: what is stored wider becomes bfloat16, which loses no range.
+    return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
 
 
 def _read_rows(context: StageContext[Any], request: QuantizeRequest, config: dict[str, Any]) -> list[list[int]]:
     longest = min(request.selection.max_length, config.get("max_position_embeddings") or request.selection.max_length)
     selection = replace(request.selection, max_length=longest)
     rows = read_rows(context.files.get("calibration_data") or default_set())
-    found = calibration.tokenize(
-        context.inputs["model"],
-        choose(rows, selection),
-        selection,
-        trust_remote_code=request.trust_remote_code,
-    )
+    found = calibration.tokenize(context.inputs["model"], choose(rows, selection), selection)
     beyond = max(map(max, found))
     if config.get("vocab_size") and beyond >= config["vocab_size"]:
         raise StageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -208,16 +208,15 @@ def serving_takes(cell: Cell, machine: Machine) -> Resources:
     return Resources(cpus=cpus, gpus=gpus, exclusive=bool(cell.settings["perf"]["exclusive"]))
 
 
-def unservable(cell: Cell, machine: Machine, read: Collection[str]) -> str | None:
+def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]]) -> str | None:
     """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None.
 
-    `read` are the repository settings that have an effect there; any other with a value is a mistake.
+    `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
-    found, frontend = installed(machine), cell.settings["serve"]["frontend"]
-    for name, value in cell.settings["repository"].items():
+    found, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
+    for name in sorted(cell.settings["repository"].keys() - read[frontend] - _OF_EVERY_STAGE):
         # A default says nothing, here or where it has an effect.
-        default = DEFAULTS.get(name)
-        if name not in read and name not in _OF_EVERY_STAGE and value not in (None, {}, default):
+        if cell.settings["repository"][name] not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
         return reason

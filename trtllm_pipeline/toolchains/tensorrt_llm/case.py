@@ -24,6 +24,8 @@ class Case:
     cell: Cell
     machine: Machine
     installed: TensorRTLLM
+    sm: int | None
+    """Compute capability of the weakest GPU as one number, None without one."""
     shape: Shape
     family: str
     asked_kv: str | None
@@ -43,6 +45,7 @@ class Case:
             cell=cell,
             machine=machine,
             installed=installed,
+            sm=machine.sm,
             shape=Shape.of(cell.recipe),
             family=str(cell.recipe["family"]),
             asked_kv=asked_kv,
@@ -55,11 +58,6 @@ class Case:
     def release(self) -> str:
         """The TensorRT-LLM that is installed."""
         return self.installed.release
-
-    @property
-    def sm(self) -> int | None:
-        """Compute capability of the weakest GPU as one number, None without one."""
-        return self.machine.sm
 
     @property
     def route(self) -> str:

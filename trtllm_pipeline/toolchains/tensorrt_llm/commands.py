@@ -38,7 +38,6 @@ _RUN: Final = "run.py"
 _SERVE: Final = "trtllm-serve"
 _CONFIG: Final = "--extra_llm_api_options"
 """The one spelling of it that every release has which has it at all."""
-_FP8_KV: Final = frozenset({"fp8", "nvfp4"})
 FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 """Precisions whose layers take FP8 or FP4 activations."""
 W4A8_PAGED: Final = "1.2.0"
@@ -59,17 +58,19 @@ class _Arguments:
     def has(self, name: str) -> bool:
         return options.exists(self.tool, self.release, name)
 
-    def add(self, name: str, value: Scalar | None = None) -> None:
-        assert self.has(name), f"{self.tool} {self.release} has no {name}"
-        self.argv += [name] if value is None else [name, str(value)]
+    def add(self, values: Mapping[str, Scalar | None]) -> None:
+        """Options with their values: True is a switch that is on, None an option that is left out."""
+        for name, value in values.items():
+            if value is not None:
+                assert self.has(name), f"{self.tool} {self.release} has no {name}"
+                self.argv += [name] if value is True else [name, str(value)]
+
+    def add_where_known(self, values: Mapping[str, Scalar | None]) -> None:
+        self.add({name: value for name, value in values.items() if self.has(name)})
 
     def with_extra(self, extra: Mapping[str, Json] | None) -> list[str]:
         """All of them, a user's checked options last."""
         return [*self.argv, *options.render(self.tool, self.release, extra or {})]
-
-    def add_where_known(self, name: str, value: Scalar | None = None) -> None:
-        if self.has(name):
-            self.add(name, value)
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -85,13 +86,11 @@ def quantized_cache(asked: str) -> str | None:
     return None if asked == NONE else asked
 
 
-def kv_precision(precision: str, asked: str | None) -> Literal["fp8", "int8"] | None:
+def kv_precision(precision: str, asked: str | None) -> str | None:
     """How the KV cache is quantized, None for not at all. Not asked for, FP8 and FP4 weights get an FP8 cache."""
     if asked is None:
-        return "fp8" if precision in _FP8_KV else None
-    if asked == "fp8":
-        return "fp8"
-    return "int8" if asked == "int8" else None
+        return "fp8" if precision in {"fp8", "nvfp4"} else None
+    return asked if asked in {"fp8", "int8"} else None
 
 
 def route(release: str, family: str, precision: str, kv: str | None) -> Literal["convert", "quantize"]:
@@ -113,24 +112,21 @@ def convert_checkpoint(
     """The family's `convert_checkpoint.py`: a Hugging Face folder to a checkpoint of all ranks, nothing measured."""
     arguments = _Arguments(convert_tool(asked.family), release, *program)
     if FAMILIES[asked.family].script == "gemma":
-        arguments.add("--ckpt-type", "hf")
-        arguments.add("--model-dir", model)
-        arguments.add("--output-model-dir", output)
-        arguments.add("--world-size", asked.tp)
+        arguments.add(
+            {"--ckpt-type": "hf", "--model-dir": model, "--output-model-dir": output, "--world-size": asked.tp}
+        )
     else:
-        arguments.add("--model_dir", model)
-        arguments.add("--output_dir", output)
-        arguments.add_where_known("--tp_size", asked.tp)
-        arguments.add_where_known("--pp_size", asked.pp)
-    arguments.add("--dtype", data_type(asked.precision, asked.family))
+        arguments.add({"--model_dir": model, "--output_dir": output})
+        arguments.add_where_known({"--tp_size": asked.tp, "--pp_size": asked.pp})
+    arguments.add({"--dtype": data_type(asked.precision, asked.family)})
     if asked.precision in WEIGHT_ONLY:
-        arguments.add_where_known("--use_weight_only")
-        arguments.add(_weight_only_option(asked.family), WEIGHT_ONLY[asked.precision])
+        arguments.add_where_known({"--use_weight_only": True})
+        arguments.add({_weight_only_option(asked.family): WEIGHT_ONLY[asked.precision]})
     if asked.family == "phi3":
         # It tells the two Phi-3 minis apart where the script asks.
         size = "128k" if (asked.max_position_embeddings or 0) > 4096 else "4k"
-        arguments.add_where_known("--model_type", f"Phi-3-mini-{size}-instruct")
-    arguments.add_where_known("--workers", 1)  # each loads all the weights
+        arguments.add_where_known({"--model_type": f"Phi-3-mini-{size}-instruct"})
+    arguments.add_where_known({"--workers": 1})  # each loads all the weights
     return arguments.with_extra(asked.options)
 
 
@@ -142,21 +138,14 @@ def quantize(
     `dataset` is the folder of the rows to calibrate on, None where the script has its own: `takes_dataset`.
     """
     arguments = _Arguments(_QUANTIZE, release, *program)
-    arguments.add("--model_dir", model)
-    arguments.add("--output_dir", output)
-    arguments.add("--dtype", data_type(asked.precision, asked.family))
-    arguments.add("--qformat", "full_prec" if asked.precision in PLAIN else asked.precision)
-    if (kv := quantized_cache(asked.kv_cache_precision)) is not None:
-        arguments.add("--kv_cache_dtype", kv)
-    arguments.add("--tp_size", asked.tp)
-    arguments.add("--pp_size", asked.pp)
+    arguments.add({"--model_dir": model, "--output_dir": output, "--dtype": data_type(asked.precision, asked.family)})
+    arguments.add({"--qformat": "full_prec" if asked.precision in PLAIN else asked.precision})
+    arguments.add({"--kv_cache_dtype": quantized_cache(asked.kv_cache_precision)})
+    arguments.add({"--tp_size": asked.tp, "--pp_size": asked.pp})
     rows = asked.calibration or Selection()
-    arguments.add("--calib_size", rows.samples or MOST)
-    arguments.add("--batch_size", asked.batch_size or CALIBRATION_BATCH_SIZE)
+    arguments.add({"--calib_size": rows.samples or MOST, "--batch_size": asked.batch_size or CALIBRATION_BATCH_SIZE})
     if dataset is not None:
-        arguments.add("--calib_dataset", dataset)
-        arguments.add("--calib_max_seq_length", rows.max_length)
-        arguments.add("--seed", rows.seed)
+        arguments.add({"--calib_dataset": dataset, "--calib_max_seq_length": rows.max_length, "--seed": rows.seed})
     return arguments.with_extra(asked.options)
 
 
@@ -187,57 +176,44 @@ def build(
 
     `sm` is the compute capability as one number (90). The user's options win over our defaults.
     """
+    batch, prompt, longest = asked.max_batch_size, asked.max_input_len, asked.max_seq_len
     arguments = _Arguments(_BUILD, release, program)
-    arguments.add("--checkpoint_dir", checkpoint)
-    arguments.add("--output_dir", output)
-    arguments.add("--max_batch_size", asked.max_batch_size)
-    arguments.add("--max_input_len", asked.max_input_len)
-    answer = asked.max_seq_len - asked.max_input_len
-    if arguments.has("--max_seq_len"):
-        arguments.add("--max_seq_len", asked.max_seq_len)
-    else:
-        arguments.add("--max_output_len", answer)
-    arguments.add(
-        "--max_num_tokens",
-        asked.max_num_tokens or max_num_tokens(asked.max_batch_size, asked.max_input_len, answer),
-    )
-    arguments.add("--workers", asked.tp * asked.pp)
+    arguments.add({"--checkpoint_dir": checkpoint, "--output_dir": output})
+    arguments.add({"--max_batch_size": batch, "--max_input_len": prompt})
+    arguments.add_where_known({"--max_seq_len": longest})
+    if not arguments.has("--max_seq_len"):
+        arguments.add({"--max_output_len": longest - prompt})
+    arguments.add({"--max_num_tokens": asked.max_num_tokens or max_num_tokens(batch, prompt, longest - prompt)})
+    arguments.add({"--workers": asked.tp * asked.pp})
     table = options.load()[_BUILD]
     chosen = {table.canonical(options.spelling(key)) for key in asked.options}
-    for name, value in _build_defaults(release, asked, sm).items():
-        if name not in chosen:
-            arguments.add(name, value)
+    defaults = _build_defaults(release, asked, sm)
+    arguments.add_where_known({name: value for name, value in defaults.items() if name not in chosen})
     return arguments.with_extra(asked.options)
 
 
 def _build_defaults(release: str, asked: EngineBuild, sm: int | None) -> dict[str, Scalar | None]:
-    """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them.
-
-    None as a value is a switch that is on.
-    """
+    """Options of `trtllm-build` that we write out because their default moved, or because a precision needs them."""
     precision, dtype = asked.precision, data_type(asked.precision, asked.family)
     kv = quantized_cache(asked.kv_cache_precision)
     attention = context_attention(release, precision=precision, kv=kv, sm=sm, extra=asked.options)
-    wanted: dict[str, Scalar] = {
+    fused: Scalar | None = None
+    if options.accepts(_BUILD, release, "--use_fused_mlp", "enable"):
+        fused = "enable"
+    elif precision in PLAIN or precision == "fp8":
+        fused = True  # the switch of these releases fails for other quantized layers
+    return {
         "--gpt_attention_plugin": dtype,
         # TensorRT's own FP8 multiplication is the faster one for all but the smallest batches.
         "--gemm_plugin": {"fp8": "disable", "nvfp4": "nvfp4"}.get(precision, dtype),
         "--nccl_plugin": dtype,
         "--moe_plugin": dtype,
         "--tokens_per_block": _TOKENS_PER_BLOCK,
-        "--use_paged_context_fmha": _on_off(attention.paged),
-        "--use_fp8_context_fmha": _on_off(attention.fp8),
+        "--use_paged_context_fmha": "enable" if attention.paged else "disable",
+        "--use_fp8_context_fmha": "enable" if attention.fp8 else "disable",
+        "--use_fused_mlp": fused,
+        "--strongly_typed": True if precision == "fp8" else None,  # later releases always are; before, FP8 needs it
     }
-    found: dict[str, Scalar | None] = {
-        name: value for name, value in wanted.items() if options.exists(_BUILD, release, name)
-    }
-    if options.accepts(_BUILD, release, "--use_fused_mlp", "enable"):
-        found["--use_fused_mlp"] = "enable"
-    elif precision in PLAIN or precision == "fp8":
-        found["--use_fused_mlp"] = None  # the switch of these releases fails for other quantized layers
-    if precision == "fp8" and options.exists(_BUILD, release, "--strongly_typed"):
-        found["--strongly_typed"] = None  # later releases always are; before, FP8 needs it
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,20 +227,21 @@ class ContextAttention:
 
 
 def context_attention(
-    release: str, *, precision: str, kv: str | None, sm: int | None, extra: Mapping[str, Json] | None = None
+    release: str, *, precision: str, kv: str | None, sm: int | None, extra: Mapping[str, Json]
 ) -> ContextAttention:
     """What is asked for: a user's word, and else what the release can do with these weights, this cache and this GPU."""
-    said = extra or {}
-    off = _excludes_paged_context(said)
-    fp8, paged = (options.switched(said, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
+    off = _excludes_paged_context(extra)
+    fp8, paged = (options.switched(extra, name) for name in ("use_fp8_context_fmha", "use_paged_context_fmha"))
+    fp8_layers = precision in FP8_INPUTS
+    # w4a8_awq counts as FP8 in paged prompts only in releases that were read since 1.2.
+    pages_fp8 = precision != "w4a8_awq" or at_least(release, W4A8_PAGED)
     if fp8 is None:
-        fp8 = not off and uses_fp8_context_fmha(release, precision, kv, sm)
+        # Before 0.12 it lacks paged prompts, and is off.
+        fp8 = not off and fp8_layers and kv == "fp8" and has_fp8_context_fmha(release, sm) and pages_fp8
     if paged is None:
         # With FP8 layers and an FP8 cache, paged prompts mean FP8 attention; with other layers the builder of 0.19 and
         # later, where it is the default, decides itself. It never goes with an INT8 cache.
-        with_fp8_cache = (
-            fp8 and _pages_fp8(release, precision) if precision in FP8_INPUTS else at_least(release, "0.19")
-        )
+        with_fp8_cache = fp8 and pages_fp8 if fp8_layers else at_least(release, "0.19")
         paged = not off and (kv is None or (kv == "fp8" and with_fp8_cache))
     return ContextAttention(paged=paged, fp8=fp8)
 
@@ -276,29 +253,17 @@ def unpaged(extra: Mapping[str, Json]) -> bool:
 
 
 def _excludes_paged_context(extra: Mapping[str, Json]) -> bool:
-    return (
-        options.switched(extra, "context_fmha") is False
-        or options.switched(extra, "streamingllm") is True
-        or unpaged(extra)
-    )
+    if not extra:
+        return False
+    off = options.switched(extra, "context_fmha") is False or options.switched(extra, "streamingllm") is True
+    return off or unpaged(extra)
 
 
 def builder_keeps_paged(*, precision: str, kv: str | None, extra: Mapping[str, Json]) -> bool:
     """Whether use_paged_context_fmha, asked for, is in the engine: from 0.19 on the builder turns it off, with a warning,
     where the cache or the layers do not go with it. Before, it refuses.
     """
-    if _excludes_paged_context(extra):
-        return False
-    return kv is None or (kv == "fp8" and precision in FP8_INPUTS)
-
-
-def uses_fp8_context_fmha(release: str, precision: str, kv: str | None, sm: int | None) -> bool:
-    """Whether attention over prompts runs in FP8 unless told otherwise: layers with FP8 inputs, an FP8 cache, a GPU the
-    release has kernels for. Before 0.12 it lacks paged prompts, and is off.
-    """
-    return (
-        precision in FP8_INPUTS and kv == "fp8" and has_fp8_context_fmha(release, sm) and _pages_fp8(release, precision)
-    )
+    return not _excludes_paged_context(extra) and (kv is None or (kv == "fp8" and precision in FP8_INPUTS))
 
 
 def has_fp8_context_fmha(release: str, sm: int | None) -> bool:
@@ -309,17 +274,6 @@ def has_fp8_context_fmha(release: str, sm: int | None) -> bool:
         return False
     since = "0.12" if sm in {89, 90} else "0.17" if 100 <= sm < 120 else "0.20" if sm >= 120 else None
     return since is not None and at_least(release, since)
-
-
-def _pages_fp8(release: str, precision: str) -> bool:
-    """Whether the release takes paged prompts with an FP8 cache for layers of `precision`: w4a8_awq counts as FP8 there
-    only in releases that were read since 1.2.
-    """
-    return precision != "w4a8_awq" or at_least(release, W4A8_PAGED)
-
-
-def _on_off(on: bool) -> str:
-    return "enable" if on else "disable"
 
 
 def engine_check(
@@ -342,10 +296,8 @@ def engine_check(
         # its path, it would put its own folder before those on PATH.
         ranks += ["--noprefix", "--mca", "plm_rsh_agent", "", "-n", str(asked.world_size)]
     arguments = _Arguments(_RUN, release, *ranks, *program)
-    arguments.add("--engine_dir", engine)
-    arguments.add("--tokenizer_dir", tokenizer)
-    arguments.add("--max_output_len", asked.max_tokens)
-    arguments.add("--input_text", asked.prompt)
+    arguments.add({"--engine_dir": engine, "--tokenizer_dir": tokenizer})
+    arguments.add({"--max_output_len": asked.max_tokens, "--input_text": asked.prompt})
     return arguments.argv
 
 
@@ -366,7 +318,7 @@ def serve_engine(
     for releases without trtllm-serve or engines.
     """
     arguments = _serve(release, program, engine)
-    arguments.add("--tokenizer", tokenizer)
+    arguments.add({"--tokenizer": tokenizer})
     if at_least(release, "1.0"):
         # Up to 0.21 an engine is what it serves; since then PyTorch is, unless told otherwise.
         backend = next(
@@ -377,11 +329,10 @@ def serve_engine(
                 f"trtllm-serve {release} does not serve engines: TensorRT-LLM gave them up",
                 hint="use the toolchain tensorrt_llm_pytorch, or TensorRT-LLM 1.2 or older",
             )
-        arguments.add("--backend", backend)
+        arguments.add({"--backend": backend})
     # A file's cache settings replace those of options, so the share of memory stands where the rest does.
-    share = asked.kv_cache_free_gpu_mem_fraction
-    if config is None and share is not None:
-        arguments.add("--kv_cache_free_gpu_memory_fraction", share)
+    if config is None:
+        arguments.add({"--kv_cache_free_gpu_memory_fraction": asked.kv_cache_free_gpu_mem_fraction})
     return _finished(arguments, config, asked.options)
 
 
@@ -394,11 +345,9 @@ def serve_pytorch(
     in which of the two wins. Where it listens is added at launch.
     """
     arguments = _serve(release, program, model)
-    arguments.add("--tp_size", asked.tensor_parallel_size)
-    arguments.add("--pp_size", asked.pipeline_parallel_size)
-    arguments.add("--max_batch_size", asked.max_batch_size)
-    arguments.add("--max_seq_len", asked.max_seq_len)
-    arguments.add("--max_num_tokens", tokens_of_a_pass(asked))
+    arguments.add({"--tp_size": asked.tensor_parallel_size, "--pp_size": asked.pipeline_parallel_size})
+    arguments.add({"--max_batch_size": asked.max_batch_size, "--max_seq_len": asked.max_seq_len})
+    arguments.add({"--max_num_tokens": tokens_of_a_pass(asked)})
     return _finished(arguments, config, asked.options)
 
 
@@ -424,8 +373,7 @@ def serve_subcommand(release: str) -> tuple[str, ...]:
 
 def _finished(arguments: _Arguments, config: str | None, extra: Mapping[str, Json] | None) -> list[str]:
     """With the settings file and the user's options; telemetry is off."""
-    if config is not None:
-        arguments.add(_CONFIG, config)
+    arguments.add({_CONFIG: config})
     if arguments.has("--telemetry"):
         arguments.argv.append("--no-telemetry")
     return arguments.with_extra(extra)

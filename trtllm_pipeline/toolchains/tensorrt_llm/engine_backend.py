@@ -6,7 +6,7 @@ download -> quantize or convert -> build -> check -> repository -> launch -> smo
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,8 @@ from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck, EngineRepository
 
 CHECKPOINT: Final = ("quantize", "convert")
+_READ: Final = {"triton": frozenset({*SETTINGS, "parameters"}), "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS)}
+"""Frontend -> the repository settings that something reads."""
 
 
 def _route(cell: Cell, machine: Machine) -> str:
@@ -282,9 +284,7 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     program = machine.tensorrt_llm.build if machine.tensorrt_llm else None
     asked = options.help_for(machine, case.build_options(cell), program)
     return (
-        rules.infeasible(cell, machine, asked)
-        or backends.unservable(cell, machine, _read_settings(cell))
-        or _unfilled(cell, machine)
+        rules.infeasible(cell, machine, asked) or backends.unservable(cell, machine, _READ) or _unfilled(cell, machine)
     )
 
 
@@ -292,25 +292,18 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     """Which of a cell's repository settings the release's templates have no place for, or None."""
     if cell.settings["serve"]["frontend"] != backends.TRITON:
         return None
-    found, given = installed(machine), _repository(cell)
+    found, asked = installed(machine), _repository(cell)
     try:
-        parameters = templates.texts(given.parameters)
+        parameters = templates.texts(asked.parameters)
         places = None
         if not machine.assumed and found.templates is not None:
             places = templates.installed_places(Path(found.templates))
-        if places is None:
-            places = templates.recorded_places(found.release, parameters)
-        templates.check_asked(templates.given(given), places, found.release)
+        if places is None:  # what other placeholders there are is not known
+            places = templates.recorded_places(found.release) | parameters.keys()
+        templates.check_asked(templates.given(asked), places, found.release)
     except StageError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return None
-
-
-def _read_settings(cell: Cell) -> Collection[str]:
-    """The repository settings that something reads, with the frontend of a cell."""
-    if cell.settings["serve"]["frontend"] == backends.TRITON:
-        return (*SETTINGS, "parameters")
-    return llmapi.SERVE_SETTINGS
 
 
 TOOLCHAIN: Final = Toolchain(

@@ -48,7 +48,7 @@ PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
 class Checkpoint:
     """Parameters of the stages that make a checkpoint for engines."""
 
-    checkpoint_format: ClassVar[formats.CheckpointFormat] = "tensorrt_llm"
+    checkpoint_format: ClassVar[str] = "tensorrt_llm"
     precision: Precision
     kv_cache_precision: EngineCache = "none"
     family: Family

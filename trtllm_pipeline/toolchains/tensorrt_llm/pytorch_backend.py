@@ -5,7 +5,7 @@ download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell
@@ -22,6 +22,9 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
+_SETTINGS: Final = frozenset({*(each.name for each in table(LlmApi)), "llm_args"})
+_READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SETTINGS - {"decoupled"}}
+"""Frontend -> the repository settings that something reads."""
 
 
 def _quantized(cell: Cell) -> bool:
@@ -101,14 +104,8 @@ def _missing(machine: Machine) -> str | None:
     return None
 
 
-def _read_settings(cell: Cell) -> Collection[str]:
-    """The repository settings that something reads, with the frontend of a cell."""
-    read = {*(each.name for each in table(LlmApi)), "llm_args"}
-    return read if cell.settings["serve"]["frontend"] == backends.TRITON else read - {"decoupled"}
-
-
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    reason = rules.infeasible(cell, machine) or backends.unservable(cell, machine, _read_settings(cell))
+    reason = rules.infeasible(cell, machine) or backends.unservable(cell, machine, _READ)
     lacks = backends.quantizing_lacks(machine) if reason is None and _quantized(cell) else None
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 

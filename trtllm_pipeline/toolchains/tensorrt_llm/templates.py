@@ -45,6 +45,7 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 
 PLACEHOLDERS: Final[Mapping[str, str]] = {name: about.placeholder or name for name, about in SETTINGS.items()}
 """Setting -> the placeholder that it fills."""
+_SETTING_OF: Final = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}
 FIXED: Final = ("triton_max_batch_size", "engine_dir", "tokenizer_dir")
 """Placeholders that no setting fills: they follow from the engine and the model."""
 
@@ -163,7 +164,7 @@ def fill_text(text: str, values: Mapping[str, str], *, path: Path, release: str)
 
 def _leave_unset(config: model_config.ModelConfig, key: str) -> None:
     """Take a parameter out, or leave it empty where the model would miss it."""
-    if key in READ_WITHOUT_ASKING or (config.backend == "python" and key not in PLACEHOLDERS.values()):
+    if key in READ_WITHOUT_ASKING or (config.backend == "python" and key not in _SETTING_OF):
         config.parameters[key].string_value = ""
     else:
         del config.parameters[key]
@@ -185,10 +186,10 @@ def installed_places(templates: Path) -> frozenset[str] | None:
         return None
 
 
-def recorded_places(release: str, parameters: Iterable[str]) -> frozenset[str]:
-    """Placeholders of a release that is not at hand: those of the settings it is known to have, and all `parameters`."""
-    known = {PLACEHOLDERS[name] for name, setting in SETTINGS.items() if known_in(setting, release)}
-    return frozenset((*known, *parameters))
+@lru_cache(maxsize=64)
+def recorded_places(release: str) -> frozenset[str]:
+    """Placeholders of a release that is not at hand: those of the settings it is known to have."""
+    return frozenset(PLACEHOLDERS[name] for name, setting in SETTINGS.items() if known_in(setting, release))
 
 
 def _places(texts: Iterable[str]) -> frozenset[str]:
@@ -200,10 +201,13 @@ def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> 
     unknown = sorted(set(asked) - set(places))
     if not unknown:
         return
-    name = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}.get(unknown[0])
-    setting = SETTINGS.get(name or "")
-    known = [] if setting is None else [f"from {setting.since} on"] * bool(setting.since)
-    known += [] if setting is None else [f"up to {setting.until}"] * bool(setting.until)
+    name = _SETTING_OF.get(unknown[0])
+    setting = SETTINGS[name] if name else None
+    known = (
+        [f"from {setting.since} on"] * bool(setting.since) + [f"up to {setting.until}"] * bool(setting.until)
+        if setting
+        else []
+    )
     span = f", which are known to have it {' and '.join(known)}" if known else ""
     close = [] if setting else difflib.get_close_matches(unknown[0], sorted(places), n=1)
     raise StageError(
@@ -216,11 +220,9 @@ def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> 
 
 def texts(parameters: Mapping[str, Scalar]) -> dict[str, str]:
     """Values of placeholders as they are written. Raises StageError for those that settings fill."""
-    known = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}
-    found = {}
-    for name, value in parameters.items():
-        if name in known or name in FIXED:
-            said = f"use settings.repository.{known[name]}" if name in known else "it follows from the engine and model"
+    for name in parameters:
+        if name in _SETTING_OF or name in FIXED:
+            own = _SETTING_OF.get(name)
+            said = "it follows from the engine and model" if own is None else f"use settings.repository.{own}"
             raise StageError(f"settings.repository.parameters.{name}: {said}", failure=FailureClass.USER)
-        found[name] = text(value)
-    return found
+    return {name: text(value) for name, value in parameters.items()}
