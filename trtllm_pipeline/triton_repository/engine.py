@@ -99,6 +99,11 @@ class Engine:
         )
 
     @property
+    def logits_type(self) -> str | None:
+        """Triton's word for the data type of its logits."""
+        return {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}.get(self.logits_dtype or "")
+
+    @property
     def rank_files(self) -> tuple[Path, ...]:
         """The engine files that must be there, one for each rank."""
         return tuple(self.folder / f"rank{rank}.engine" for rank in range(self.world_size))

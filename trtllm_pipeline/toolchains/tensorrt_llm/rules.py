@@ -38,6 +38,7 @@ Severity = Literal["error", "warning"]
 """error: a program of TensorRT-LLM ends with an error, or has no such thing. warning: it goes on without what was asked
 for, so that something else would be measured than the cell says."""
 
+Check = Callable[[Case], str | None]
 _BOTH: Final = (ENGINES, PYTORCH)
 _LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
 _NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8_awq"})
@@ -67,7 +68,7 @@ class Rule:
     """Who says so."""
     hint: str
     """What to do about it."""
-    check: Callable[[Case], str | None]
+    check: Check
 
     def holds_in(self, release: str) -> bool:
         """Whether `release` has it."""
@@ -87,15 +88,16 @@ def rule(
     toolchains: tuple[str, ...] = (ENGINES,),
     since: str | None = None,
     before: str | None = None,
-) -> Callable[[Callable[[Case], str | None]], None]:
+) -> Callable[[Check], Check]:
     """Define a rule by a function from a case to words. The function's name is the rule's; its docstring says what it
     finds and, after "Source:", who says so.
     """
 
-    def define(check: Callable[[Case], str | None]) -> None:
+    def define(check: Check) -> Check:
         name = check.__name__.replace("_", "-")
         what, _, source = " ".join((check.__doc__ or "").split()).rstrip(".").partition(". Source: ")
         RULES.append(Rule(number, name, severity, toolchains, since, before, what, source, hint, check))
+        return check
 
     return define
 

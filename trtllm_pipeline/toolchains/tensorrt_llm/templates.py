@@ -39,7 +39,6 @@ READ_WITHOUT_ASKING: Final = frozenset(
     )
 )
 """Parameters that must be there even without a value: models read them unconditionally, and take "" for unset."""
-_LOGITS: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 _BARE: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 
 
@@ -71,7 +70,7 @@ def values_of(asked: EngineRepository, *, engine: Engine, tokenizer: Path) -> di
         value = setting.default if value is None else value
         if value is not None:
             values[PLACEHOLDERS[name]] = text(value)
-    values.setdefault("logits_datatype", _LOGITS.get(engine.logits_dtype or "", "TYPE_FP32"))
+    values.setdefault("logits_datatype", engine.logits_type or "TYPE_FP32")
     if engine.max_batch_size is not None and asked.max_batch_size > engine.max_batch_size:
         raise StageError(
             f"max_batch_size is {asked.max_batch_size}; expected 1 to {engine.max_batch_size}, the engine's max_batch_size",

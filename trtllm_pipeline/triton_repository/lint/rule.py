@@ -65,6 +65,7 @@ def _property(text: str) -> str:
     return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
+Check = Callable[..., Iterator[Violation]]
 DEFINED: Final[list[LintRule]] = []
 """Every rule of the modules that are imported."""
 
@@ -75,17 +76,18 @@ def rule(
     *,
     severity: Severity = "error",
     each: Callable[[ModelRepository], Iterable[tuple[Any, ...]]] = lambda repository: [(repository,)],
-) -> Callable[[Callable[..., Iterator[Violation]]], None]:
+) -> Callable[[Check], Check]:
     """Define a rule by a function that yields violations. The function's name is the rule's, its docstring what it finds.
 
     It is called with everything that `each` gives: the repository, or the models that the rule is about.
     """
 
-    def define(find: Callable[..., Iterator[Violation]]) -> None:
+    def define(find: Check) -> Check:
         def check(repository: ModelRepository) -> Iterator[Violation]:
             return (violation for subject in each(repository) for violation in find(*subject))
 
         what = " ".join((find.__doc__ or "").split()).rstrip(".")
         DEFINED.append(LintRule(number, find.__name__.replace("_", "-"), severity, what, hint, check))
+        return find
 
     return define

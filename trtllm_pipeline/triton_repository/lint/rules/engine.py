@@ -13,7 +13,6 @@ from trtllm_pipeline.triton_repository.lint.repository import Model, ModelReposi
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 _LOGITS: Final = ("context_logits", "generation_logits")
-_TYPES: Final = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "bfloat16": "TYPE_BF16"}
 _FREE_LOGITS: Final = (0, 17)
 """First release whose templates have logits_datatype."""
 
@@ -147,7 +146,7 @@ def paged_context(model: Model, _config: Any, engine: Engine) -> Iterator[Violat
 )
 def logits_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
     """Logits with another data type than the engine's."""
-    wanted = _TYPES.get(engine.logits_dtype or "")
+    wanted = engine.logits_type
     # Templates before have TYPE_FP32 whatever the engine's is.
     if wanted is None or _release(engine) < _FREE_LOGITS:
         return
