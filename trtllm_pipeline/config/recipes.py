@@ -78,6 +78,28 @@ def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
     )
 
 
+def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
+    """The sources of a model as people name it: a recipe, a folder, or ORGANISATION/NAME[@REVISION]. Raises UsageError."""
+    name, _, revision = model.partition("@")
+    recipes = list_recipes(beside)
+    if model in recipes:
+        recipe = load_recipe(find_recipe(model, beside))
+        return [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
+    if Path(model).is_dir() or model.startswith(("./", "../", "/", "~")):
+        return [{"local": str(Path(model).expanduser().absolute())}]
+    if name in recipes:
+        raise UsageError(
+            f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
+            hint=f"pipeline recipes show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
+        )
+    if name.count("/") == 1:
+        return [{"hugging_face": name, "revision": revision or "main"}]
+    raise UsageError(
+        f"{model}: there is no such recipe or folder",
+        hint="pipeline recipes list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
+    )
+
+
 def is_folder(model: str) -> bool:
     """Whether a value of the model axis is the path of a local folder and not a recipe's name."""
     return model.startswith(".") or "/" in model or "\\" in model

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.cli import app, execute, run, stage
+from trtllm_pipeline.cli import app, execute, run
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError
+from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.store.store import Store
@@ -137,10 +138,10 @@ def test_matrix_init_as_json(
 def test_what_the_user_has_to_do_first_ends_with_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    def fail(_stage: object, _work: StageContext[Any]) -> None:
+    def fail(_program: str, _stage: str, _work: StageContext[Any]) -> None:
         raise error
 
-    monkeypatch.setattr(stage, "_program", fail)
+    monkeypatch.setattr(by_hand, "run_program", fail)
     argv = ["download", "tiny", "--output-dir", str(tmp_path / "o")]
     assert app.main(argv) == code
 
@@ -157,12 +158,12 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(_stage: object, work: StageContext[Any]) -> None:
+    def fail(_program: str, _stage: str, work: StageContext[Any]) -> None:
         log = work.attempt / "server.log"
         log.write_text("why")
         raise ServerError("it died", log=log)
 
-    monkeypatch.setattr(stage, "_program", fail)
+    monkeypatch.setattr(by_hand, "run_program", fail)
     before = signal.getsignal(signal.SIGALRM)
     assert app.main(launch) == 1
     (log,) = (tmp_path / "temp").glob("*/server.log")
@@ -175,11 +176,11 @@ def test_the_log_of_a_server_that_failed_is_kept_and_no_timer_goes_on(
 def test_a_scratch_folder_that_nothing_names_goes_away(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    def end(_stage: object, _work: StageContext[Any]) -> None:
+    def end(_program: str, _stage: str, _work: StageContext[Any]) -> None:
         if error is not None:
             raise error
 
-    monkeypatch.setattr(stage, "_program", end)
+    monkeypatch.setattr(by_hand, "run_program", end)
     app.main(launch)
     assert list((tmp_path / "temp").iterdir()) == []
 

@@ -17,6 +17,7 @@ from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, stage
 from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.model import Machine
@@ -82,7 +83,7 @@ def test_work_by_hand_where_nothing_is_installed_ends_in_words(
 
 
 def with_commands(*commands: list[str]) -> Stage:
-    return replace(make_toolchain().stages[1], commands=lambda _work, _machine: commands)
+    return replace(make_toolchain().stages[1], program=None, commands=lambda _work, _machine: commands)
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_other_programs_run_in_order_and_are_shown(
 ) -> None:
     here(monkeypatch, MACHINE)
     commands = writing(work.out / "file", "1"), writing(work.out / "file", "2")
-    stage._commands(with_commands(*commands), work)
+    by_hand.run(with_commands(*commands), work, lambda command: print(shlex.join(command), file=sys.stderr))
     assert (work.out / "file").read_text() == "12"
     out, err = capfd.readouterr()
     assert out == "", "that is for the result"
@@ -111,7 +112,7 @@ def test_the_first_that_fails_ends_it(work: StageContext[Any], monkeypatch: pyte
     here(monkeypatch, MACHINE)
     fails = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(StageError, match=f"make: {sys.executable} ended with exit code 3"):
-        stage._commands(with_commands(fails, writing(work.out / "file", "x")), work)
+        by_hand.run(with_commands(fails, writing(work.out / "file", "x")), work, print)
     assert not (work.out / "file").exists()
 
 

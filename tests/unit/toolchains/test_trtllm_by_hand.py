@@ -11,8 +11,9 @@ import pytest
 from tests.contexts import context
 from tests.helpers.trtllm_cells import machine
 from tests.unit.toolchains.test_trtllm_checkpoint import CONFIG, safetensors
-from trtllm_pipeline.cli import app, stage
+from trtllm_pipeline.cli import app
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.stages.calibration_rows import default_set, read_rows
 from trtllm_pipeline.toolchains.tensorrt_llm import dataset, engine_backend
@@ -30,7 +31,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def started(*_arguments: object) -> None:
         raise AssertionError("a program was about to be started")
 
-    monkeypatch.setattr(stage, "_program", started)
+    monkeypatch.setattr(by_hand, "run_program", started)
     monkeypatch.setattr("subprocess.run", started)
     (tmp_path / "model").mkdir()
     (tmp_path / "checkpoint").mkdir()

@@ -1,0 +1,249 @@
+"""The options of a stage's command: its inputs, its files and its parameters, whichever toolchain has them.
+
+They follow from the tables of the toolchains; what was typed is read back by the same tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.domain import Json, Scope
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.stages.params import Objectives, ParamField, table
+from trtllm_pipeline.toolchains import base as toolchains
+
+_BY_HAND = "On explicit files"
+_PARAMETERS = "Parameters"
+OF_ANOTHER = {("score", "input_data"): "perf"}
+"""Files that are another stage's setting: by hand nobody knows what that stage was given."""
+SHARED: tuple[tuple[str, Any, Any], ...] = (
+    ("matrix", options.OptionalMatrix, None),
+    ("cells", options.Cells, None),
+    ("sets", options.Sets, None),
+    ("toolchain", options.Toolchain, None),
+    ("workspace", options.Workspace, options.WORKSPACE),
+    ("format", options.TextOrJson, "text"),
+)
+
+
+def signature(name: str, stages: list[Stage]) -> inspect.Signature:
+    """The options of a stage that several toolchains may have, each with some of them."""
+    own = [_parameter(*each) for each in SHARED]
+    if name == "download":
+        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a folder.")
+        own.append(_parameter("model", Annotated[str | None, about]))
+    for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
+        upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
+        if place == "service":
+            own.append(_text("in_service", "--service", "FILE", f"What pipeline {upstream} --format json printed."))
+        else:
+            own.append(_text(f"in_{place}", flag(place), "DIR", f"What {upstream} left."))
+    for file in dict.fromkeys(each for stage in stages for each in stage.file_names):
+        of = OF_ANOTHER.get((name, file))
+        text = (
+            f"The file, or builtin:NAME, that {of} was given (required)." if of else "Your own file, or builtin:NAME."
+        )
+        own.append(_text(f"file_{file}", flag(file), "FILE", text))
+    if stages[0].scope is not Scope.SERVICE:
+        own.append(_text("output_dir", "--output-dir", "DIR", "New or empty folder for the result."))
+    known: dict[str, list[ParamField]] = {}
+    for path, field in (each for stage in stages for each in _flat(stage.params)):
+        known.setdefault("_".join(path), []).append(field)
+    of_the_model = {"source", "folder"} if name == "download" else {}
+    own += [_option(each, same) for each, same in known.items() if each not in of_the_model]
+    return inspect.Signature(own, return_annotation=int)
+
+
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND, **more: Any) -> inspect.Parameter:
+    about = options.option(option, metavar, text, rich_help_panel=panel, show_default=False, **more)
+    return _parameter(name, Annotated[str | None, about])
+
+
+def capital(text: str) -> str:
+    """`text` with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an input, file or parameter."""
+    return "--" + name.replace("_", "-")
+
+
+def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamField]]:
+    """The parameters of a class, each by its path: some are classes themselves."""
+    for each in table(cls):
+        inner = (*path, each.name)
+        if is_dataclass(each.type):
+            yield from _flat(each.type, inner)
+        else:
+            yield inner, each
+
+
+def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
+    """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
+    field = same[0]
+    option, text = flag(name), f"{capital(field.about.help)}{_default(field)}."
+    if field.type is bool:
+        about = options.switch(option, text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[bool | None, about])
+    if _is_mapping(field):
+        about = options.option(option, "NAME=VALUE", text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[list[str] | None, about])
+    every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
+    choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
+    metavar = "|".join(choices) if 0 < len(choices) < 4 else _metavar(field)
+    if len(choices) > 3:
+        text = f"{capital(field.about.help)}: {', '.join(choices)}{_default(field)}."
+    return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
+
+
+def _is_mapping(field: ParamField) -> bool:
+    return get_origin(field.type) is dict and field.type != Objectives
+
+
+def _metavar(field: ParamField) -> str:
+    if field.type == Objectives:
+        return "ttft=300ms,..."
+    if get_origin(field.type) is tuple:
+        return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
+    return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")
+
+
+def _default(field: ParamField) -> str:
+    if field.default is MISSING:
+        return " (required)"
+    if field.default is None:
+        return f" (default: {field.about.unset})" if field.about.unset else ""
+    if field.default in ((), {}):
+        return ""
+    if isinstance(field.default, bool):
+        return f" (default: {'yes' if field.default else 'no'})"
+    value = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
+
+
+def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were typed. Raises UsageError for those that cannot be, all at once."""
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for path, field in _flat(stage.params):
+        if (name := "_".join(path)) in typed:
+            try:
+                _put(found, path, _read(field, typed[name]))
+            except ValueError as error:
+                wrong.append(f"{flag(name)}: {error}")
+    stages = [each for name in toolchains.names() for each in toolchains.load(name).stages if each.name == stage.name]
+    others = {name for each in stages for name in _names(each)} - {*_names(stage)}
+    wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
+    if wrong:
+        raise UsageError("\n  ".join(wrong))
+    return found
+
+
+def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
+    """What is missing of the parameters of a stage, and what no matrix could have."""
+    from trtllm_pipeline.config.check import check
+    from trtllm_pipeline.config.derive import model_of
+    from trtllm_pipeline.config.document import Document
+
+    _, faults = check(model_of(stage.params), Document("", dict(given)))
+    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in faults]
+
+
+def _names(stage: Stage) -> Iterator[str]:
+    """The names under which inputs, files and parameters of a stage are typed."""
+    yield from (f"in_{each}" for each in stage.inputs)
+    yield from (f"file_{each}" for each in stage.file_names)
+    yield from ("_".join(path) for path, _ in _flat(stage.params))
+
+
+def flag_of(typed: str) -> str:
+    """The flag of an option by the name of its parameter."""
+    return flag(typed.removeprefix("in_").removeprefix("file_"))
+
+
+def _read(field: ParamField, text: Any) -> Any:
+    """The value of what was typed. Raises ValueError."""
+    if isinstance(text, bool):
+        return text
+    if field.type == Objectives:
+        from trtllm_pipeline.bench.objectives import per_request
+
+        return {f"{name}_ms": limit for name, limit in per_request(text).items()}
+    if _is_mapping(field):
+        return _mapping(text)
+    if get_origin(field.type) is tuple:
+        return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
+    return _scalar(field.type, text)
+
+
+def _scalar(kind: Any, text: str) -> Json:
+    if kind not in {int, float}:
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
+def _mapping(pairs: list[str]) -> dict[str, Any]:
+    """`a.b=1` and `c=text` as a mapping; values are YAML."""
+    from trtllm_pipeline.files.user_files import decode_yaml
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
+        value = decode_yaml(text.encode())
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"{pair!r}: {text} is no value of JSON; to give it as text: {name}='\"{text}\"'") from None
+        if not _put(found, name.split("."), value):
+            raise ValueError(f"{pair!r}: {name}, or what it is part of, has a value already")
+    return found
+
+
+def _put(found: dict[str, Any], path: Sequence[str], value: Any) -> bool:
+    """Set a value in mappings of mappings, unless it, or what it is part of, has one already; returns whether it was set."""
+    inner: Any = found
+    for step in path[:-1]:
+        inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or path[-1] in inner:
+        return False
+    inner[path[-1]] = value
+    return True
+
+
+def instead(stage: Stage, typed: str) -> str:
+    """What to do with a matrix instead of typing this option of the stage."""
+    from pydantic import BaseModel
+
+    from trtllm_pipeline.config.models import Axes, Settings
+
+    name = typed.removeprefix("file_")
+    section = OF_ANOTHER.get((stage.name, name), stage.section or stage.name)
+    settings: BaseModel = getattr(Settings(), section)
+    keys = {key: key for key, _ in settings}
+    keys |= {
+        f"{outer}_{key}": f"{outer}.{key}"
+        for outer, value in settings
+        if isinstance(value, BaseModel)
+        for key, _ in value
+    }
+    if name in keys:
+        return f"--set settings.{section}.{keys[name]}=VALUE changes this setting of the matrix"
+    if name in Axes.model_fields:
+        return f"--set axes.{name}=[VALUE] changes an axis of the matrix"
+    return "leave it out: the matrix says what its cells are made of"
