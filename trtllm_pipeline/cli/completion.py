@@ -85,11 +85,9 @@ def _cells_of(params: dict[str, Any]) -> list[str]:
 
 
 def _store(ctx: typer.Context) -> Store | None:
-    from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.cli.options import WORKSPACE, store_at
 
-    folder = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE)
-    return Store(folder) if (folder / "state.db").exists() else None
+    return store_at(ctx.params.get("workspace") or WORKSPACE)
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:

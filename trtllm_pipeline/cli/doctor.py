@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, rendered
+from trtllm_pipeline.cli.output import emit_as
 from trtllm_pipeline.doctor import Examination
 
 
@@ -39,16 +39,15 @@ def doctor(
     from trtllm_pipeline import doctor
 
     found = doctor.run(Path(workspace), assumed=assume, toolchain=toolchain)
-    if format == "json":
-        emit_json(found.to_json())
-    elif sys.stdout.isatty():
-        _show_coloured(found)
-    else:
-        emit(found.text(sys.stdout.encoding))
+    emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
     raise typer.Exit(found.exit_code)
 
 
-def _show_coloured(found: Examination) -> None:
+def _plain(found: Examination) -> str:
+    return found.text(sys.stdout.encoding)
+
+
+def _coloured(found: Examination) -> Any:
     from rich.text import Text
 
     ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
@@ -58,4 +57,4 @@ def _show_coloured(found: Examination) -> None:
         else Text(line.text, "" if number else "bold")
         for number, line in enumerate(found.lines())
     ]
-    emit_rendered(rendered(Text("\n").join(texts)))
+    return Text("\n").join(texts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from trtllm_pipeline.cli import completion, options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import aligned, emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
@@ -71,9 +71,7 @@ def _list(outline: Outline, store: Store, cell: str, *, as_json: bool) -> None:
     found, there = logs_of(outline, store, cell)
     if as_json:
         return emit_json({"schema": 1, "cell": found.id, "logs": {stage: str(path) for stage, path in there.items()}})
-    width = max(map(len, there))
-    for stage, path in there.items():
-        emit(f"{stage:<{width}}  {path}")
+    emit(aligned({stage: str(path) for stage, path in there.items()}))
     return note(f"one of them: pipeline logs {found.id} STAGE")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_as, emit_json, emit_names, note
+from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note
 
 Name = Annotated[
     str,
@@ -94,18 +94,9 @@ def show(
     from trtllm_pipeline.planning.plan_file import axes
 
     found = select(expand(load_matrix(find_matrix(file), sets or ()), default_toolchain=toolchain), cells or ())
-    if format == "json":
-        emit_json(
-            {
-                "schema": 1,
-                "cells": [
-                    {"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found
-                ],
-            }
-        )
-    else:
-        for cell in found:
-            emit(cell.id if cell.reason is None else f"{cell.id}  can never work: {cell.reason}")
+    told = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found]
+    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in found)
+    emit_as(format, {"schema": 1, "cells": told}, text=lambda _: "\n".join(lines))
 
 
 def list_(format: options.TextOrJson = "text") -> None:
@@ -117,11 +108,12 @@ def list_(format: options.TextOrJson = "text") -> None:
     from trtllm_pipeline.config.matrices import list_matrices, summary
 
     found = {name: (path, summary(path)) for name, path in list_matrices().items()}
-    if format == "json":
-        rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
-        emit_json({"schema": 1, "matrices": rows})
-    else:
-        emit_names({name: text for name, (_, text) in found.items()})
+    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
+    emit_as(
+        format,
+        {"schema": 1, "matrices": rows},
+        text=lambda _: aligned({name: text for name, (_, text) in found.items()}),
+    )
 
 
 def schema(

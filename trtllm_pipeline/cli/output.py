@@ -37,16 +37,15 @@ def emit_as(form: str, found: T, **writers: Callable[[T], Any]) -> None:
     if form == "json":
         emit_json(shown)
     elif isinstance(shown, str):
-        emit(shown)
+        print(shown, end="\n" if shown else "")  # noqa: T201
     else:
         emit_rendered(rendered(shown))
 
 
-def emit_names(names: Mapping[str, str]) -> None:
-    """Names with a line of text each, aligned."""
+def aligned(names: Mapping[str, str]) -> str:
+    """Names with a line of text each."""
     width = max(map(len, names), default=0)
-    for name, text in names.items():
-        emit(f"{name:<{width}}  {text}")
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in names.items())
 
 
 def note(text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_as, emit_json, emit_names
+from trtllm_pipeline.cli.output import aligned, emit_as
 
 
 def list_(format: options.TextOrJson = "text") -> None:
@@ -18,11 +18,9 @@ def list_(format: options.TextOrJson = "text") -> None:
     from trtllm_pipeline.config.recipes import list_recipes, load_recipe
 
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
-    if format == "json":
-        shown = {"name", "summary", "family", "license"}
-        emit_json({"schema": 1, "recipes": [recipe.model_dump(mode="json", include=shown) for recipe in recipes]})
-    else:
-        emit_names({recipe.name: recipe.summary for recipe in recipes})
+    keys = {"name", "summary", "family", "license"}
+    told = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
+    emit_as(format, told, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
 
 
 def show(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, emit_json, note
+from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.store.manifest import Discrepancy, Kind
 
@@ -21,18 +21,16 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
     """
     store = options.known_store(workspace)
     rows = store.index.all_artifacts()
-    if format == "json":
-        shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
-        found = [
-            {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
-            for row in rows
-        ]
-        emit_json({"schema": 1, "artifacts": found})
-        return
-    for row in rows:
-        emit(
-            f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
-        )
+    shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
+    found = [
+        {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
+        for row in rows
+    ]
+    lines = (
+        f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
+        for row in rows
+    )
+    emit_as(format, {"schema": 1, "artifacts": found}, text=lambda _: "\n".join(lines))
 
 
 def verify(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
@@ -83,8 +81,6 @@ def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
 
 
 def _show(counts: dict[str, Json], findings: list[Json] | None, form: str) -> None:
-    if form == "json":
-        emit_json({"schema": 1, **counts, **({} if findings is None else {"findings": findings})})
-    else:
-        told = {**counts, "findings": len(findings)} if findings else counts
-        emit(", ".join(f"{count} {name}" for name, count in told.items()))
+    told = {**counts, "findings": len(findings)} if findings else counts
+    data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
+    emit_as(form, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))
