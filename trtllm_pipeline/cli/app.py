@@ -150,7 +150,7 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
         text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))  # rich keeps line breaks
         # \b: lines stay as they are. Rich takes brackets for its markup.
-        epilog = f"\b\nexamples:\n{examples}" if examples else ""
+        epilog = f"\b\nExamples:\n{examples}" if examples else ""
         if rich:
             text, epilog = text.replace("[", "\\["), epilog.replace("[", "\\[")
     app.command(

@@ -49,9 +49,9 @@ Engine = _expected("--engine", "DIR", "The engine it serves, on this machine: li
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
 )
-Concurrency = _load("--concurrency", "N,N", "Requests in flight, level by level, such as 1,4 (default: 1).")
+Concurrency = _load("--concurrency", "N,...", "Requests in flight, level by level, such as 1,4 (default: 1).")
 RequestRate = _load(
-    "--request-rate", "R,R", "Requests a second, level by level, such as 5,10, however many are in flight."
+    "--request-rate", "N,...", "Requests a second, level by level, such as 5,10, however many are in flight."
 )
 Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
 Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")

@@ -113,7 +113,7 @@ def _is_mapping(field: ParamField) -> bool:
 
 def _metavar(field: ParamField) -> str:
     if field.type == Objectives:
-        return "ttft=300ms,..."
+        return "OBJECTIVES"
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
     return {int: "N", float: "SECONDS" if field.name.endswith("_s") else "NUMBER"}.get(field.type, "TEXT")

@@ -248,7 +248,7 @@ class PerfParams:
     ] = "poisson"
     slo: Annotated[
         Objectives | None,
-        Param("objectives of goodput, the share of requests that meet them all", key_with=ITSELF),
+        Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
     ] = None
     requests: Annotated[int, Param("requests measured at each level", ge=1)] = 16
     warmup_requests: Annotated[
