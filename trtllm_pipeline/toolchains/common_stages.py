@@ -164,10 +164,7 @@ _LARGEST_KV_BLOCK = 128
 """Tokens, of any release's default."""
 
 
-_DECLARED: Final = (
-    *("decoupled", "accumulate_tokens", "exclude_input_in_output"),
-    "enable_kv_cache_reuse",
-)
+_DECLARED: Final = ("decoupled", "accumulate_tokens", "exclude_input_in_output", "enable_kv_cache_reuse")
 
 
 def _declared(cell: Cell) -> dict[str, Json]:
@@ -197,16 +194,11 @@ def _perf(cell: Cell) -> PerfParams:
 
 def _perf_s(cell: Cell, token_s: float) -> float:
     """Seconds that all levels take, each answer with its longest."""
-    perf = cell.settings["perf"]
-    requests, repeats = float(str(perf["requests"])), float(str(perf["repeats"]))
-    answer_s = float(str(perf["max_tokens"] or cell.osl)) * token_s
-    closed = [requests / level * answer_s for level in map(float, _listed(perf["concurrency"]))]
-    opened = [requests / rate + answer_s for rate in map(float, _listed(perf["request_rate"]))]
-    return repeats * sum(closed + opened)
-
-
-def _listed(value: Json) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, (list, tuple)) else []
+    asked = _perf(cell)
+    answer_s = (asked.max_tokens or cell.osl) * token_s
+    closed = sum(asked.requests / level * answer_s for level in asked.concurrency)
+    opened = sum(asked.requests / rate + answer_s for rate in asked.request_rate)
+    return asked.repeats * (closed + opened)
 
 
 PERF = Stage(
@@ -229,19 +221,22 @@ PERF = Stage(
 )
 
 
+def _accuracy(cell: Cell) -> AccuracyParams:
+    return load(AccuracyParams, cell.settings["accuracy"])
+
+
 def _accuracy_s(cell: Cell, token_s: float) -> float:
     """Seconds that the built-in questions take, each with the longest answer."""
-    settings = cell.settings["accuracy"]
-    return _QUESTIONS / float(str(settings["concurrency"])) * float(str(settings["max_tokens"])) * token_s
+    asked = _accuracy(cell)
+    return _QUESTIONS / asked.concurrency * asked.max_tokens * token_s
 
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
     files = {"input_data": str(cell.settings[asked_by]["input_data"])}
-    metrics, folder = (cell.settings["accuracy"][name] for name in ("metrics", "python_path"))
-    own = [str(name).partition(":")[0] for name in metrics if ":" in str(name)] if isinstance(metrics, list) else []
-    if own:
-        files["metric_module"] = f"{folder}/{own[0].replace('.', '/')}.py"
+    own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
+    if own is not None:
+        files["metric_module"] = f"{cell.settings['accuracy']['python_path']}/{own.replace('.', '/')}.py"
     return files
 
 
@@ -256,7 +251,7 @@ ACCURACY = Stage(
     scope=Scope.IN_SERVICE,
     applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
     params=AccuracyParams,
-    read=lambda cell: load(AccuracyParams, cell.settings["accuracy"]),
+    read=_accuracy,
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "accuracy"),
     expected_s=2.0,

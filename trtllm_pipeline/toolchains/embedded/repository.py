@@ -93,24 +93,17 @@ def model_config(name: str, engine: Path, settings: RepositoryEmbedded) -> Any:
         _add_steps(config)
         return config
     config.backend = "python"
-    instances, parameters = {
-        "preprocessing": (
-            settings.preprocessing_instances,
-            {"tokenizer_dir": engine, "add_special_tokens": True},
-        ),
+    python_models: dict[str, tuple[int, dict[str, object]]] = {
+        "preprocessing": (settings.preprocessing_instances, {"add_special_tokens": True}),
         "tensorrt_llm": (
             1,
             {
                 "gpt_model_path": engine,
-                "tokenizer_dir": engine,
                 "exclude_input_in_output": settings.exclude_input_in_output,
                 "enable_kv_cache_reuse": settings.enable_kv_cache_reuse,
             },
         ),
-        "postprocessing": (
-            settings.postprocessing_instances,
-            {"tokenizer_dir": engine, "skip_special_tokens": True},
-        ),
+        "postprocessing": (settings.postprocessing_instances, {"skip_special_tokens": True}),
         "tensorrt_llm_bls": (
             settings.bls_instances,
             {
@@ -120,7 +113,10 @@ def model_config(name: str, engine: Path, settings: RepositoryEmbedded) -> Any:
                 "threads": BLS_THREADS,
             },
         ),
-    }[name]
+    }
+    instances, parameters = python_models[name]
+    if name != "tensorrt_llm_bls":
+        parameters["tokenizer_dir"] = engine
     config.instance_group.add(count=instances, kind="KIND_CPU")
     for key, value in parameters.items():
         config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)
