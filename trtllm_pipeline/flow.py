@@ -14,15 +14,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
-from trtllm_pipeline.files.digest import StatCache, digest_file
+from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning.pins import FileDigests, ModelPins
@@ -32,7 +30,8 @@ from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
-from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 PLAN_FILE: Final = "plan.json"
 REPORT_FILE: Final = "report.json"
-_DIGESTS: Final = "digests.jsonl"
 BY_HAND: Final = "by-hand"
 """Stands for a run where single stages were asked for."""
 
@@ -105,21 +103,17 @@ def plan_cells(
     Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
     is planned as its recipe lists it. Raises DownloadError.
     """
-    with ExitStack() as stack:
-        digest: Callable[[Path], str] = digest_file
-        if store is not None:
-            cache = StatCache(store.workspace / _DIGESTS, keep=store.unwritable is None)
-            digest = stack.enter_context(cache).digest
-        pin = ModelPins(store, digest, guess=guess).pin
-        cells = [pin(cell) if cell.reason is None else cell for cell in cells]
-        used = {cell.toolchain for cell in cells if cell.reason is None}
-        return planning.make_plan(
-            cells,
-            {name: toolchains.load(name) for name in sorted(used)},
-            machine,
-            digest=FileDigests(digest, guess=guess).digest,
-            until=until,
-        )
+    digest = digest_file if store is None else store.index.digest
+    pin = ModelPins(store, digest, guess=guess).pin
+    cells = [pin(cell) if cell.reason is None else cell for cell in cells]
+    used = {cell.toolchain for cell in cells if cell.reason is None}
+    return planning.make_plan(
+        cells,
+        {name: toolchains.load(name) for name in sorted(used)},
+        machine,
+        digest=FileDigests(digest, guess=guess).digest,
+        until=until,
+    )
 
 
 def check_feasible(plan: Plan) -> None:

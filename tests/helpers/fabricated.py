@@ -15,7 +15,8 @@ from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.forecast import Durations
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.store.store import Artifact, Attempt, Store
+from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.store import Attempt, Store
 from trtllm_pipeline.toolchains.embedded import TOOLCHAIN
 
 _TOOLCHAIN = dataclasses.replace(

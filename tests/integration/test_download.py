@@ -20,13 +20,14 @@ import pytest
 
 from tests.contexts import context
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.hub import hub_errors, transfer
 from trtllm_pipeline.hub.peek import quantized
 from trtllm_pipeline.hub.sources import fetch, resolve
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.stages.download import run
 from trtllm_pipeline.stages.params import DownloadParams
+from trtllm_pipeline.worker import run_program
 
 pytestmark = pytest.mark.integration
 
@@ -556,8 +557,11 @@ def test_a_disk_that_fills_up_meanwhile(hub: FakeHub, tmp_path: Path, monkeypatc
     usage = type(shutil.disk_usage(tmp_path))
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda _: usage(10**9, 0, 10**9))
     try:
-        with pytest.raises(DownloadError, match="the disk is full") as failed:
-            get("hugging_face", small)
+        asked = {"source": resolve([{"hugging_face": MODEL}])}
+        (small / "attempt/out").mkdir(parents=True)
+        given = context(DownloadParams, asked, {}, {}, small / "attempt/out", small / "attempt")
+        with pytest.raises(StageError, match="no space is left on the file system at") as failed:
+            run_program("trtllm_pipeline.stages.download:run", "download", given)
         assert failed.value.failure is FailureClass.USER
         assert "--workspace" in (failed.value.hint or "")
     finally:

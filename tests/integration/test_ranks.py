@@ -21,8 +21,7 @@ import pytest
 from tests.helpers.mpi_worlds import Stage, eventually, seen_over
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.processes.group import Group
-from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent
+from trtllm_pipeline.processes.process import Exited, Group, Guardian, ProcessEvent
 from trtllm_pipeline.serving import mpi_server, triton
 
 pytestmark = [

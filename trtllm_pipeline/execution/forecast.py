@@ -18,7 +18,8 @@ from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
 from trtllm_pipeline.planning.reasons import reasons
-from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import kv_precision
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes, weights_bytes
 

@@ -30,8 +30,9 @@ from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine
+from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import Manifest, size_bytes
-from trtllm_pipeline.store.store import Artifact, Attempt, Store
+from trtllm_pipeline.store.store import Attempt, Store
 
 _POLL_S: Final = 0.2
 """How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
@@ -268,7 +269,11 @@ class _Execution:
         """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
-            error = _remembered(known)
+            error = StageError(
+                f"{known} (remembered from an earlier try)",
+                failure=FailureClass.INFEASIBLE,
+                hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
+            )
             self._errors[run.id] = error
             return [_ended_event(run, scheduling.Failure(error.failure, error.message))]
         claim = self._store.claim(run.fingerprint)
@@ -518,15 +523,6 @@ def _ended_event(run: StageRun, failure: scheduling.Failure | None) -> schedulin
     if run.stage.scope is Scope.SERVICE:
         return scheduling.ServiceEnded(run.id, failure)
     return scheduling.Finished(run.id, failure)
-
-
-def _remembered(reason: str) -> StageError:
-    """Why a stage run is not even tried."""
-    return StageError(
-        f"{reason} (remembered from an earlier try)",
-        failure=FailureClass.INFEASIBLE,
-        hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
-    )
 
 
 def _disk_error(held: _Running, error: OSError) -> StageError:

@@ -77,43 +77,38 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class _OfTask:
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class _End(_OfTask):
+    failure: Failure | None = None
+
+
+class Finished(_End):
     """An ARTIFACT or IN_SERVICE task came to its end; also the answer to `Cancel`."""
 
-    id: StageRunId
-    failure: Failure | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class ServiceReady:
+class ServiceReady(_OfTask):
     """A service answers."""
 
-    id: StageRunId
 
-
-@dataclass(frozen=True, slots=True)
-class ServiceEnded:
+class ServiceEnded(_End):
     """A service is gone, asked for or not; what it occupied is free. Report it before what failed because of it."""
 
-    id: StageRunId
-    failure: Failure | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(_OfTask):
     """What was to start is held by another invocation: its claim, or the machine it would need."""
 
-    id: StageRunId
-
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(_OfTask):
     """The other invocation let go. `done`: the artifact is there now; it may also be said of a task not begun here.
 
     A service has no artifact: say first which of the tasks inside it are done.
     """
 
-    id: StageRunId
     done: bool
 
 
@@ -126,33 +121,25 @@ Event: TypeAlias = Finished | ServiceReady | ServiceEnded | Busy | Freed | Inter
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Start(_OfTask):
     """Start this task on these GPUs. `attempt` counts from 1."""
 
-    id: StageRunId
     gpus: tuple[str, ...]
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(_OfTask):
     """Ask this service to end, and report `ServiceEnded`."""
 
-    id: StageRunId
 
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(_OfTask):
     """End this task, and report `Finished`."""
 
-    id: StageRunId
-
 
 @dataclass(frozen=True, slots=True)
-class RetryAt:
+class RetryAt(_OfTask):
     """This task failed and will be tried again; call `advance` at `when`."""
 
-    id: StageRunId
     when: float
     attempt: int
     failure: Failure
@@ -191,7 +178,7 @@ class _Phase(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class _TaskNode:
     """A task and where it stands."""
 
     index: int
@@ -200,34 +187,34 @@ class _Node:
     alone: bool
     status: StageStatus = _S.PENDING
     waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
-    dependents: list[_Node] = field(default_factory=list)
+    dependents: list[_TaskNode] = field(default_factory=list)
     service: _Service | None = None
     priority: float = 0.0
     failures: int = 0
     failure: Failure | None = None
-    cause: _Node | None = None  # the failed node that blocks this one; itself if it failed
+    cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
     amounts: _Amounts = (0, 0, 0, 0)  # held while it runs
     gpus: tuple[int, ...] = ()
     end: float = 0.0  # when it is expected to end
 
 
 @dataclass(slots=True, eq=False)
-class _Service(_Node):
+class _Service(_TaskNode):
     """A service: `left` counts the tasks inside it that have not ended, `ready` those that could run now."""
 
     phase: _Phase = _Phase.OFF
-    members: list[_Node] = field(default_factory=list)
+    members: list[_TaskNode] = field(default_factory=list)
     left: int = 0
     ready: list[_Entry] = field(default_factory=list)
-    current: _Node | None = None
+    current: _TaskNode | None = None
     ended: Failure | None = None
 
 
 # Heap entries compare by their first three fields; `index` is unique.
-_Entry: TypeAlias = tuple[float, int, int, _Node]
+_Entry: TypeAlias = tuple[float, int, int, _TaskNode]
 
 
-def _entry(node: _Node) -> _Entry:
+def _entry(node: _TaskNode) -> _Entry:
     return (-node.priority, node.task.order, node.index, node)
 
 
@@ -269,19 +256,19 @@ class Scheduler:
         self._observe = observe
         self._halted = self._interrupted = False
         self._now = 0.0
-        self._nodes: dict[StageRunId, _Node] = {}
+        self._nodes: dict[StageRunId, _TaskNode] = {}
         for index, task in enumerate(tasks):
             if task.id in self._nodes:
                 raise ValueError(f"{task.id} is in the plan twice")
-            node_type = _Service if task.scope is Scope.SERVICE else _Node
+            node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
             self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive)
         self._capacity: _Amounts = (len(self._nodes), machine.cpus, len(machine.gpus), machine.downloads)
         self._free = list(self._capacity)
         self._free_gpus = list(range(len(machine.gpus)))
-        self._running: dict[_Node, None] = {}  # tasks that hold resources: artifacts and services
+        self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
         self._queues: dict[tuple[_Amounts, int], list[_Entry]] = {}
-        self._retries: list[tuple[float, int, _Node]] = []
-        self._ended: list[_Node] = []  # whose dependents have not been told yet
+        self._retries: list[tuple[float, int, _TaskNode]] = []
+        self._ended: list[_TaskNode] = []  # whose dependents have not been told yet
         self._stirred: dict[_Service, None] = {}  # where something has changed, so that `_steer` has to look
         self._instructions: list[Instruction] = []
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
@@ -383,7 +370,7 @@ class Scheduler:
                     raise ValueError(f"{node.task.id}: {node.task.service} is not a service of this plan")
                 node.service = service
 
-    def _needs(self, node: _Node) -> list[_Node]:
+    def _needs(self, node: _TaskNode) -> list[_TaskNode]:
         """The nodes of `needs`; a task inside a service may or may not list that service."""
         needs = []
         for need in node.task.needs:
@@ -395,11 +382,11 @@ class Scheduler:
                 needs.append(upstream)
         return needs
 
-    def _link(self, up_to_date: set[StageRunId], wanted: Collection[StageRunId] | None) -> list[_Node]:
+    def _link(self, up_to_date: set[StageRunId], wanted: Collection[StageRunId] | None) -> list[_TaskNode]:
         """Tie what has to run to what it waits for; return it. All else ends here as up to date or skipped."""
         stack = list(self._nodes.values()) if wanted is None else [self._nodes[task_id] for task_id in wanted]
         stack = [node for node in stack if node.task.scope is not Scope.SERVICE]
-        required: dict[_Node, None] = {}
+        required: dict[_TaskNode, None] = {}
         while stack:
             node = stack.pop()
             if node in required or (node.task.id in up_to_date and not isinstance(node, _Service)):
@@ -427,13 +414,13 @@ class Scheduler:
                         service.waiting += 1
         return list(required)
 
-    def _rank(self, required: list[_Node]) -> None:
+    def _rank(self, required: list[_TaskNode]) -> None:
         """Set priorities: the expected seconds of the longest path from the start of a task to the end of the run."""
         waiting = {node: node.waiting + (node.service is not None) for node in required}
         order = [node for node, count in waiting.items() if not count]
         for node in order:  # grows meanwhile
             # A service comes before all inside it; what they need from outside comes before the service.
-            following: list[_Node] = node.dependents
+            following: list[_TaskNode] = node.dependents
             if isinstance(node, _Service):
                 following = node.members
             else:
@@ -447,7 +434,7 @@ class Scheduler:
             circle = sorted(node.task.id for node in required if waiting[node])
             raise ValueError(f"needs in a circle among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
 
-        def after(node: _Node, service: _Service | None) -> float:
+        def after(node: _TaskNode, service: _Service | None) -> float:
             """The longest path that begins when `node` ends, outside `service`."""
             later = ((d.service or d).priority for d in node.dependents if not d.service or d.service is not service)
             return max(later, default=0.0)
@@ -480,7 +467,7 @@ class Scheduler:
         """Whether anything may still be started."""
         return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
 
-    def _move(self, node: _Node, status: StageStatus) -> None:
+    def _move(self, node: _TaskNode, status: StageStatus) -> None:
         """The one way from a status to another."""
         old = node.status
         if status not in TRANSITIONS[old]:
@@ -493,7 +480,7 @@ class Scheduler:
         if self._observe:
             self._observe(node.task.id, old, status)
 
-    def _block(self, node: _Node, cause: _Node) -> None:
+    def _block(self, node: _TaskNode, cause: _TaskNode) -> None:
         if node.status is _S.PENDING:
             node.cause = cause
             self._move(node, _S.BLOCKED)
@@ -522,11 +509,11 @@ class Scheduler:
                 node.service.left -= 1
                 self._stirred[node.service] = None
 
-    def _fail_for_good(self, node: _Node, failure: Failure) -> None:
+    def _fail_for_good(self, node: _TaskNode, failure: Failure) -> None:
         node.failure, node.cause = failure, node
         self._move(node, _S.FAILED)
 
-    def _may_retry(self, node: _Node, failure: Failure) -> bool:
+    def _may_retry(self, node: _TaskNode, failure: Failure) -> bool:
         """Whether to try again; asked while `node` still counts as running."""
         if not self._open or node.failures >= node.task.retries:
             return False
@@ -534,7 +521,7 @@ class Scheduler:
             return node in self._running and not node.alone and len(self._running) > 1
         return failure.kind is FailureClass.TRANSIENT
 
-    def _retry(self, node: _Node, failure: Failure) -> None:
+    def _retry(self, node: _TaskNode, failure: Failure) -> None:
         node.failures += 1
         node.failure = failure
         node.alone = node.alone or failure.kind is FailureClass.OUT_OF_MEMORY
@@ -545,7 +532,7 @@ class Scheduler:
 
     # Events.
 
-    def _finished(self, node: _Node, failure: Failure | None) -> None:
+    def _finished(self, node: _TaskNode, failure: Failure | None) -> None:
         if isinstance(node, _Service):
             raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
         again = failure is not None and self._may_retry(node, failure)
@@ -589,7 +576,7 @@ class Scheduler:
         else:
             self._fail_for_good(service, failure)
 
-    def _freed(self, node: _Node, *, done: bool) -> None:
+    def _freed(self, node: _TaskNode, *, done: bool) -> None:
         if node.status in ENDED:
             return  # cancelled while it was elsewhere, or said twice
         if done and not isinstance(node, _Service):
@@ -626,7 +613,7 @@ class Scheduler:
 
     # Resources.
 
-    def _enqueue(self, node: _Node) -> None:
+    def _enqueue(self, node: _TaskNode) -> None:
         """`node` has all it needs: it may start as soon as there is room for it."""
         if node.service:
             heappush(node.service.ready, _entry(node))
@@ -686,7 +673,7 @@ class Scheduler:
             free = [have + back for have, back in zip(free, node.amounts, strict=True)]
         return shadow, [have - take for have, take in zip(free, head, strict=True)]
 
-    def _start(self, node: _Node, amounts: _Amounts) -> None:
+    def _start(self, node: _TaskNode, amounts: _Amounts) -> None:
         node.amounts = amounts
         node.end = self._now + node.duration
         node.gpus = tuple(heappop(self._free_gpus) for _ in range(amounts[2]))
@@ -697,12 +684,12 @@ class Scheduler:
             node.phase = _Phase.STARTING
         self._begin(node, node.gpus)
 
-    def _begin(self, node: _Node, gpus: tuple[int, ...]) -> None:
+    def _begin(self, node: _TaskNode, gpus: tuple[int, ...]) -> None:
         self._move(node, _S.RUNNING)
         names = tuple(self._machine.gpus[gpu] for gpu in gpus)
         self._instructions.append(Start(node.task.id, names, node.failures + 1))
 
-    def _leave(self, node: _Node) -> None:
+    def _leave(self, node: _TaskNode) -> None:
         """`node` runs no more: give back what it occupied."""
         if node.service:
             node.service.current = None

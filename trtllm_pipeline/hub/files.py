@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -14,6 +15,9 @@ from trtllm_pipeline.files import model_files
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.writing import write_json
 
+Progress = Callable[[float, float | None, str], None]
+"""Told how much is done, of how much, in which unit."""
+_CHUNK_BYTES: Final = 1 << 20
 CODE: Final = "code"
 """Key of a pinned source: file name -> SHA-256 of trusted code."""
 _NAMES_CODE: Final = "auto_map"
@@ -96,6 +100,34 @@ def check_name(name: str) -> None:
         )
 
 
+def mismatch(path: Path, file: RemoteFile) -> str | None:
+    """How a file on disk differs from the hub's listing, in size or digest; None if it does not."""
+    if (size := size_bytes(path)) != file.size:
+        return f"{size} bytes instead of {file.size}"
+    if file.digest is None:
+        return None
+    algorithm, prefix = ("sha256", b"") if len(file.digest) == 64 else ("sha1", b"blob %d\0" % file.size)
+    found = hex_digest(path, algorithm, prefix)
+    return None if found == file.digest.lower() else f"{algorithm} {found} instead of {file.digest}"
+
+
+def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> str:
+    """Digest of `prefix` and a file's content."""
+    hasher = hashlib.new(algorithm, prefix, usedforsecurity=False)
+    with path.open("rb") as source:
+        while chunk := source.read(_CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def size_bytes(path: Path) -> int:
+    """Size of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def trusted_code(pinned: Mapping[str, Json]) -> dict[str, str]:
     """Name and SHA-256 of the code files of a pinned source."""
     found = pinned.get(CODE)
@@ -115,8 +147,6 @@ def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], mod
 
 def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
     """Copy the code files of a pinned source from `folder`. Raises DownloadError for one that differs from the recipe."""
-    from trtllm_pipeline.hub.transfer import mismatch
-
     for name, digest in sorted(trusted_code(pinned).items()):
         source = model_files.find(folder, name)
         if source is None:

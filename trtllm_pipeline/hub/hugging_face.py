@@ -36,7 +36,10 @@ def pin(model: str, revision: str, *, offline: bool) -> str:
         return folder.name
     info = _info(model, revision, files=False)
     if info.gated:
-        _check_access(model)
+        from huggingface_hub import HfApi
+
+        with errors_in_words(model):
+            HfApi(endpoint=endpoint()).auth_check(model)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
         raise DownloadError(
             f"{model}: {endpoint()} reports no commit for revision {revision}", failure=FailureClass.BUG
@@ -105,17 +108,10 @@ def _info(model: str, revision: str, *, files: bool) -> ModelInfo:
         )
 
 
-def _check_access(model: str) -> None:
-    from huggingface_hub import HfApi
-
-    with errors_in_words(model):
-        HfApi(endpoint=endpoint()).auth_check(model)
-
-
 @contextmanager
 def errors_in_words(model: str) -> Iterator[None]:
     """Turn errors of `huggingface_hub` about `model` into DownloadErrors."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     # What the client raises if the hub does not respond: HTTPError of httpx or httpx2, depending on the release.
     unreachable: tuple[type[Exception], ...] = (
@@ -127,22 +123,15 @@ def errors_in_words(model: str) -> Iterator[None]:
     except HFValidationError as error:
         raise DownloadError(f"{model!r} is not a valid model name: {error}") from error
     except HfHubHTTPError as error:
-        raise _refusal(model, error) from error
+        headers = error.response.headers
+        code = headers.get("x-error-code", "")
+        # The hub answers 401 for a model that does not exist when nobody is logged in.
+        if not code and isinstance(error, RepositoryNotFoundError):
+            code = "RepoNotFound"
+        message = headers.get("x-error-message", "")
+        raise hub_errors.refusal(HUB, model, error.response.status_code, code=code, message=message) from error
     except unreachable as error:
         raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
-
-
-def _refusal(model: str, error: Exception) -> DownloadError:
-    """The error for an HTTP status of the hub."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    response = error.response  # type: ignore[attr-defined]
-    code = response.headers.get("x-error-code", "")
-    message = response.headers.get("x-error-message", "")
-    # The hub answers 401 for a model that does not exist when nobody is logged in.
-    if not code and isinstance(error, RepositoryNotFoundError):
-        code = "RepoNotFound"
-    return hub_errors.refusal(HUB, model, response.status_code, code=code, message=message)
 
 
 def endpoint() -> str:

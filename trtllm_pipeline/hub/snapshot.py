@@ -9,8 +9,8 @@ from pathlib import Path
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
-from trtllm_pipeline.hub.files import copy_code, description_files, listed_code, weight_files
-from trtllm_pipeline.hub.transfer import Progress, Transfer, full_disk_in_words, place
+from trtllm_pipeline.hub.files import Progress, copy_code, description_files, listed_code, weight_files
+from trtllm_pipeline.hub.transfer import Transfer, place
 
 
 def fetch(
@@ -51,6 +51,5 @@ def fetch(
         weights = weight_files(kept, named, model)
         trusted = listed_code(pinned, named, model)
         transfer.fetch([*trusted, *(named[name] for name in weights)])
-    with full_disk_in_words(out, model):
-        for name in {*small, *weights, *(file.path for file in trusted)}:
-            place(kept / name, out / name)
+    for name in {*small, *weights, *(file.path for file in trusted)}:
+        place(kept / name, out / name)

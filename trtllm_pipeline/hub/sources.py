@@ -27,7 +27,7 @@ from trtllm_pipeline.hub import files
 from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.hub.transfer import Progress
+    from trtllm_pipeline.hub.files import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,12 @@ def fetch(
         if folder is None:
             raise DownloadError("a local source needs its folder", hint="give it with --folder")
         local.take(folder, out, progress=progress)
-        local.check_unchanged(name, local.content_digest(out, digest_file), folder)
+        if (found := local.content_digest(out, digest_file)) != name:
+            raise DownloadError(
+                f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned, or the source "
+                "names other content",
+                hint=f'run the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
+            )
         files.copy_code(pinned, folder, out, folder.name)
     elif kind == "generated":
         raise DownloadError(f"a source of kind {kind} cannot be downloaded", failure=FailureClass.BUG)

@@ -7,15 +7,12 @@ partly received file when their process ends, and a shard has gigabytes. Here it
 from __future__ import annotations
 
 import email.utils
-import errno
-import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,16 +21,12 @@ import httpx
 from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.files.model_files import copy
 from trtllm_pipeline.hub import hub_errors
-from trtllm_pipeline.hub.files import RemoteFile
+from trtllm_pipeline.hub.files import Progress, RemoteFile, mismatch, size_bytes
 
-Progress = Callable[[float, float | None, str], None]
-
-_CHUNK_BYTES: Final = 1 << 20
 _GAIN_BYTES: Final = 1 << 20
 """A connection that gains this much resets the count of failures."""
 _LONGEST_WAIT_S: Final = 120.0
 """The attempt fails if the hub asks to wait longer; the next one continues where this one stopped."""
-_FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _BrokenOffError(Exception):
@@ -85,8 +78,13 @@ class Transfer:
         missing = sum(file.size - self._present(file) for file in files)
         free = shutil.disk_usage(self._folder).free
         if missing > free:
-            raise _disk_full(self._folder, self._model, missing, free)
-        with full_disk_in_words(self._folder, self._model), ThreadPoolExecutor(self._max_workers) as pool:
+            raise DownloadError(
+                f"{self._model} does not fit on the disk: {missing / 1e9:.2f} GB remain to be downloaded, "
+                f"{free / 1e9:.2f} GB are free at {self._folder}",
+                hint="free some space, or choose a workspace on another disk with --workspace; "
+                "files that are complete are not downloaded again",
+            )
+        with ThreadPoolExecutor(self._max_workers) as pool:
             futures = [pool.submit(self._fetch_one, file) for file in files]
             try:
                 for future in as_completed(futures):
@@ -98,7 +96,7 @@ class Transfer:
 
     def _present(self, file: RemoteFile) -> int:
         target = self._folder / file.path
-        return file.size if target.exists() else _size(_part(target))
+        return file.size if target.exists() else size_bytes(_part(target))
 
     def _fetch_one(self, file: RemoteFile) -> None:
         target = self._folder / file.path
@@ -111,12 +109,12 @@ class Transfer:
             self._count(file.size)
             return
         part = _part(target)
-        self._count(_size(part))
+        self._count(size_bytes(part))
         failures = mismatches = 0
-        furthest = _size(part)  # a file that is begun again has gained nothing until it is longer than ever
+        furthest = size_bytes(part)  # a file that is begun again has gained nothing until it is longer than ever
         while not self._stop.is_set():
             try:
-                if _size(part) != file.size:
+                if size_bytes(part) != file.size:
                     self._receive(file, part)
                 wrong = mismatch(part, file)
                 if wrong is None:
@@ -131,14 +129,14 @@ class Transfer:
                         hint="name another source; if the error persists, tell the model's owner",
                     )
             except (httpx.RequestError, _BrokenOffError) as reason:
-                failures = 1 if _size(part) >= furthest + _GAIN_BYTES else failures + 1
-                furthest = max(furthest, _size(part))
+                failures = 1 if size_bytes(part) >= furthest + _GAIN_BYTES else failures + 1
+                furthest = max(furthest, size_bytes(part))
                 wait_s = reason.wait_s if isinstance(reason, _BrokenOffError) else None
                 if failures >= hub_errors.TRIES or (wait_s or 0.0) > _LONGEST_WAIT_S:
                     stated = reason.error if isinstance(reason, _BrokenOffError) else None
                     raise stated or DownloadError(
                         f"{self._model}: the download of {file.path} from {self._hub.name} stopped at "
-                        f"{_size(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
+                        f"{size_bytes(part)} of {file.size} bytes: {str(reason) or type(reason).__name__}",
                         failure=FailureClass.TRANSIENT,
                         hint="check the network; the next attempt continues from there",
                     ) from reason
@@ -146,7 +144,7 @@ class Transfer:
 
     def _receive(self, file: RemoteFile, part: Path) -> None:
         """Append to `part` what one connection delivers."""
-        offset = _size(part)
+        offset = size_bytes(part)
         if offset > file.size:
             self._discard(part)
             offset = 0
@@ -190,33 +188,13 @@ class Transfer:
             raise _BrokenOffError(f"the hub sent only {offset} of the {file.size} bytes it lists")
 
     def _discard(self, part: Path) -> None:
-        self._count(-_size(part))
+        self._count(-size_bytes(part))
         part.unlink(missing_ok=True)
 
     def _count(self, size: int) -> None:
         with self._lock:
             self._received += size
             self._progress(self._received, self._total, "bytes")
-
-
-def mismatch(path: Path, file: RemoteFile) -> str | None:
-    """How a file on disk differs from the hub's listing, in size or digest; None if it does not."""
-    if (size := _size(path)) != file.size:
-        return f"{size} bytes instead of {file.size}"
-    if file.digest is None:
-        return None
-    algorithm, prefix = ("sha256", b"") if len(file.digest) == 64 else ("sha1", b"blob %d\0" % file.size)
-    found = hex_digest(path, algorithm, prefix)
-    return None if found == file.digest.lower() else f"{algorithm} {found} instead of {file.digest}"
-
-
-def hex_digest(path: Path, algorithm: str = "sha256", prefix: bytes = b"") -> str:
-    """Digest of `prefix` and a file's content."""
-    hasher = hashlib.new(algorithm, prefix, usedforsecurity=False)
-    with path.open("rb") as source:
-        while chunk := source.read(_CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()
 
 
 def place(source: Path, target: Path) -> None:
@@ -228,26 +206,6 @@ def place(source: Path, target: Path) -> None:
         part.unlink(missing_ok=True)
         copy(source, part)
         part.replace(target)
-
-
-@contextmanager
-def full_disk_in_words(folder: Path, model: str) -> Iterator[None]:
-    """Turn the operating system's error for a full disk into a DownloadError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL_DISK:
-            raise
-        raise _disk_full(folder, model, None, shutil.disk_usage(folder).free) from error
-
-
-def _disk_full(folder: Path, model: str, missing: int | None, free: int) -> DownloadError:
-    needs = "the disk is full" if missing is None else f"{missing / 1e9:.2f} GB remain to be downloaded"
-    return DownloadError(
-        f"{model} does not fit on the disk: {needs}, {free / 1e9:.2f} GB are free at {folder}",
-        hint="free some space, or choose a workspace on another disk with --workspace; "
-        "files that are complete are not downloaded again",
-    )
 
 
 def _retry_after_s(value: str | None) -> float | None:
@@ -265,10 +223,3 @@ def _retry_after_s(value: str | None) -> float | None:
 
 def _part(target: Path) -> Path:
     return target.with_name(f"{target.name}.part")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

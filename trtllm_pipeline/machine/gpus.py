@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
@@ -20,16 +20,7 @@ _NO_DEVICES: Final = frozenset({"-1", "NoDevFiles"})
 """What people write for "none"; it works because no device has such a name."""
 _DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 """One of these exists if there is a driver: on Linux, in containers and sandboxes, in WSL."""
-_SMI_FIELDS: Final = (
-    "index",
-    "uuid",
-    "name",
-    "memory.total",
-    "memory.free",
-    "compute_cap",
-    "mig.mode.current",
-    "driver_version",
-)
+_SMI_FIELDS: Final = "index,uuid,name,memory.total,memory.free,compute_cap,mig.mode.current,driver_version"
 _SMI_TIMEOUT_S: Final = 20.0
 
 
@@ -63,16 +54,10 @@ class Graphics:
 
 def look() -> Graphics:
     """All devices this process may use. Takes milliseconds without a GPU; with one, as long as the driver takes."""
-    everything = _look()
-    devices, problem = visible(everything.devices, os.environ.get(MASK_VARIABLE))
-    return Graphics(
-        devices,
-        everything.devices,
-        everything.driver,
-        everything.cuda,
-        everything.source,
-        (*everything.problems, problem) if problem else everything.problems,
-    )
+    found = _look()
+    devices, problem = visible(found.devices, os.environ.get(MASK_VARIABLE))
+    problems = (*found.problems, problem) if problem else found.problems
+    return replace(found, devices=devices, everything=found.devices, problems=problems)
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> tuple[tuple[Device, ...], str | None]:
@@ -178,7 +163,8 @@ def _by_nvml(ask: Nvml) -> Graphics:
         if not mode or not mode[0]:
             devices.append(_device(ask, handle, index, uuid, sm, mig=False))
             continue
-        slices = list(_slices(ask, handle))
+        numbers = range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+        slices = list(filter(None, (ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in numbers)))
         if not slices:
             problems.append(f"GPU {index} is in MIG mode without a compute instance, so nothing can run on it")
         devices += [_device(ask, each, index, uuid, sm, mig=True) for each in slices if ask("nvmlDeviceGetUUID", each)]
@@ -190,13 +176,6 @@ def _by_nvml(ask: Nvml) -> Graphics:
         source="NVML",
         problems=tuple(problems),
     )
-
-
-def _slices(ask: Nvml, handle: object) -> Iterator[object]:
-    for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        found = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-        if found is not None:
-            yield found
 
 
 def _device(ask: Nvml, handle: object, index: int, parent: str, sm: int, *, mig: bool) -> Device:
@@ -223,7 +202,7 @@ def _by_nvidia_smi() -> Graphics:
 
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_SMI_TIMEOUT_S,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
+from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.fingerprint import Change, changes
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store.store import Store
@@ -24,7 +24,8 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
             found[run_id] = "needed by what runs inside it"
             continue
         attempt = tried.get(run.fingerprint)
-        before = _latest_of(run, latest)
+        of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells)
+        before = next(filter(None, of_cells), None)
         if attempt is not None and attempt.outcome == "failed":
             found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
         elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:
@@ -38,30 +39,13 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
     return found
 
 
-def _latest_of(
-    run: StageRun, latest: Mapping[tuple[str, str], tuple[Fingerprint, str]]
-) -> tuple[Fingerprint, str] | None:
-    for cell in run.cells:
-        known = latest.get((cell, run.stage.name))
-        if known is not None:
-            return known
-    return None
-
-
 def in_words(run: StageRun, changed: Collection[Change]) -> str:
     """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more."""
     own = [change for change in changed if not change.path.startswith("inputs.")]
     if own:
-        return (
-            "changed: "
-            + "; ".join(f"{c.path} {c.old or 'absent'} -> {c.new or 'absent'}" for c in own[:3])
-            + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
-        )
-    stages = sorted({_upstream(run, change.path.removeprefix("inputs.")) for change in changed})
-    return f"{' and '.join(stages)} changed"
-
-
-def _upstream(run: StageRun, name: str) -> str:
-    """The stage that input `name` comes from; the name itself for an input that the stage has no longer."""
-    upstream = run.inputs.get(name)
-    return name if upstream is None else upstream.rpartition("-")[0]
+        told = "; ".join(f"{change.path} {change.old or 'absent'} -> {change.new or 'absent'}" for change in own[:3])
+        return f"changed: {told}" + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
+    inputs = (change.path.removeprefix("inputs.") for change in changed)
+    # An input that the stage has no longer has no stage to be named by.
+    stages = {run.inputs[name].rpartition("-")[0] if name in run.inputs else name for name in inputs}
+    return f"{' and '.join(sorted(stages))} changed"

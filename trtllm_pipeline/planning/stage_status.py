@@ -13,8 +13,8 @@ from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
 from trtllm_pipeline.stages.base import PROGRESS_FILE
-from trtllm_pipeline.store.index import AttemptRow
-from trtllm_pipeline.store.store import LOG, Artifact, Store
+from trtllm_pipeline.store.index import Artifact, AttemptRow
+from trtllm_pipeline.store.store import LOG, Store
 
 INFEASIBLE: Final = "infeasible"
 

@@ -77,10 +77,9 @@ def look_up(pid: int) -> Process | None:
         return None
 
 
-def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
-    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = ((pid, look_up(pid)) for pid in pids if pid > above)
+def process_table(*, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well."""
+    found = ((pid, look_up(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
     return {pid: process for pid, process in found if process and (zombies or not process.zombie)}
 
 
@@ -312,9 +311,7 @@ class Supervisor:
 
     def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
-        # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since.
-        young = time.monotonic() - run.begin < 1.0 and self.last_pid() > run.pid
-        table = process_table(above=run.pid - 1 if young else 0)
+        table = process_table()
         roots = set()
         for pid in with_descendants({self.pid}, table):  # nobody else's, whatever its number
             process = table[pid]
@@ -322,12 +319,6 @@ class Supervisor:
             if process.session == run.pid or (adopted and is_marked(pid, run.mark)):
                 roots.add(pid)
         return with_descendants(roots, table)
-
-    @staticmethod
-    def last_pid() -> int:
-        """The number given out last."""
-        with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
-            return int(file.read().split()[4])
 
     def signal(self, run: ProcessSession, signo: int, *, whole: bool) -> None:
         """Send a signal to all processes of a stage run, or to its first if that still lives."""

@@ -1,4 +1,4 @@
-"""Starting, ending and accounting for processes: the pipeline's side of the guardian.
+"""Starting, ending and accounting for processes: the pipeline's side of the guardian, and a server as a group of processes.
 
 Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
 spoken to). If the guardian itself is killed its stage processes go on as orphans; `read_events` notices at once,
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -23,13 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from trtllm_pipeline.errors import PipelineError, StateError
+from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
 
 _PACKET_BYTES: Final = 65536
 # Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
-_START: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
+_GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
 
-
+_SERVER: Final = "server"
+_START_S: Final = 30.0
+_KILL_S: Final = 10.0
+"""Killed processes end at once, except those that wait in the kernel for a GPU or a disk."""
 OPEN_FILES: Final = 256
 """Files that a process or server may need besides the connections of a load."""
 
@@ -109,7 +113,7 @@ class Guardian:
         self._running: dict[str, Spawned] = {}
         theirs.set_inheritable(True)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
-        python = [sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent), str(theirs.fileno())]
+        python = [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(Path(__file__).parent), str(theirs.fileno())]
         with theirs:
             self.pid = os.posix_spawn(
                 sys.executable,
@@ -231,3 +235,84 @@ class Guardian:
             f"the process that supervises the stages (pid {self.pid}) {how}; all running stages were ended",
             hint="find the reason (out of memory? see `dmesg`), then run again; finished stages are kept",
         )
+
+
+class Group:
+    """A running program with all its descendants, including daemons. `stop` must be called, also after it has ended by itself.
+
+    mpirun puts its ranks into process groups of their own, and workers that MPI spawns into sessions of their own, so no
+    signal to one group reaches them all. A guardian of its own is the parent of the whole: it finds what descends, and ends
+    all of it when this process ends, in whatever way.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> None:
+        """Start `argv`, its output appended to `log`. Raises ServerError when it cannot be started."""
+        self._guardian = Guardian()
+        self._said: list[Spawned | Refused] = []
+        self.returncode: int | None = None
+        """Exit status of the program, negative for a signal, once it and all below it are gone."""
+        try:
+            self._guardian.spawn(_SERVER, argv, env=env, cwd=cwd, log=log, claim_fds=_inherited())
+            self._read(_START_S)
+            started = self._said[0] if self._said else None
+            if not isinstance(started, Spawned):
+                why = started.message if started else "its guardian does not respond"
+                raise ServerError(f"cannot start the server: {why}", failure=FailureClass.USER)
+        except BaseException:
+            self._guardian.close()
+            raise
+        self.pid = started.pid
+
+    def poll(self) -> int | None:
+        """Its exit status, once it and everything below it are gone. Raises ServerError when the guardian was killed."""
+        return self.wait(0.0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The same, after waiting for the end for at most `timeout_s`."""
+        if self.returncode is None:
+            self._read(timeout_s)
+        return self.returncode
+
+    def interrupt(self) -> None:
+        """Interrupt the program."""
+        self._guardian.signal(_SERVER, signal.SIGINT)
+
+    def stop(self, timeout_s: float) -> int | None:
+        """Interrupt it, terminate all of it after half of `timeout_s`, kill it after the other half."""
+        try:
+            if self.wait(0.0) is None:
+                self.interrupt()
+                if self.wait(timeout_s / 2) is None:
+                    self._guardian.signal(_SERVER, signal.SIGTERM, whole=True)
+                    if self.wait(timeout_s / 2) is None:
+                        self._guardian.end(_SERVER, 0.0)
+                        self.wait(_KILL_S)
+        finally:
+            self._guardian.close()
+        return self.returncode
+
+    def _read(self, timeout_s: float) -> None:
+        """Record events, waiting at most `timeout_s` for the first one."""
+        if not select.select([self._guardian], [], [], timeout_s)[0]:
+            return
+        try:
+            for event in self._guardian.read_events():
+                if isinstance(event, Exited):
+                    self.returncode = event.returncode
+                else:
+                    self._said.append(event)
+        except PipelineError as error:
+            self.returncode = -signal.SIGKILL  # which is what it gets when its guardian is lost
+            raise ServerError(error.message, hint=error.hint) from error
+
+
+def _inherited() -> list[int]:
+    """Inherited descriptors that the server must hold: locks on GPUs, which must last as long as their user."""
+    given = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                given.append(int(name))
+        except OSError:
+            continue  # the one that has just listed them
+    return given

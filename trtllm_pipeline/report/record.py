@@ -22,8 +22,8 @@ from trtllm_pipeline.planning.plan_file import NAME as PLAN
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun, read_plan
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.index import AttemptRow, RunRow
-from trtllm_pipeline.store.store import LOG, Artifact, Store
+from trtllm_pipeline.store.index import Artifact, AttemptRow, RunRow
+from trtllm_pipeline.store.store import LOG, Store
 from trtllm_pipeline.terminal import clean
 
 REQUEST: Final = "request.json"

@@ -31,7 +31,8 @@ from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.planning.stage_status import StageState, stage_states
 from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.store import Store
 
 if TYPE_CHECKING:
     from trtllm_pipeline.execution.loop import Outcome

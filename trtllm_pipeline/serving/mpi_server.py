@@ -18,8 +18,8 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes.group import Group
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
+from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, LOOPBACK, MPIRUN, Ports, argv, needs_mpirun
 

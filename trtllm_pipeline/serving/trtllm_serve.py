@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.processes.group import Group
+from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, openai_argv
 from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.triton import reached_at

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from trtllm_pipeline.errors import StateError
 
@@ -66,28 +66,26 @@ _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
 
 
 class Database:
-    """One connection to `path`; `schema` is its release, `tables` the statements that make its tables.
+    """One connection to `path`. Raises StateError when the file cannot be used, or was written by a newer release."""
 
-    `fill` puts into empty tables what there is to know, and returns words for what of it is lost, or None where there
-    was nothing to put. From a sound file that is made anew it gets what `known` took from it. Raises StateError when the
-    file cannot be used, or was written by a newer release.
-    """
+    SCHEMA: ClassVar[int]
+    """The release of the tables."""
+    TABLES: ClassVar[tuple[str, ...]]
+    """The statements that make them."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        schema: int,
-        tables: tuple[str, ...],
-        fill: Callable[[sqlite3.Connection, Rows], str | None],
-        known: Callable[[sqlite3.Connection], Rows],
-        read_only: bool = False,
-    ) -> None:
+    def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
+        """Put into empty tables what there is to know. Returns words for what of it is lost; None if there was nothing.
+
+        `known` is what `_known` took from a sound file that is made anew.
+        """
+        raise NotImplementedError
+
+    def _known(self, db: sqlite3.Connection) -> Rows:
+        """The rows to keep. Raises DamagedError for values that were never written."""
+        raise NotImplementedError
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
-        self._schema = schema
-        self._tables = tables
-        self._fill = fill
-        self._known = known
         self._read_only = read_only
         self._db: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None
@@ -128,8 +126,8 @@ class Database:
             hint="check the disk, or move the file away and try again",
         )
 
-    def remake(self) -> str | None:
-        """Rebuild the file, keeping what a sound one had. Returns the description of `fill`."""
+    def remake(self) -> str:
+        """Rebuild the file, keeping what a sound one had. Returns a description of what is lost."""
         with self._locked(fcntl.LOCK_EX):
             self._shut()
             damage, known = None, Rows()
@@ -143,7 +141,7 @@ class Database:
                 damage = self._damage(error)
             lost = self._make(damage, known)
             self._use()
-            return lost
+            return lost or EMPTY
 
     def close(self) -> None:
         """Close the file; may be called twice."""
@@ -203,15 +201,14 @@ class Database:
             mine = self._opened
             self._shut()
             if self._there() is None:
-                self._tell(None, "rebuilt", self._make(None))
+                self._make(None)
             elif damage is not None and self._there() == mine:
-                self._tell(damage, "rebuilt", self._make(damage))
+                self._make(damage)
             try:
                 self._use()
             except _BROKEN as error:
                 self._shut()
-                damage = self._damage(error)
-                self._tell(damage, "rebuilt", self._make(damage))
+                self._make(self._damage(error))
                 self._use()
 
     def _use(self) -> None:
@@ -241,17 +238,17 @@ class Database:
         """Raise DamagedError or sqlite3.Error for an invalid file, StateError for one of a newer release."""
         found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
         schema, application = found
-        if application in {0, _APPLICATION + schema} and 0 < schema < self._schema:
+        if application in {0, _APPLICATION + schema} and 0 < schema < self.SCHEMA:
             raise DamagedError("the index was written by an older release", suffix=f"schema-{schema}")
-        if application == _APPLICATION + schema and schema > self._schema:
+        if application == _APPLICATION + schema and schema > self.SCHEMA:
             raise StateError(
-                f"{self.path}: the index has schema {schema}, but this release reads schema {self._schema}",
+                f"{self.path}: the index has schema {schema}, but this release reads schema {self.SCHEMA}",
                 hint="use the release that wrote it, or move state.db away to have it rebuilt",
             )
-        if found != [self._schema, _APPLICATION + self._schema]:
+        if found != [self.SCHEMA, _APPLICATION + self.SCHEMA]:
             raise DamagedError("its header was not written by trtllm-pipeline")
         tables = [row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
-        if tables != list(self._tables):
+        if tables != list(self.TABLES):
             raise DamagedError("its tables were not written by trtllm-pipeline")
         if thoroughly:
             said = db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -289,9 +286,9 @@ class Database:
     # making
 
     def _make(self, damage: DamagedError | None, known: Rows | None = None) -> str | None:
-        """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `fill`.
+        """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `_fill`.
 
-        Made beside and renamed. The old file goes before its write-ahead log: killed in between, there is none, so the
+        Without `known` it is told in a line. Made beside and renamed. The old file goes before its write-ahead log: killed in between, there is none, so the
         next to open makes it.
         """
         new = self.path.with_name(f"{self.path.name}.new")
@@ -314,27 +311,25 @@ class Database:
             if old.exists():
                 old.rename(kept)
         new.replace(self.path)
+        if known is None:
+            self._tell(damage, "rebuilt", lost)
         return lost
 
     def _tell(self, damage: DamagedError | None, done: str, lost: str | None) -> None:
         """Log in one line that the file was rebuilt, and why."""
         if damage is not None or lost is not None:
             why = damage or "the index is missing"
-            kept = (
-                ""
-                if damage is None or self._read_only
-                else f"; the old file is kept as {self.path.name}.{damage.suffix}"
-            )
-            logger.warning(
-                "%s: %s; %s from the manifests and the history, %s%s", self.path, why, done, lost or EMPTY, kept
-            )
+            kept = f"; the old file is kept as {self.path.name}.{damage.suffix}" if damage else ""
+            old = "" if self._read_only else kept
+            sources = "from the manifests and the history"
+            logger.warning("%s: %s; %s %s, %s%s", self.path, why, done, sources, lost or EMPTY, old)
 
     def _filled(self, db: sqlite3.Connection, known: Rows | None = None) -> str | None:
-        for statement in ("BEGIN", *self._tables):
+        for statement in ("BEGIN", *self.TABLES):
             db.execute(statement)
         lost = self._fill(db, known or {})
-        db.execute(f"PRAGMA user_version={self._schema}")
-        db.execute(f"PRAGMA application_id={_APPLICATION + self._schema}")
+        db.execute(f"PRAGMA user_version={self.SCHEMA}")
+        db.execute(f"PRAGMA application_id={_APPLICATION + self.SCHEMA}")
         db.execute("COMMIT")
         return lost
 

@@ -1,7 +1,7 @@
 """The SQLite index of a workspace (artifacts, attempts, runs, durations) and the history it can be rebuilt from.
 
-The index is redundant: artifacts have their manifests, and every other row is also a line of `history.jsonl`, at the end
-of which a later line for the same row counts. So whoever finds the index lost or damaged rebuilds it without loss.
+The index is redundant: artifacts have their manifests, digests of files can be read again, and every other row is also a
+line of `history.jsonl`, where a later line for the same row counts. So whoever finds the index lost or damaged rebuilds it without loss.
 Conversely, `store repair` restores lines that the history has lost from a sound index.
 WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows.
 """
@@ -14,16 +14,17 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.store.database import EMPTY, DamagedError, Database, Rows
+from trtllm_pipeline.files.digest import stamp, stamped_digest
+from trtllm_pipeline.stages.base import OUT
+from trtllm_pipeline.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.store.manifest import Manifest
 
-SCHEMA: Final = 4
 HISTORY: Final = "history.jsonl"
 
 _TABLES: Final = (
@@ -42,10 +43,11 @@ _TABLES: Final = (
   cell TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, key TEXT, PRIMARY KEY (cell, stage)) WITHOUT ROWID""",
     "CREATE TABLE infeasible (fingerprint TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE digests (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
 )
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("fingerprint", "stage", "label", "files", "run", "folder", "matrix", "command"), (str,)),
-    **dict.fromkeys(("cell", "reason", "request", "pinned"), (str,)),
+    **dict.fromkeys(("cell", "reason", "request", "pinned", "stamp", "digest"), (str,)),
     **dict.fromkeys(("key", "outcome", "failure", "message", "hint"), (str, type(None))),
     **dict.fromkeys(("id", "number", "manifest_bytes", "size_bytes"), (int,)),
     **dict.fromkeys(("duration_s", "published_s", "started_s"), (int, float)),
@@ -66,6 +68,11 @@ _EVENTS: Final = {
     "no pins": "DELETE FROM pins",
 }
 """Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
+_ENDS: Final = {
+    "runs": "UPDATE runs SET ended_s = ?, exit_code = ? WHERE number = ?",
+    "attempts": "UPDATE attempts SET folder = ?, ended_s = ?, outcome = ?, failure = ?, message = ?, hint = ? WHERE id = ?",
+}
+"""As to write the whole row again, and faster."""
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -75,19 +82,28 @@ Event = tuple[str, Sequence[Value]]
 
 
 @dataclass(frozen=True, slots=True)
-class ArtifactRow:
-    """A published artifact in the index.
-
-    `files` are paths below `out/` with their sizes, `size_bytes` their sum; `manifest_bytes` is the manifest's own size.
-    """
+class Artifact:
+    """A published artifact. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
 
     fingerprint: Fingerprint
     stage: str
     label: str
     files: tuple[tuple[str, int], ...]
-    manifest_bytes: int
+    manifest_bytes: int = field(compare=False)
+    """Size of the manifest itself."""
     size_bytes: int
     duration_s: float
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder around it, with manifest, job and log."""
+        return Path(self.path)  # a large plan has many that nobody opens
+
+    @property
+    def out(self) -> Path:
+        """The folder with its files."""
+        return Path(f"{self.path}/{OUT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +178,15 @@ class History:
                 yield name, values
 
 
-class Index:
+class Index(Database):
     """A workspace's `state.db` and its history. Other processes may write at the same time.
 
     `manifests` returns all manifests with their file sizes. With `read_only` nothing is written, and changes are lost at the
     end. Raises StateError if the index cannot be used.
     """
+
+    SCHEMA = 5
+    TABLES = _TABLES
 
     def __init__(
         self, path: Path, manifests: Callable[[], Iterable[tuple[Manifest, int]]], *, read_only: bool = False
@@ -175,15 +194,9 @@ class Index:
         self.history = History(path.with_name(HISTORY))
         self._workspace = path.parent
         self._manifests = manifests
-        self._read_only = read_only
-        self._database = Database(
-            path, schema=SCHEMA, tables=_TABLES, fill=self._fill, known=_known, read_only=read_only
-        )
-        self.close = self._database.close
-
-    def remake(self) -> str:
-        """Rebuild the file, keeping what a sound one had. Returns a description of what is lost."""
-        return self._database.remake() or EMPTY
+        self._begun: dict[tuple[str, Value], Row] = {}
+        """Rows that have not ended, by table and run or number."""
+        super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
         artifacts = events = damaged = 0
@@ -213,13 +226,20 @@ class Index:
             return "nothing is lost"
         return f"without the history of runs, since {HISTORY} is missing" if artifacts else None
 
+    def _known(self, db: sqlite3.Connection) -> Rows:
+        """The rows that no manifest has."""
+        known = {table: _typed(db.execute(f"SELECT * FROM {table}")) for table in _LOGGED}  # noqa: S608 - our own words
+        for run in known["runs"]:
+            _words(run[3])
+        return known
+
     def _rows(self, query: str, values: Sequence[Value] = ()) -> list[Row]:
         """The rows of a query."""
         return self._read(query, values, lambda row: row)
 
     def _read(self, query: str, values: Sequence[Value], make: Callable[[Row], T]) -> list[T]:
         """What `make` makes of each row of a query; it raises DamagedError for values that were never written."""
-        return self._database.run(lambda db: [make(row) for row in _typed(db.execute(query, values))])
+        return self.run(lambda db: [make(row) for row in _typed(db.execute(query, values))])
 
     def _apply(self, db: sqlite3.Connection, events: Sequence[Event]) -> int:
         """Apply events and append them to the history. Returns the number of rows that the last one changed."""
@@ -241,55 +261,64 @@ class Index:
             db.execute("COMMIT")
             return changed
 
-        return self._database.run(change)
+        return self.run(change)
 
     def _begin(self, table: str, values: Sequence[Value]) -> int:
         """Write a row with the next free number, which is returned."""
 
         def begin(db: sqlite3.Connection) -> int:
             number = int(db.execute(_EVENTS[table], (None, *values)).lastrowid or 0)
+            self._begun[table, values[0] if table == "runs" else number] = (number, *values)
             if not self._read_only:
                 self.history.append([(table, (number, *values))])
             return number
 
-        return self._database.run(begin)
+        return self.run(begin)
 
-    def _end(self, table: str, column: str, name: Value, *values: Value) -> None:
-        """Write the row with `name` anew, with `values` as its last ones."""
+    def _end(self, table: str, name: Value, *values: Value) -> None:
+        """Write the last values of a row that was begun here."""
+        row = (*self._begun.pop((table, name))[: -len(values)], *values)
 
         def end(db: sqlite3.Connection) -> None:
-            query = f"SELECT * FROM {table} WHERE {column} = ?"  # noqa: S608 - our own words
-            for row in db.execute(query, (name,)).fetchall():
-                self._apply(db, [(table, (*row[: -len(values)], *values))])
+            db.execute(_ENDS[table], (*values, row[0]))
+            if not self._read_only:
+                self.history.append([(table, row)])
 
-        self._database.run(end)
+        self.run(end)
 
     # artifacts
 
-    def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, ArtifactRow]:
-        """The rows of those of `fingerprints` that are published."""
+    def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
+        """Those of `fingerprints` that are published."""
         wanted = list(fingerprints)
-        found: list[ArtifactRow] = []
+        found: list[Artifact] = []
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             found += self._artifacts(f"WHERE fingerprint IN ({','.join('?' * len(part))})", part)
         return {artifact.fingerprint: artifact for artifact in found}
 
-    def all_artifacts(self) -> list[ArtifactRow]:
+    def all_artifacts(self) -> list[Artifact]:
         """Every published artifact, by stage and label."""
         return self._artifacts("ORDER BY stage, label, fingerprint", ())
 
-    def _artifacts(self, which: str, values: Sequence[str]) -> list[ArtifactRow]:
+    def _artifacts(self, which: str, values: Sequence[str]) -> list[Artifact]:
         columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s"
-        return self._read(f"SELECT {columns} FROM artifacts {which}", values, _artifact_row)  # noqa: S608 - our own words
+        return self._read(f"SELECT {columns} FROM artifacts {which}", values, self._artifact)  # noqa: S608 - our own words
 
-    def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> None:
+    def _artifact(self, row: Row) -> Artifact:
+        files = _decoded(row[3], list)
+        if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, int] for pair in files):
+            raise DamagedError(f"no files with sizes: {row[3][:80]}")
+        path = f"{self._workspace}/store/{row[1]}/{row[0]}"
+        return Artifact(*[*row[:3], tuple(map(tuple, files)), *row[4:], path])
+
+    def add_artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
         """Record a published artifact, whose manifest file has this size."""
-        self._database.run(lambda db: _add_artifact(db, manifest, manifest_bytes))
+        return self._artifact(self.run(lambda db: _add_artifact(db, manifest, manifest_bytes))[:7])
 
     def remove_artifact(self, fingerprint: Fingerprint) -> None:
         """Forget an artifact whose files are gone."""
-        self._database.run(lambda db: db.execute("DELETE FROM artifacts WHERE fingerprint = ?", (fingerprint,)))
+        self.run(lambda db: db.execute("DELETE FROM artifacts WHERE fingerprint = ?", (fingerprint,)))
 
     def durations(self) -> dict[str, float]:
         """Mean seconds of the latest artifacts by label ("stage/toolchain/model/precision") and by each prefix of it."""
@@ -317,7 +346,7 @@ class Index:
     def end_attempt(self, attempt: int, outcome: str, folder: Path, error: StageError | None = None) -> None:
         """Record how an attempt ended, and where its folder now is."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
-        self._end("attempts", "id", attempt, self._name(folder), time.time(), outcome, *why)
+        self._end("attempts", attempt, self._name(folder), time.time(), outcome, *why)
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """The latest attempt at each of `fingerprints` that has one."""
@@ -349,7 +378,7 @@ class Index:
 
     def end_run(self, run: str, exit_code: int) -> None:
         """Record how a run ended."""
-        self._end("runs", "run", run, time.time(), exit_code)
+        self._end("runs", run, time.time(), exit_code)
 
     def runs(self) -> tuple[RunRow, ...]:
         """All runs, the newest first, independent of the clock."""
@@ -395,13 +424,16 @@ class Index:
         """Forget all pins, so that the hubs are asked again; returns how many."""
         return self._change(("no pins", ()))
 
-
-def _known(db: sqlite3.Connection) -> Rows:
-    """The rows that no manifest has. Raises DamagedError for values that were never written."""
-    known = {table: _typed(db.execute(f"SELECT * FROM {table}")) for table in _LOGGED}  # noqa: S608 - our own words
-    for run in known["runs"]:
-        _words(run[3])
-    return known
+    def digest(self, path: Path) -> str:
+        """BLAKE3 of a file's content, which is read again only if the file's stamp is another. Raises OSError."""
+        name = str(path.absolute())
+        known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (name,))
+        if known and known[0][0] == stamp(name):
+            return str(known[0][1])
+        found = stamped_digest(name)
+        if found[0] is not None:
+            self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (name, *found)))
+        return found[1]
 
 
 def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
@@ -424,21 +456,21 @@ def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
     return lacked
 
 
-def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> None:
-    db.execute(
-        "INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            manifest.fingerprint,
-            manifest.stage,
-            manifest.label,
-            json.dumps([[entry.path, entry.size] for entry in manifest.files]),
-            manifest_bytes,
-            manifest.size_bytes,
-            manifest.seconds("duration_s", 0.0),
-            manifest.key,
-            manifest.seconds("finished_s", time.time()),
-        ),
+def _add_artifact(db: sqlite3.Connection, manifest: Manifest, manifest_bytes: int) -> Row:
+    """Returns the row."""
+    row = (
+        manifest.fingerprint,
+        manifest.stage,
+        manifest.label,
+        json.dumps([[entry.path, entry.size] for entry in manifest.files]),
+        manifest_bytes,
+        manifest.size_bytes,
+        manifest.seconds("duration_s", 0.0),
+        manifest.key,
+        manifest.seconds("finished_s", time.time()),
     )
+    db.execute("INSERT OR REPLACE INTO artifacts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    return row
 
 
 def _typed(rows: sqlite3.Cursor) -> list[Row]:
@@ -449,13 +481,6 @@ def _typed(rows: sqlite3.Cursor) -> list[Row]:
         if not all(map(isinstance, row, types)):
             raise DamagedError(f"a row of other types: {str(row)[:80]}")
     return found
-
-
-def _artifact_row(row: Row) -> ArtifactRow:
-    files = _decoded(row[3], list)
-    if not all(isinstance(pair, list) and [type(part) for part in pair] == [str, int] for pair in files):
-        raise DamagedError(f"no files with sizes: {row[3][:80]}")
-    return ArtifactRow(*[*row[:3], tuple(map(tuple, files)), *row[4:]])
 
 
 def _words(text: str) -> tuple[str, ...]:

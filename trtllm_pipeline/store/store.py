@@ -30,7 +30,7 @@ from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.stages.base import OUT, PROGRESS_FILE
 from trtllm_pipeline.store import claims, manifest
-from trtllm_pipeline.store.index import ArtifactRow, Index
+from trtllm_pipeline.store.index import Artifact, Index
 from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 
 logger = logging.getLogger(__name__)
@@ -40,27 +40,6 @@ _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
 _DURABLE_AFTER_S: Final = 1.0
 """The files of work that took longer are synced before they are published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A published artifact with all its files."""
-
-    stage: str
-    fingerprint: Fingerprint
-    path: str
-    size_bytes: int
-    duration_s: float
-
-    @property
-    def folder(self) -> Path:
-        """The folder around it, with manifest, job and log."""
-        return Path(self.path)  # a large plan has many that nobody opens
-
-    @property
-    def out(self) -> Path:
-        """The folder with its files."""
-        return Path(f"{self.path}/{OUT}")
 
 
 @dataclass(slots=True)
@@ -162,7 +141,7 @@ class Store:
         row = self.index.artifacts((fingerprint,)).get(fingerprint)
         return self._look(stage, fingerprint, row, there=self.folder(stage, fingerprint).is_dir())
 
-    def _look(self, stage: str, fingerprint: Fingerprint, row: ArtifactRow | None, *, there: bool) -> Artifact | None:
+    def _look(self, stage: str, fingerprint: Fingerprint, row: Artifact | None, *, there: bool) -> Artifact | None:
         if not there:
             if row is not None:
                 self.index.remove_artifact(fingerprint)
@@ -174,14 +153,11 @@ class Store:
             if damage is not None:
                 logger.warning("%s; %s", damage, self._set_aside(stage, fingerprint))
                 return None
-            sealed = self._adopt(Path(path))
-            return Artifact(stage, fingerprint, path, sealed.size_bytes, sealed.seconds("duration_s", 0.0))
-        return Artifact(stage, fingerprint, path, row.size_bytes, row.duration_s)
+            return self._adopt(Path(path))
+        return row
 
-    def _adopt(self, folder: Path) -> Manifest:
-        found = manifest.read(folder)
-        self.index.add_artifact(found, _manifest_bytes(folder))
-        return found
+    def _adopt(self, folder: Path) -> Artifact:
+        return self.index.add_artifact(manifest.read(folder), _manifest_bytes(folder))
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
         """Take a damaged artifact out of use but keep its files; returns what was done."""
@@ -266,10 +242,9 @@ class Store:
         if final.exists():
             self._set_aside(attempt.stage, attempt.fingerprint)
         attempt.folder.rename(final)
-        self.index.add_artifact(sealed, _manifest_bytes(final))
+        artifact = self.index.add_artifact(sealed, _manifest_bytes(final))
         self.index.end_attempt(attempt.id, "succeeded", final)
-        seconds = sealed.seconds("duration_s", 0.0)
-        return Artifact(attempt.stage, attempt.fingerprint, str(final), sealed.size_bytes, seconds)
+        return artifact
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its folder stays for the log until the next attempt."""

@@ -11,10 +11,10 @@ from typing import NoReturn
 import pytest
 
 from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.files.digest import StatCache
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek, transfer
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
+from trtllm_pipeline.store.store import Store
 
 PACKAGE = {"package_index": "model-in-a-wheel==1.0", "sha256": "0" * 64, "member": "model.gguf"}
 
@@ -85,8 +85,8 @@ def test_a_local_folder_is_pinned_by_content_alone(folder: Path, tmp_path: Path)
     pinned = resolve([{"local": "mine"}], base_dir=tmp_path)
     (folder / "notes.txt").write_text("changed")
     folder.rename(tmp_path / "elsewhere")
-    with StatCache(tmp_path / "cache") as cache:
-        assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, digest=cache.digest) == pinned
+    digest = Store(tmp_path / "w").index.digest
+    assert resolve([{"local": "elsewhere"}], base_dir=tmp_path, digest=digest) == pinned
     (tmp_path / "elsewhere" / "config.json").write_text('{"a": 1}')
     assert resolve([{"local": "elsewhere"}], base_dir=tmp_path) != pinned
     assert local_folder([{"generated": "llama"}, {"local": "mine"}, {"local": "elsewhere"}], tmp_path) == (

@@ -16,9 +16,9 @@ from trtllm_pipeline.errors import StageError, StateError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store import claims
-from trtllm_pipeline.store.index import SCHEMA
+from trtllm_pipeline.store.index import Artifact, Index
 from trtllm_pipeline.store.manifest import Kind, inspect
-from trtllm_pipeline.store.store import Artifact, Store
+from trtllm_pipeline.store.store import Store
 
 
 def key(name: str) -> str:
@@ -628,7 +628,7 @@ def test_what_the_surroundings_do_is_no_damage(
         raise sqlite3.OperationalError(said)
 
     with pytest.raises(error) as caught:
-        store.index._database.run(fails)
+        store.index.run(fails)
     assert words in f"{caught.value} {getattr(caught.value, 'hint', '')}"
     assert not (tmp_path / "w/state.db.damaged").exists()
 
@@ -639,7 +639,7 @@ def test_an_input_output_error_on_a_full_disk_is_the_full_disk(store: Store, mon
 
     monkeypatch.setattr("trtllm_pipeline.store.database._free_bytes", lambda _folder: 4096)
     with pytest.raises(OSError, match="No space left"):
-        store.index._database.run(fails)
+        store.index.run(fails)
 
 
 def test_an_index_of_an_older_release_is_rebuilt(
@@ -665,7 +665,7 @@ def test_an_index_of_another_release_is_refused_and_kept(tmp_path: Path) -> None
     with sqlite3.connect(tmp_path / "w" / "state.db") as db:
         application = db.execute("PRAGMA application_id").fetchone()[0]
         db.execute("PRAGMA user_version=99")
-        db.execute(f"PRAGMA application_id={application + 99 - SCHEMA}")
+        db.execute(f"PRAGMA application_id={application + 99 - Index.SCHEMA}")
     with pytest.raises(StateError, match="schema 99"):
         Store(tmp_path / "w")
 
