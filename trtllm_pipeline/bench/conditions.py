@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -157,20 +158,19 @@ def workload(
     `synthetic` says what lengths made-up prompts were asked for.
     """
     limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
-    levels: dict[tuple[int | None, float | None], dict[str, Json]] = {}
-    for level in plan:
-        found = levels.setdefault(
-            (level.concurrency, level.request_rate),
-            {
-                "concurrency": level.concurrency,
-                "request_rate": level.request_rate,
-                "requests": len(level.measured),
-                "warmup_requests": len(level.warmup),
-                "repeats": 0,
-                "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
-            },
-        )
-        found["repeats"] = int(str(found["repeats"])) + 1
+    repeats = Counter((level.concurrency, level.request_rate) for level in plan)
+    levels: list[Json] = [
+        {
+            "concurrency": level.concurrency,
+            "request_rate": level.request_rate,
+            "requests": len(level.measured),
+            "warmup_requests": len(level.warmup),
+            "repeats": repeats[level.concurrency, level.request_rate],
+            "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
+        }
+        for level in plan
+        if level.repeat == 0
+    ]
     options: dict[str, Json] = {
         name: value if isinstance(value, (str, int, float)) else list(value) for name, value in target.options.items()
     }
@@ -181,7 +181,7 @@ def workload(
         "max_tokens": [limits[0], limits[-1]],
         "sampling": {"temperature": target.temperature, **options},
         "protocol": target.protocol,
-        "levels": list(levels.values()),
+        "levels": levels,
     }
 
 
@@ -205,13 +205,12 @@ def _is_here(service: Service) -> bool:
     url = service.http or service.grpc
     host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
-            with socket.socket(family, kind, protocol) as one:
-                one.bind(address)
-                return True
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as one:
+            one.bind(address)
     except OSError:
-        pass
-    return False
+        return False
+    return True
 
 
 # Reading
@@ -238,12 +237,8 @@ class Conditions:
         moment = data.get("measured_s")
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
-        made_on = data.get("made_on")
-        systems = {
-            str(stage): each
-            for stage, each in (made_on.items() if isinstance(made_on, dict) else ())
-            if isinstance(each, dict)
-        }
+        made_on = made_on if isinstance(made_on := data.get("made_on"), dict) else {}
+        systems = {str(stage): each for stage, each in made_on.items() if isinstance(each, dict)}
         return Conditions(float(str(moment)) if known else None, **parts, made_on=systems)
 
     def to_json(self) -> dict[str, Json]:

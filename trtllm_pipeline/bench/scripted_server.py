@@ -169,16 +169,19 @@ class ScriptedServer:
         """Serve one gRPC call. Raises _ScriptedError for what its status has to tell."""
         if method == "ModelStreamInfer":
             return await self._stream(read, write)
-        kinds: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
-            "ModelInfer": (service_pb2.ModelInferRequest, self._infer),
-            "ModelConfig": (service_pb2.ModelConfigRequest, self._config),
-            "ModelMetadata": (service_pb2.ModelMetadataRequest, self._metadata),
-            "ServerReady": (service_pb2.ServerReadyRequest, self._ready),
-        }
-        if method not in kinds:
+        raw = await read()
+        if method == "ModelInfer":
+            reply = await self._infer(service_pb2.ModelInferRequest.FromString(raw))
+        elif method == "ModelConfig":
+            known = self._known(service_pb2.ModelConfigRequest.FromString(raw).name)
+            reply = service_pb2.ModelConfigResponse(config=known)
+        elif method == "ModelMetadata":
+            reply = _metadata(self._known(service_pb2.ModelMetadataRequest.FromString(raw).name))
+        elif method == "ServerReady":
+            reply = service_pb2.ServerReadyResponse(ready=self.ready)
+        else:
             raise _ScriptedError(f"there is no method {method}", "UNIMPLEMENTED")
-        kind, answer = kinds[method]
-        write((await answer(kind.FromString(await read()))).SerializeToString())
+        write(reply.SerializeToString())
         return None
 
     async def _stream(self, read: Read, write: Write) -> None:
@@ -200,31 +203,11 @@ class ScriptedServer:
 
     async def _infer(self, request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferResponse:
         self._known(request.model_name, decoupled=False)
-        served: Served | None = None
-        parts = []
-        async for found, _, part in self._play(request.model_name, _values(request)):
-            served = found
-            parts.append(part)
-        response = _response(request, _joined(parts))
-        if served is not None:
+        played = [each async for each in self._play(request.model_name, _values(request))]
+        response = _response(request, _joined(played))
+        for served, _, _ in played[-1:]:
             served.sent_ns.append(time.monotonic_ns())
         return response
-
-    async def _config(self, request: service_pb2.ModelConfigRequest) -> service_pb2.ModelConfigResponse:
-        return service_pb2.ModelConfigResponse(config=self._known(request.name))
-
-    async def _metadata(self, request: service_pb2.ModelMetadataRequest) -> service_pb2.ModelMetadataResponse:
-        model = self._known(request.name)
-        reply = service_pb2.ModelMetadataResponse(name=model.name, versions=["1"], platform=model.platform)
-        for tensors, described in ((model.input, reply.inputs), (model.output, reply.outputs)):
-            for tensor in tensors:
-                kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
-                shape = [*([-1] if model.max_batch_size else []), *tensor.dims]
-                described.add(name=tensor.name, datatype="BYTES" if kind == "STRING" else kind, shape=shape)
-        return reply
-
-    async def _ready(self, _request: object) -> service_pb2.ServerReadyResponse:
-        return service_pb2.ServerReadyResponse(ready=self.ready)
 
     def _known(self, name: str, *, decoupled: bool = True) -> model_config_pb2.ModelConfig:
         if name not in self.models:
@@ -263,24 +246,18 @@ class ScriptedServer:
                 return _whole(writer, 200, json_format.MessageToDict(known, preserving_proto_field_name=True))
             values = json.loads(body)
             if verb == "generate_stream":
-                return await self._events(model, values, writer)
-            return _whole(writer, 200, _json(model, _joined([part async for _, _, part in self._play(model, values)])))
+                return await self._event_stream(model, values, writer, lambda _script, part: _json(model, part))
+            return _whole(writer, 200, _json(model, _joined([each async for each in self._play(model, values)])))
         except _ScriptedError as error:
             return _whole(writer, 400, {"error": str(error)})
-
-    async def _events(self, model: str, values: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
-        def text(_served: Served, _script: Script, part: _Part) -> dict[str, Any]:
-            return _json(model, part)
-
-        await self._event_stream(model, values, writer, text, ())
 
     async def _event_stream(
         self,
         model: str,
         values: Mapping[str, Any],
         writer: asyncio.StreamWriter,
-        body: Callable[[Served, Script, _Part], dict[str, Any]],
-        tail: Iterable[bytes],
+        body: Callable[[Script, _Part], dict[str, Any]],
+        tail: Iterable[bytes] = (),
         head: bytes = b"",
     ) -> None:
         """Server-sent events: `head`, then `body` of every part at its time, then `tail`."""
@@ -296,7 +273,7 @@ class ScriptedServer:
         waiting: list[bytes] = []
         try:
             async for served, script, part in self._play(model, values):
-                waiting.append(_event(body(served, script, part)))
+                waiting.append(_event(body(script, part)))
                 if len(waiting) < script.merge and len(served.sent_ns) + len(waiting) < len(script.events):
                     continue
                 data = b"".join(waiting)
@@ -331,7 +308,7 @@ class ScriptedServer:
             name = "reasoning_content" if index < script.reasoning else "content"
             return {"index": 0, "delta": {name: part.text}} if chat else {"index": 0, "text": part.text}
 
-        def delta(_served: Served | None, script: Script, part: _Part) -> dict[str, Any]:
+        def delta(script: Script, part: _Part) -> dict[str, Any]:
             counts[0] += 1 if part.tokens is None else part.tokens
             scripts.append(script)
             return {**about, "choices": [choice(part, len(scripts) - 1, script)]}
@@ -352,19 +329,17 @@ class ScriptedServer:
             role = {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
             return await self._event_stream(model, values, writer, delta, tail(), _event(role) if chat else b"")
         try:
-            texts = []
-            async for served, script, part in self._play(model, values):
-                delta(served, script, part)
-                texts.append(part.text)
-            text = "".join(texts)
+            played = [each async for each in self._play(model, values)]
         except _ScriptedError as error:
             return _whole(writer, 400, {"error": {"message": str(error)}})
-        whole = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        reason = scripts[-1].finish_reason if scripts else "stop"
-        served.sent_ns.append(time.monotonic_ns())
-        return _whole(
-            writer, 200, {**about, "choices": [{"index": 0, "finish_reason": reason, **whole}], "usage": usage()}
-        )
+        for _, script, part in played:
+            delta(script, part)
+        for served, _, _ in played[-1:]:
+            served.sent_ns.append(time.monotonic_ns())
+        text, reason = _joined(played).text, scripts[-1].finish_reason if scripts else "stop"
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choices = [{"index": 0, "finish_reason": reason, **said}]
+        return _whole(writer, 200, {**about, "choices": choices, "usage": usage()})
 
 
 Read = Callable[[], Awaitable[bytes]]
@@ -469,10 +444,20 @@ def _values(request: service_pb2.ModelInferRequest) -> dict[str, Any]:
     return values
 
 
-def _joined(parts: Sequence[_Part]) -> _Part:
+def _metadata(model: model_config_pb2.ModelConfig) -> service_pb2.ModelMetadataResponse:
+    reply = service_pb2.ModelMetadataResponse(name=model.name, versions=["1"], platform=model.platform)
+    for tensors, described in ((model.input, reply.inputs), (model.output, reply.outputs)):
+        for tensor in tensors:
+            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+            shape = [*([-1] if model.max_batch_size else []), *tensor.dims]
+            described.add(name=tensor.name, datatype="BYTES" if kind == "STRING" else kind, shape=shape)
+    return reply
+
+
+def _joined(played: Sequence[tuple[Served, Script, _Part]]) -> _Part:
     """The one response of a request that is not streamed."""
-    counts = [part.tokens for part in parts if part.tokens is not None]
-    return _Part("".join(part.text for part in parts), sum(counts) if counts else None)
+    counts = [part.tokens for _, _, part in played if part.tokens is not None]
+    return _Part("".join(part.text for _, _, part in played), sum(counts) if counts else None)
 
 
 def _json(model: str, part: _Part) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +80,8 @@ def run(protocol: str, size: Size = FULL, *, processes: int | None = None) -> di
             for number in range(size.streams)
         )
         tricks = tuple(
-            _prompt(name, **{"first_ms": 20, "gap_ms": 10, "events": 6, **asked}) for name, asked in _TRICKS.items()
+            _prompt(name, **{"first_ms": 20, "gap_ms": 10, "events": 6, **asked})
+            for name, (asked, _) in _TRICKS.items()
         )
         with server(log) as service, EventFile(events) as file:
             target = Target(protocol, service, "ensemble", 30.0, size.events)
@@ -89,6 +90,7 @@ def run(protocol: str, size: Size = FULL, *, processes: int | None = None) -> di
         truth = {record["prompt"]: record for record in map(json.loads, log.read_text().splitlines())}
         records = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
     requests = [record for record in records if record["type"] == "request" and record["repeat"] == 0]
+    tried = {record["prompt"]: record for record in records if record["type"] == "request" and record["repeat"] == 1}
     clients = [record for record in records if record["type"] == "client" and record["repeat"] == 0]
     texts = {prompt.id: prompt.text for prompt in (*timed, *tricks)}
     return {
@@ -102,19 +104,35 @@ def run(protocol: str, size: Size = FULL, *, processes: int | None = None) -> di
             1,
         ),
         "processes": len(clients),
-        "checks": _checks([r for r in records if r["type"] == "request" and r["repeat"] == 1], truth, texts),
+        "checks": {name: seen(tried[name], truth[texts[name]]["sent_ns"]) for name, (_, seen) in _TRICKS.items()},
     }
 
 
-_TRICKS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "known TTFT and gaps": {},
-    "merged events": {"merge": 3},
-    "cut events": {"cut": True},
-    "stall": {"stall_ms": 150},
-    "error": {"error": "scripted failure"},
-    "lie: no content": {"events": 0},
-    "lie: broken off": {"drop": True},
+def _seen_whole(record: Mapping[str, Any], sent_ns: Sequence[int]) -> bool:
+    """All of a timeline was seen, each event at its time."""
+    times_ns, text = [event[0] for event in record["events"]], "".join(event[1] for event in record["events"])
+    if record["error"] is not None or text != " word" * 6 or len(times_ns) != len(sent_ns):
+        return False
+    return all(-1 <= (got - sent) / 1e6 <= 5 for got, sent in zip(times_ns, sent_ns, strict=True))
+
+
+def _seen_stall(record: Mapping[str, Any], sent_ns: Sequence[int]) -> bool:
+    return _seen_whole(record, sent_ns) and record["events"][-1][0] - record["events"][-2][0] > 140e6
+
+
+_TRICKS: Final[Mapping[str, tuple[Mapping[str, Any], Callable[[Mapping[str, Any], Sequence[int]], bool]]]] = {
+    "known TTFT and gaps": ({}, _seen_whole),
+    "merged events": ({"merge": 3}, _seen_whole),
+    "cut events": ({"cut": True}, _seen_whole),
+    "stall": ({"stall_ms": 150}, _seen_stall),
+    "error": (
+        {"error": "scripted failure"},
+        lambda record, _: "scripted failure" in (record["error"] or "") and len(record["events"]) == 6,
+    ),
+    "lie: no content": ({"events": 0}, lambda record, _: not record["events"]),
+    "lie: broken off": ({"drop": True}, lambda record, _: record["error"] is not None),
 }
+"""What the server does, and whether a request's record, held against the times of sending, shows that it was seen."""
 
 
 def _prompt(name: object, **asked: Any) -> Prompt:
@@ -148,34 +166,6 @@ def _errors(requests: Sequence[Mapping[str, Any]], truth: Mapping[str, Mapping[s
         "gap_error_ms": summary(gaps, digits=4),
         "read_late_ms": summary((record["late_ns"] / 1e6 for record in requests), digits=4),
         "server_late_ms": summary(server_late, digits=3),
-    }
-
-
-def _checks(
-    requests: Sequence[Mapping[str, Any]], truth: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]
-) -> dict[str, bool]:
-    """Whether each trick was seen for what it was."""
-    seen = {record["prompt"]: record for record in requests}
-
-    def times(name: str) -> tuple[list[int], list[int]]:
-        return [event[0] for event in seen[name]["events"]], truth[texts[name]]["sent_ns"]
-
-    def close(name: str) -> bool:
-        got, sent = times(name)
-        return len(got) == len(sent) and all(-1 <= (a - b) / 1e6 <= 5 for a, b in zip(got, sent, strict=True))
-
-    def whole(name: str) -> bool:
-        return seen[name]["error"] is None and "".join(event[1] for event in seen[name]["events"]) == " word" * 6
-
-    stall = times("stall")[0]
-    return {
-        "known TTFT and gaps": whole("known TTFT and gaps") and close("known TTFT and gaps"),
-        "merged events": whole("merged events") and close("merged events"),
-        "cut events": whole("cut events") and close("cut events"),
-        "stall": whole("stall") and close("stall") and stall[-1] - stall[-2] > 140e6,
-        "error": "scripted failure" in (seen["error"]["error"] or "") and len(seen["error"]["events"]) == 6,
-        "lie: no content": not seen["lie: no content"]["events"],
-        "lie: broken off": seen["lie: broken off"]["error"] is not None,
     }
 
 
