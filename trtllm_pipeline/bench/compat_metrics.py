@@ -1,4 +1,4 @@
-"""Metrics of the same events as other tools define them, to compare figures across tools.
+"""Metrics of the same events as other tools define them, to compare values across tools.
 
 Formulas as these tools have them in late 2026; where a tool stamps something we do not, the definition says so.
 """
@@ -25,7 +25,7 @@ DEFINITIONS: Final = {
 
 
 def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:
-    """Tool -> its figures for `requests`, the answered requests of one level; latencies are summaries in ms.
+    """Tool -> its metrics for `requests`, the answered requests of one level; latencies are summaries in ms.
 
     `special_tokens` is how many a tokenizer adds to a text; None without one, and then no tool that encodes is there.
     """

@@ -312,19 +312,23 @@ def differences(
     """Everything in which two load runs differ. `levels` (concurrency, rate, what people call it) are those of both."""
     found = []
     for about in GROUPS:
-        sides = [each.system if about == "system" else each.workload for each in (base, new)]
-        if None in sides:
-            before, after = (UNKNOWN if side is None else "recorded" for side in sides)
-            found.append(Difference(Field(about, f"the {about}", about), before, after))
-    for field in FIELDS:
-        if not any(each.field.name == field.about for each in found):
-            found += _differ(field, base.value(field), new.value(field))
+        of_group = [field for field in FIELDS if field.about == about]
+        found += _of_group(about, of_group, getattr(base, about), getattr(new, about))
     if base.workload is not None and new.workload is not None:
         for concurrency, rate, place in levels:
-            before_, after_ = base.level(concurrency, rate), new.level(concurrency, rate)
+            before, after = base.level(concurrency, rate), new.level(concurrency, rate)
             for field in LEVEL_FIELDS:
-                found += _differ(field, before_.get(field.name), after_.get(field.name), place)
+                found += _differ(field, before.get(field.name), after.get(field.name), place)
     return tuple(found)
+
+
+def _of_group(
+    about: str, fields: Iterable[Field], base: Mapping[str, Json] | None, new: Mapping[str, Json] | None
+) -> list[Difference]:
+    if base is None or new is None:
+        words = (UNKNOWN if side is None else "recorded" for side in (base, new))
+        return [Difference(Field(about, f"the {about}", "system" if about == "system" else "workload"), *words)]
+    return [each for field in fields for each in _differ(field, base.get(field.name), new.get(field.name))]
 
 
 def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple[Difference, ...]:
@@ -332,26 +336,22 @@ def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple
 
     A cell with a load run has only that one's system: what serves it alone is not held against what is installed.
     """
-    found: dict[Difference, None] = {}
+    found: list[Difference] = []
     for stage in stages:
-        systems = [each.made_on.get(stage, each.system) for each in (new, base)]
-        after, before = (Conditions(system=each, workload={}) for each in systems)
+        after, before = (each.made_on.get(stage, each.system) for each in (new, base))
         one_sided = {
-            name for name in (*RUNTIMES, "server_on", "server") if None in [(each or {}).get(name) for each in systems]
+            name
+            for name in (*RUNTIMES, "server_on", "server")
+            if None in ((after or {}).get(name), (before or {}).get(name))
         }
-        found.update(dict.fromkeys(each for each in differences(after, before) if each.field.name not in one_sided))
-    return tuple(found)
+        fields = [field for field in FIELDS if field.about == "system" and field.name not in one_sided]
+        found += _of_group("system", fields, before, after)
+    return tuple(dict.fromkeys(found))
 
 
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
     """Differences between the questions of two scores."""
-    if base.questions is None or new.questions is None:
-        before, after = (UNKNOWN if each.questions is None else "recorded" for each in (base, new))
-        return (Difference(Field("questions", "the questions", "workload"), before, after),)
-    found = []
-    for field in QUESTION_FIELDS:
-        found += _differ(field, base.questions.get(field.name), new.questions.get(field.name))
-    return tuple(found)
+    return tuple(_of_group("questions", QUESTION_FIELDS, base.questions, new.questions))
 
 
 def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Difference]:
