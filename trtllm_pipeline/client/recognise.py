@@ -49,9 +49,8 @@ async def kind_of(address: str, timeout_s: float = _TIMEOUT_S) -> Kind | None:
         try:
             status, body = await fetch(server, path, timeout_s=timeout_s)
         except HttpError:
-            return (
-                "grpc" if base.scheme == "http" and await _speaks_http2(base.hostname, base.port, timeout_s) else None
-            )
+            plain = base.scheme == "http"
+            return "grpc" if plain and await _speaks_http2(base.hostname, base.port, timeout_s) else None
         except (OSError, ValueError):
             return None
         if status == 200 and _is(kind, body):

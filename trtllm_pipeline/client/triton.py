@@ -16,6 +16,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -99,9 +100,8 @@ class ServedModel:
             batched=config.max_batch_size > 0,
             decoupled=config.model_transaction_policy.decoupled,
             inputs=data_types(config.input),
-            accumulates=config.parameters["accumulate_tokens"].string_value.lower() == "true"
-            if "accumulate_tokens" in config.parameters
-            else False,
+            accumulates="accumulate_tokens" in config.parameters
+            and config.parameters["accumulate_tokens"].string_value.lower() == "true",
             counts=any(tensor.name == "num_output_tokens" for tensor in config.output),
         )
 
@@ -157,13 +157,8 @@ class Client(BaseClient):
         return self
 
     def _new_session(self) -> Session:
-        kinds: dict[str, Callable[[Client], Session]] = {
-            "grpc": _GrpcStream,
-            "grpc_unary": _GrpcUnary,
-            "http": _Http,
-            "http_unary": _Http,
-        }
-        return kinds[self.protocol](self)
+        kinds: dict[str, Callable[[Client], Session]] = {"grpc": _GrpcStream, "grpc_unary": _GrpcUnary}
+        return kinds.get(self.protocol, _Http)(self)
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
@@ -227,33 +222,33 @@ class Client(BaseClient):
     async def ready(self) -> dict[str, bool]:
         """Readiness that each known endpoint reports, by name."""
         asking = {"http": self._http_ready, "grpc": self._grpc_ready}
-        known = {"http": self.service.http, "grpc": self.service.grpc}
-        return {name: await ask() for name, ask in asking.items() if known[name]}
+        found = {}
+        for name in (name for name in asking if getattr(self.service, name)):
+            try:
+                found[name] = await asking[name]()
+            except ServerError:
+                found[name] = False
+        return found
 
     async def _http_ready(self) -> bool:
-        try:
-            return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
-        except ServerError:
-            return False
+        return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
 
     async def _grpc_ready(self) -> bool:
         from tritonclient.grpc import service_pb2
 
-        try:
-            reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
-        except ServerError:
-            return False
+        reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         return bool(reply.ready)
 
     async def _call(self, method: str, request: Any, response: Any) -> Any:
         from google.protobuf.message import DecodeError
 
+        async def ask(call: GrpcCall) -> bytes:
+            await call.connect()
+            return (await unary(call, _SERVICE + method, request.SerializeToString()))[1]
+
         try:
-            call = GrpcCall(self.service.grpc)
-            try:
-                return response.FromString(await asyncio.wait_for(self._answer(call, method, request), self.timeout_s))
-            finally:
-                call.close()
+            with closing(GrpcCall(self.service.grpc)) as call:
+                return response.FromString(await asyncio.wait_for(ask(call), self.timeout_s))
         except (Http2Error, DecodeError, ValueError, asyncio.TimeoutError) as error:
             late = isinstance(error, asyncio.TimeoutError)  # which has no words
             reason = f"{STATUS[4]}: no answer within {self.timeout_s:g} s" if late else str(error)
@@ -262,10 +257,6 @@ class Client(BaseClient):
                 failure=failure_class(reason),
                 hint="check that the server is running and that this is its address",
             ) from error
-
-    async def _answer(self, call: GrpcCall, method: str, request: Any) -> bytes:
-        await call.connect()
-        return (await unary(call, _SERVICE + method, request.SerializeToString()))[1]
 
 
 def failure_class(cause: str) -> FailureClass:

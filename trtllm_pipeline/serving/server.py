@@ -149,11 +149,8 @@ def diagnose(
     known = (classify(cause) if cause else None) or classify(text)
     if cause and known is PYTHON_STUB:
         known = None
-    how = cause
-    if how is None and status is None:
-        how = "ended"
-    elif how is None and status is not None:
-        how = f"ended with exit status {status}" if status >= 0 else f"was ended by signal {_signal_name(-status)}"
+    ended = "ended" if status is None else f"ended with exit status {status}"
+    how = cause or (f"was ended by signal {_signal_name(-status)}" if status is not None and status < 0 else ended)
     if known is KILLED or (known is None and status == -signal.SIGKILL):
         failure, words_, hint = out_of_memory.verdict(before)
         return ServerError(f"{who} {how}; {words_}{_last_words(log)}", failure=failure, hint=hint, log=log)
