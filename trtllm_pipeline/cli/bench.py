@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from trtllm_pipeline.cli import options, server_options
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.terminal import raw
@@ -30,7 +30,7 @@ OTHER_NAMES: Final = {
 }
 """What genai-perf and aiperf call options that mean the same."""
 
-_server: Final = partial(options.option, rich_help_panel=server_options.PANEL)
+_server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
 _expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
 _load: Final = partial(options.option, rich_help_panel="The load")
 _requests: Final = partial(options.option, rich_help_panel="The requests")
@@ -96,13 +96,13 @@ EventFile = _results(
 def load(
     url: options.Url,
     model: options.Model,
-    protocol: server_options.Protocol = "grpc",
-    endpoint_type: server_options.EndpointType = "chat",
+    protocol: options.Protocol = "grpc",
+    endpoint_type: options.EndpointType = "chat",
     streaming: Annotated[
-        bool, options.switch("--streaming", "Stream the answers.", rich_help_panel=server_options.PANEL)
+        bool, options.switch("--streaming", "Stream the answers.", rich_help_panel=options.SERVER_PANEL)
     ] = True,
     metrics_url: Annotated[str | None, MetricsUrl] = None,
-    request_timeout_s: server_options.RequestTimeout = 300.0,
+    request_timeout_s: options.RequestTimeout = 300.0,
     declare: Annotated[list[str] | None, Declare] = None,
     engine: Annotated[Path | None, Engine] = None,
     repository: Annotated[Path | None, Repository] = None,
@@ -161,25 +161,25 @@ def load(
             endpoint=endpoint_type,
             streaming=streaming,
             metrics=metrics_url,
-            timeout_s=server_options.positive("--request-timeout-s", request_timeout_s),
+            timeout_s=options.positive("--request-timeout-s", request_timeout_s),
             max_tokens=max_tokens,
             temperature=temperature,
-            options=server_options.pairs("--extra-inputs", extra_inputs, ":"),
+            options=options.pairs("--extra-inputs", extra_inputs, ":"),
         ),
         load=Load(
-            concurrency=server_options.numbers("--concurrency", concurrency or (None if request_rate else "1"), int),
-            request_rate=server_options.numbers("--request-rate", request_rate, float),
+            concurrency=options.numbers("--concurrency", concurrency or (None if request_rate else "1"), int),
+            request_rate=options.numbers("--request-rate", request_rate, float),
             requests=requests,
             warmup_requests=warmup_requests,
             repeats=repeats,
             distribution=request_distribution,
-            burstiness=server_options.positive("--burstiness", burstiness),
+            burstiness=options.positive("--burstiness", burstiness),
             seed=random_seed,
         ),
         expected=ExpectedServer(
-            server_options.pairs("--declare", declare, "="),
-            server_options.folder("--engine", engine),
-            server_options.folder("--repository", repository),
+            options.pairs("--declare", declare, "="),
+            options.folder("--engine", engine),
+            options.folder("--repository", repository),
             "the command line",
         ),
         input_data=None if isl and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
@@ -229,8 +229,8 @@ def analyze(
 
 
 def self_test(
-    protocol: server_options.Protocol = "grpc",
-    endpoint_type: server_options.EndpointType = "chat",
+    protocol: options.Protocol = "grpc",
+    endpoint_type: options.EndpointType = "chat",
     streams: Annotated[int, options.option("--streams", "N", "Answers at once.", min=1)] = 256,
     events: Annotated[int, options.option("--events", "N", "Events of each answer.", min=1)] = 40,
     processes: Annotated[

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from trtllm_pipeline.cli import options, server_options
+from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 
 Concurrency = Annotated[int, options.option("--concurrency", "N", "Requests in flight.", min=1)]
@@ -21,9 +21,9 @@ def answers(
     url: options.Url,
     model: options.Model,
     input_data: Annotated[str, options.option("--input-data", "FILE", "JSONL file of questions, or builtin:NAME.")],
-    protocol: server_options.Protocol = "grpc",
-    endpoint_type: server_options.EndpointType = "chat",
-    request_timeout_s: server_options.RequestTimeout = 300.0,
+    protocol: options.Protocol = "grpc",
+    endpoint_type: options.EndpointType = "chat",
+    request_timeout_s: options.RequestTimeout = 300.0,
     metrics: Annotated[
         str,
         options.option(
@@ -71,7 +71,7 @@ def answers(
         endpoint=endpoint_type,
         # Nobody times these answers, and every OpenAI-compatible server can send them whole.
         streaming=protocol != "openai",
-        timeout_s=server_options.positive("--request-timeout-s", request_timeout_s),
+        timeout_s=options.positive("--request-timeout-s", request_timeout_s),
         max_tokens=max_tokens,
     )
     names = [name.strip() for name in metrics.split(",") if name.strip()]

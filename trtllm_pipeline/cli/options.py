@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
@@ -17,6 +19,7 @@ from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.store.store import Store
 
 WORKSPACE = DEFAULT_WORKSPACE
+N = TypeVar("N", int, float)
 
 
 def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
@@ -121,6 +124,22 @@ TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
 TableFormat = Annotated[Literal["table", "json", "csv", "markdown"], _FORMAT]
 
 
+SERVER_PANEL: Final = "The server"
+_of_server: Final = partial(option, rich_help_panel=SERVER_PANEL)
+
+Protocol = Annotated[
+    Literal["grpc", "http", "openai"],
+    _of_server(
+        "-i --protocol", "NAME", "Protocol: grpc or http of Triton, or openai for any OpenAI-compatible server."
+    ),
+]
+EndpointType = Annotated[
+    Literal["chat", "completions"],
+    _of_server("--endpoint-type", "NAME", "Endpoint of OpenAI: chat or completions."),
+]
+RequestTimeout = Annotated[float, _of_server("--request-timeout-s", "S", "Time limit of one request, in seconds.")]
+
+
 def changed(function: Callable[..., Any], **annotations: Any) -> inspect.Signature:
     """The signature of a command, some of its parameters with another annotation, and optional."""
     signature = inspect.signature(function, eval_str=True)
@@ -222,3 +241,51 @@ def empty_folder(given: str) -> Path:
             f"--output-dir {folder}: cannot be made: {error.strerror}", hint="name a folder that you may write"
         ) from error
     return folder
+
+
+def positive(option: str, value: float) -> float:
+    """`value`, if it is a positive number. Raises UsageError."""
+    if not 0 < value < math.inf:
+        raise UsageError(f"{option}: expected a positive number, got {value:g}")
+    return value
+
+
+def numbers(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:
+    """`1,4` as positive numbers, empty for None. Raises UsageError."""
+    found: list[N] = []
+    for part in [] if text is None else text.split(","):
+        try:
+            value = kind(part)
+        except ValueError:
+            value = kind("0")
+        if not 0 < value < math.inf:
+            what = "a positive whole number" if value == 0 and isinstance(value, int) else "a positive number"
+            raise UsageError(
+                f"{option}: expected {what}, got {part.strip()!r}",
+                hint=f"levels are separated by commas: {option} 1,4",
+            )
+        if value in found:
+            raise UsageError(f"{option} {text}: has a value twice", hint="--repeats measures every level again")
+        found.append(value)
+    return tuple(found)
+
+
+def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
+    """NAME and VALUE of an option that is given several times, a value as JSON where it is any. Raises UsageError."""
+    from trtllm_pipeline.files.user_files import decode
+
+    found = {}
+    for text in texts or ():
+        name, value = pair(option, text, sign)
+        try:
+            found[name] = decode(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def folder(option: str, path: Path | None) -> Path | None:
+    """`path`, if it is a folder or None. Raises UsageError."""
+    if path is not None and not path.is_dir():
+        raise UsageError(f"{option} {path}: there is no such folder")
+    return path

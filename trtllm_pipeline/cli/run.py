@@ -1,4 +1,4 @@
-"""`pipeline run` and `pipeline resume`."""
+"""`pipeline run`, `pipeline resume` and `pipeline plan`: all that a matrix asks for, done or shown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import typer
 
 from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import note
-from trtllm_pipeline.cli.plan import show
-from trtllm_pipeline.progress import observer
+from trtllm_pipeline.cli.output import emit, note
+from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
 Progress = Literal["auto", "live", "plain", "json", "quiet"]
@@ -57,13 +56,14 @@ def run(
       pipeline run -m my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run -m my.yaml --set settings.perf.concurrency=[1,8]
     """
+    from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
     # Looking at a workspace never makes one: that is left to a request that can be understood.
     found = options.store_at(workspace)
     request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
-        return show(request, found, as_json=form == "json", verbose=verbose)
+        return _show_plan(request, found, as_json=form == "json", verbose=verbose)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
@@ -99,6 +99,44 @@ def resume(**values: Any) -> int:
 
 
 vars(resume)["__signature__"] = options.changed(run, matrix=options.MatrixOrLatest)
+
+
+def plan(
+    matrix: options.Matrix,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    assume: options.Assume = None,
+    verbose: options.Verbose = False,
+    form: options.TextOrJson = "text",
+) -> int:
+    """Show what run would do: what is shared between cells, what has to run and why, how long it takes.
+
+    examples:
+      pipeline plan --matrix matrices/quickstart.yaml
+      pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
+      pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+    """
+    request = options.request(matrix, cells, sets, until, toolchain, assume)
+    return _show_plan(request, options.store_at(workspace), as_json=form == "json", verbose=verbose)
+
+
+def _show_plan(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
+    """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
+    from trtllm_pipeline.execution.forecast import forecast
+    from trtllm_pipeline.report.plan_text import plan_text
+
+    found = flow.plan_of(request, store, guess=True)
+    seen = forecast(found, store)
+    if as_json:
+        for line in flow.plan_json(found, store, seen):
+            emit(line)
+    else:
+        emit(plan_text(found, seen, verbose=verbose))
+    flow.check_feasible(found)
+    return 0
 
 
 def _resume(workspace: str) -> str:
