@@ -37,7 +37,7 @@ class FailureClass(str, Enum):
     TIMEOUT = "timeout"
     """Took longer than its limit."""
     USER = "user"
-    """The user has to do something first: a token, a licence, a free disk."""
+    """The user has to do something first: a token, a licence acceptance, disk space."""
     CHECK = "check_failed"
     """A check of the pipeline failed: a wrong answer, a score below its minimum, an invalid measurement."""
     BUG = "bug"

@@ -54,7 +54,9 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
     faults += found
     command_line, found = check(Settings, final)
     faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in found]
-    faults += [*_unknown_axes(document), *_setting_axes(document, final)]
+    axes = document.get(("axes",))
+    named = axes if isinstance(axes, dict) else {}
+    faults += [*_unknown_axes(document, named), *_setting_axes(document, final, named)]
     recipes, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
     faults += found
     if matrix is not None:
@@ -79,75 +81,67 @@ def nested(name: str, value: Json) -> dict[str, Json]:
     return {first: value}
 
 
-def _length(value: Json) -> int:
-    return len(value) if isinstance(value, list) else 0
+def _places(document: Document, at: KeyPath) -> list[KeyPath]:
+    """The places of the items of a list, none where there is no list."""
+    value = document.get(at)
+    return [(*at, index) for index in range(len(value))] if isinstance(value, list) else []
 
 
-def _rules(document: Document) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
-    """Every place outside `axes` that names axes."""
-    for section, inner in (("exclude", ()), ("add", ()), ("override", ("where",))):
-        for index in range(_length(document.get((section,)))):
-            place: KeyPath = (section, index, *inner)
+def _rules(document: Document, *sections: str) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
+    """Every place outside `axes`, in `sections`, that names axes."""
+    for section in sections:
+        for item in _places(document, (section,)):
+            place = (*item, "where") if section == "override" else item
             value = document.get(place)
             if isinstance(value, dict):
                 yield place, value
 
 
-def _unknown_axes(document: Document) -> list[Fault]:
+def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
     """Axes there are none of. The models let unknown names through, because of `settings.` axes."""
-    axes = document.get(("axes",))
-    named = axes if isinstance(axes, dict) else {}
     known = {*AXES, *setting_axes(named)}
-    faults = [
-        document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}") for name in named if name not in known
-    ]
-    for place, rule in _rules(document):
+    for name in named:
+        if name not in known:
+            yield document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}")
+    for place, rule in _rules(document, "exclude", "add", "override"):
         for name in rule:
             if name not in known:
-                faults.append(document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}"))
+                yield document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}")
             elif name == "toolchain" and name not in named:
-                faults.append(document.fault((*place, name), "toolchain is not among the axes of this matrix"))
-    return faults
+                yield document.fault((*place, name), "toolchain is not among the axes of this matrix")
 
 
-def _setting_axes(document: Document, final: Document) -> list[Fault]:
+def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
     """Faults of the axes over settings: a value the setting cannot have, or a second place that sets it."""
-    axes = document.get(("axes",))
-    faults: list[Fault] = []
     setters: list[tuple[Document, KeyPath]] = [(document, (_SETTINGS,)), (final, ())]
-    setters += [(document, ("override", index, _SETTINGS)) for index in range(_length(document.get(("override",))))]
-    for name in setting_axes(axes) if isinstance(axes, dict) else []:
+    setters += [(document, (*place, _SETTINGS)) for place in _places(document, ("override",))]
+    added = list(_rules(document, "add"))
+    for name in setting_axes(named):
         steps = name.removeprefix(SETTINGS_PREFIX).split(".")
         for written, at in setters:
             holder = written.get((*at, *steps[:-1]))
             if isinstance(holder, dict) and steps[-1] in holder:
-                faults.append(written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead"))
-        places: list[KeyPath] = [("axes", name, index) for index in range(_length(document.get(("axes", name))))]
-        places += [(*place, name) for place, rule in _rules(document) if place[0] == "add" and name in rule]
-        for place in places:
+                yield written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead")
+        for place in (*_places(document, ("axes", name)), *((*place, name) for place, cell in added if name in cell)):
             value = document.get(place)
             if isinstance(value, dict):
-                faults.append(document.fault(place, "is a mapping; name one setting to vary"))
+                yield document.fault(place, "is a mapping; name one setting to vary")
             else:
                 _, found = check(Settings, Document("", nested(name, value)))
-                faults += [document.fault(place, fault.message) for fault in found]
-        for place, rule in _rules(document):
-            if place[0] == "add" and name not in rule:
-                faults.append(document.fault(place, "is required", key=(*place, name)))
-    return faults
+                yield from (document.fault(place, fault.message) for fault in found)
+        for place, cell in added:
+            if name not in cell:
+                yield document.fault(place, "is required", key=(*place, name))
 
 
-def _repeated(document: Document, axes: Axes) -> list[Fault]:
+def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
     """Values that are twice on an axis, also when spelt differently (tp4 and tp4pp1)."""
-    faults = []
     for name, values in axes.model_dump(mode="json").items():
         first: dict[str, int] = {}
         for index, value in enumerate(values or ()):
             same = first.setdefault(json.dumps(value, sort_keys=True), index)
             if same != index:
-                message = f"the same value as {key_text(('axes', name, same))}"
-                faults.append(document.fault(("axes", name, index), message))
-    return faults
+                yield document.fault(("axes", name, index), f"the same value as {key_text(('axes', name, same))}")
 
 
 def _recipes(
@@ -188,8 +182,7 @@ def _recipe_file(model: str, matrix: Path) -> tuple[Document, Path | None]:
 
 def _models(document: Document) -> dict[str, KeyPath]:
     """Models a matrix names, and where it first does."""
-    places: list[KeyPath] = [("axes", "model", index) for index in range(_length(document.get(("axes", "model"))))]
-    places += [(*place, "model") for place, _ in _rules(document) if place[0] == "add"]
+    places = [*_places(document, ("axes", "model")), *((*place, "model") for place, _ in _rules(document, "add"))]
     found: dict[str, KeyPath] = {}
     for place in places:
         value = document.get(place)
