@@ -8,7 +8,6 @@ of writing is shown as `\u001b`. Only colours and cursor movements of our own ge
 from __future__ import annotations
 
 import codecs
-import contextlib
 import os
 import re
 import sys
@@ -61,12 +60,18 @@ class _Stderr:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except OSError:
+        except OSError as error:
+            self._failed(error)
             return 0
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self._stream.flush()
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        """Go on."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -75,26 +80,16 @@ class _Stderr:
 class _Stdout(_Stderr):
     """A stream for data, of which nothing may be lost in silence."""
 
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            raise self._broken(error) from error
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: OSError) -> Exception:
+    def _failed(self, error: OSError) -> None:
         # Python would try again to write what is left, when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         if isinstance(error, BrokenPipeError):
-            return error
+            raise error
         from trtllm_pipeline.errors import PipelineError
 
-        return PipelineError(f"stdout cannot be written: {error.strerror}", hint="see to where it goes, then try again")
+        raise PipelineError(
+            f"stdout cannot be written: {error.strerror}", hint="see to where it goes, then try again"
+        ) from error
 
 
 class _Cleaned:
