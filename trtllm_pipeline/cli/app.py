@@ -1,9 +1,8 @@
 """`pipeline`: a table of commands, of which only the one that was asked for is imported, and every expected error in words.
 
-Nothing heavy is imported here: `pipeline --help` costs little more than Typer.
+Nothing heavy is imported here: `pipeline --help` costs little more than Typer. Annotations are no texts here, which Typer
+would evaluate for each of the commands that it only names.
 """
-
-from __future__ import annotations
 
 import functools
 import importlib
