@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline import chat
 from trtllm_pipeline.errors import FailureClass, StageError
@@ -21,6 +21,7 @@ CORPUS: Final = Path(__file__).parents[1] / "data" / "calibration" / "general.js
 _TRIES: Final = 20
 
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
+T = TypeVar("T")
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 """Chat messages -> prompt text."""
 
@@ -46,21 +47,26 @@ def read(path: Path, render: Render | None = None) -> tuple[Prompt, ...]:
     them). Other keys are the user's own and are left alone.
     Raises MatrixError with every faulty line.
     """
+    return read_rows(path, lambda prompt, _row: prompt, render)
+
+
+def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
+    """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too."""
     known: set[str] = set()
 
-    def parse(row: object, number: int) -> Prompt:
+    def parse(row: object, number: int) -> T:
+        if not isinstance(row, dict):
+            raise RowError("", "expected an object with `input`")
         prompt = _prompt(row, str(number), render)
         if prompt.id in known:
             raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
         known.add(prompt.id)
-        return prompt
+        return make(prompt, row)
 
     return tuple(read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE))
 
 
-def _prompt(row: object, default_id: str, render: Render | None) -> Prompt:
-    if not isinstance(row, dict):
-        raise RowError("", "expected an object with `input`")
+def _prompt(row: dict[str, Any], default_id: str, render: Render | None) -> Prompt:
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
         raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")

@@ -12,24 +12,19 @@ from trtllm_pipeline.bench import prompts
 from trtllm_pipeline.bench.prompts import Prompt, Render
 from trtllm_pipeline.errors import Fault
 from trtllm_pipeline.evaluate.scores import LETTERS, Metric, NumericTolerance, Question, normalise
-from trtllm_pipeline.files.user_files import RowError, read_json_lines
+from trtllm_pipeline.files.user_files import RowError
 
 
 def read(
     path: Path, metrics: Mapping[str, Metric], default: Sequence[str], render: Render | None = None
 ) -> tuple[Question, ...]:
-    """The questions in `path`, at least one. Beside what `perf.prompts.read` takes, a line may have
+    """The questions in `path`, at least one. Beside what `prompts.read` takes, a line may have
 
     `metric` (a name, or a list of them) instead of `default`, `choices` (texts, named A, B, ...), `pattern` (a regular
     expression) and `tolerance` (a number, or "1%" of the reference). `metrics` are those that may be named.
     Raises MatrixError with every faulty line.
     """
-    by_id = {prompt.id: prompt for prompt in prompts.read(path, render)}
-
-    def parse(row: Any, number: int) -> Question:
-        return _question(by_id[str(row.get("id", number))], row, metrics, default)
-
-    return tuple(read_json_lines(path, parse, nothing="there is no question in this file"))
+    return prompts.read_rows(path, lambda prompt, row: _question(prompt, row, metrics, default), render)
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:
