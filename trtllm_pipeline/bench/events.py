@@ -259,7 +259,10 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "probe": ("pair", "send"),
 }
 """Type of record -> the keys of which no two have the same values."""
-_KINDS: Final = ("conditions", "server", "client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe")
+_KINDS: Final = (
+    *("header", "prompt", "request", "conditions", "server"),
+    *("client", "triton", "gpu", "settings", "roofline", "reused_blocks", "probe"),
+)
 """Types of records that `Records` holds, in its order."""
 
 
@@ -293,29 +296,26 @@ def read_records(path: Path) -> Records:
 
     Raises StageError with the line that is no record, or that says what cannot have happened.
     """
-    by_type: dict[str, list[Mapping[str, Any]]] = {}
-    lines: dict[str, list[int]] = {}
+    found: dict[str, list[tuple[int, Any]]] = {}
     for number, record in _records(path):
-        kind = record["type"]
-        if not by_type and kind != "header":
+        if not found and record["type"] != "header":
             _fail(path, number, "not the header, with which an event file of a load run begins")
-        by_type.setdefault(kind, []).append(record)
-        lines.setdefault(kind, []).append(number)
-    if not by_type:
+        found.setdefault(record["type"], []).append((number, record))
+    if not found:
         raise StageError(f"{path} is not an event file of a load run: it is empty")
-    if "request" not in by_type:
+    if "request" not in found:
         raise StageError(f"{path}: there is no request in this event file")
     for kind, keys in _ONE_EACH.items():
         seen: dict[tuple[Any, ...], int] = {}
-        for number, record in zip(lines.get(kind, ()), by_type.get(kind, ()), strict=True):
+        for number, record in found.get(kind, ()):
             first = seen.setdefault(tuple(record.get(key) for key in keys), number)
             if first != number:
                 _fail(path, number, f"there is a {kind} record of the same in line {first}")
-    header: Any = by_type["header"][0]
-    requests: Any = by_type["request"]
-    prompts = {record["id"]: record["text"] for record in by_type.get("prompt", ())}
+    of: dict[str, Any] = {kind: [record for _, record in found.get(kind, ())] for kind in _KINDS}
+    (header,) = of["header"]
+    prompts = {record["id"]: record["text"] for record in of["prompt"]}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
-    for number, request in zip(lines["request"], requests, strict=True):
+    for number, request in found["request"]:
         wrong = _impossible(request)
         if request["prompt"] not in prompts:
             wrong = f"there is no prompt {request['prompt'][:_SHOWN]!r} in this file"
@@ -323,15 +323,14 @@ def read_records(path: Path) -> Records:
             wrong = "scheduled_ns is before the header's anchor"
         if wrong:
             _fail(path, number, wrong)
-    _check_together(path, list(zip(lines["request"], requests, strict=True)))
-    found: Any = {kind: by_type.get(kind, ()) for kind in _KINDS}
+    _check_together(path, found["request"])
     return Records(
         header,
         prompts,
-        requests,
-        next(iter(found["conditions"]), None),
-        {record["at"]: record for record in found["server"]},
-        *(found[kind] for kind in _KINDS[2:]),
+        of["request"],
+        next(iter(of["conditions"]), None),
+        {record["at"]: record for record in of["server"]},
+        *(of[kind] for kind in _KINDS[5:]),
     )
 
 
