@@ -24,9 +24,8 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
     HEAD,
     ModelConfig,
     read_config,
-    tensors,
 )
-from trtllm_pipeline.toolchains.embedded.convert import gguf_name, rotated_heads
+from trtllm_pipeline.toolchains.embedded.convert import gguf_names, rotated_heads
 from trtllm_pipeline.toolchains.embedded.reference import Array, layer, layer_weights, rms_norm, rope
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
@@ -184,7 +183,7 @@ def log_softmax(logits: Array) -> NDArray[np.float64]:
 
 def dequantized(path: Path, config: ModelConfig) -> Reference:
     """The model in a GGUF file, back in the reference: what its weights alone make of it."""
-    names = {gguf_name(source): source for source, _ in tensors(config)}
+    names = {name: source for source, name in gguf_names(config).items()}
     weights: dict[str, Array] = {}
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name not in names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -46,24 +45,6 @@ from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 from trtllm_pipeline.toolchains.files import link_tokenizer
 
 SCHEMA: Final = 1
-_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
-# Part of a tensor's name -> the same in GGUF. Which of them a model has follows from its architecture.
-_NAMES: Final[Mapping[str, str]] = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +138,14 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
         raise refused(path, f"its weights lack {missing[0]}" + _more(missing))
     if extra := sorted(present - expected.keys()):
         raise refused(path, f"its weights have {extra[0]}{_more(extra)}, which no {config.architecture} model has")
-    plans = []
+    plans, names = [], gguf_names(config)
     for source, shape in expected.items():
         if weights.shape(source) != shape:
             raise refused(path, f"{source} has shape {list(weights.shape(source))}, its config says {list(shape)}")
         kind = gguf.GGMLQuantizationType.F32
         if len(shape) == 2:
             kind = precision.embedding if source in {EMBEDDING, HEAD} else precision.linear
-        plans.append(TensorPlan(gguf_name(source), source, shape, kind, rotated_heads(config, source)))
+        plans.append(TensorPlan(names[source], source, shape, kind, rotated_heads(config, source)))
     return plans
 
 
@@ -177,11 +158,10 @@ def rotated_heads(config: ModelConfig, source: str) -> int:
     return config.num_kv_heads if source.endswith("self_attn.k_proj.weight") else 0
 
 
-def gguf_name(source: str) -> str:
-    """Name in a GGUF file of the tensor that is `source` in a Hugging Face folder."""
-    part, leaf = _LAYER.sub("", source).rsplit(".", 1)
-    layer = _LAYER.match(source)
-    return f"{f'blk.{layer[1]}.' if layer else ''}{_NAMES[part]}.{leaf}"
+def gguf_names(config: ModelConfig) -> dict[str, str]:
+    """Name in a Hugging Face folder -> name in a GGUF file, of each tensor."""
+    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.architecture.upper()], config.num_layers)
+    return {source: str(known.get_name(source, (".weight", ".bias"))) for source, _ in tensors(config)}
 
 
 def permute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
