@@ -30,7 +30,9 @@ from trtllm_pipeline.toolchains.embedded.params import (
 
 ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _OWN_SETTINGS: Final = {
-    # section -> what this toolchain has of it; the rest is TensorRT-LLM's
+    # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
+    "quantize": (),
+    "serve": (),
     "build": {"max_num_tokens", "timeout_s", "retries"},
     "repository": {*(each.name for each in table(TextModels)), "timeout_s", "retries"},
 }
@@ -84,15 +86,11 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
     for section, own in _OWN_SETTINGS.items():
         for name, value in cell.settings[section].items():
-            if name not in own and value not in (None, {}):
-                return f"settings.{section}.{name}: it is TensorRT-LLM's; the embedded toolchain has none"
-    for section in ("quantize", "serve"):
-        if cell.settings[section]["options"]:
-            return f"settings.{section}.options: they are TensorRT-LLM's; the embedded toolchain has none"
+            if value not in (None, {}) and (name == "options" or (own and name not in own)):
+                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
     if cell.settings["serve"]["frontend"] != "triton":
-        return (
-            f"settings.serve.frontend {cell.settings['serve']['frontend']}: the embedded toolchain serves with Triton"
-        )
+        frontend = cell.settings["serve"]["frontend"]
+        return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"
     return None
 
 
