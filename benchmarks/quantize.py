@@ -353,9 +353,9 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
 
     memory.release()
     _reset_peak()
-    out, times, clock = folder / "by-hand", {}, worker.Clock()
+    out, times = folder / "by-hand", dict[str, float]()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with clock.phase("load"):
+    with worker.timed(times, "load"):
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16, device_map=device).eval()
     rows = read_rows(folder / "rows.jsonl")
 
@@ -366,14 +366,13 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
 
     try:
         configuration = copy.deepcopy(getattr(quantization, str(formats.precision(run.precision).config)))
-        with clock.phase("calibrate"):
+        with worker.timed(times, "calibrate"):
             quantization.quantize(model, configuration, forward_loop=loop)
-        with clock.phase("export"), torch.inference_mode():
+        with worker.timed(times, "export"), torch.inference_mode():
             family = FAMILIES[model.config.architectures[0]]
             export_tensorrt_llm_checkpoint(
                 model, family, torch.bfloat16, export_dir=out, inference_tensor_parallel=run.tp
             )
-        times = clock.times_s
         return {"times": times, "peak": memory.peak(), "batch": 1, "bytes": _size(out)}
     finally:
         shutil.rmtree(out, ignore_errors=True)

@@ -161,13 +161,11 @@ def _serving_bytes(cell: Cell, machine: Machine) -> int:
     shape = _shape(cell)
     if shape is None:
         return 0
-    asked = cell.settings["quantize"]["kv_cache_precision"]
     if cell.toolchain == "embedded":
         element_bytes = 2.0  # its cache has 16 bits whatever the weights have
     else:
-        element_bytes = kv_element_bytes(
-            cell.precision, kv_precision(cell.precision, None if asked is None else str(asked))
-        )
+        asked = cell.settings["quantize"]["kv_cache_precision"]
+        element_bytes = kv_element_bytes(cell.precision, kv_precision(cell.precision, asked))
     per_token = kv_bytes_per_token(shape, element_bytes, cell.tp, cell.pp)
     requests = 1 if machine.gpus else cell.max_batch_size
     return weights_bytes(shape, cell.precision, cell.tp, cell.pp) + per_token * requests * (cell.isl + cell.osl)

@@ -89,7 +89,6 @@ def write(
     *,
     precision: WeightPrecision,
     kv_cache: str | None,
-    dtype: torch.dtype,
     layout: Layout,
     progress: Callable[[int, int], None],
     phase: Callable[[str], AbstractContextManager[None]],
@@ -117,7 +116,7 @@ def write(
         try:
             with phase("export"):
                 for written, weights, _ in torch_to_tensorrt_llm_checkpoint(
-                    model, family, dtype, layout.tp, layout.pp * pieces
+                    model, family, model.dtype, layout.tp, layout.pp * pieces
                 ):
                     tp_rank, piece = written["rank"] % layout.tp, written["rank"] // layout.tp
                     excluded.update((written.get("quantization") or {}).get("exclude_modules") or ())

@@ -80,8 +80,7 @@ def world_size(cell: Cell) -> int:
 
 def kv_cache(cell: Cell) -> str | None:
     """How the KV cache of a cell is quantized, None for not at all."""
-    asked = cell.settings["quantize"]["kv_cache_precision"]
-    return commands.kv_precision(cell.precision, None if asked is None else str(asked))
+    return commands.kv_precision(cell.precision, cell.settings["quantize"]["kv_cache_precision"])
 
 
 def checkpoint_params(cell: Cell) -> dict[str, Any]:

@@ -28,7 +28,6 @@ class Case:
     """Compute capability of the weakest GPU as one number, None without one."""
     shape: Shape
     family: str
-    asked_kv: str | None
     kv: str | None
     """How the KV cache is quantized, None for not at all."""
     build: Mapping[str, Json]
@@ -39,8 +38,6 @@ class Case:
     @staticmethod
     def of(cell: Cell, machine: Machine, installed: TensorRTLLM, installed_help: str | None) -> Case:
         """The question for a cell on a machine that has `installed`."""
-        asked = cell.settings["quantize"].get("kv_cache_precision")
-        asked_kv = None if asked is None else str(asked)
         return Case(
             cell=cell,
             machine=machine,
@@ -48,8 +45,7 @@ class Case:
             sm=machine.sm,
             shape=Shape.of(cell.recipe),
             family=str(cell.recipe["family"]),
-            asked_kv=asked_kv,
-            kv=commands.kv_precision(cell.precision, asked_kv),
+            kv=commands.kv_precision(cell.precision, cell.settings["quantize"]["kv_cache_precision"]),
             build=build_options(cell),
             installed_help=installed_help,
         )

@@ -86,11 +86,11 @@ def quantized_cache(asked: str) -> str | None:
     return None if asked == NONE else asked
 
 
-def kv_precision(precision: str, asked: str | None) -> str | None:
+def kv_precision(precision: str, asked: Json) -> str | None:
     """How the KV cache is quantized, None for not at all. Not asked for, FP8 and FP4 weights get an FP8 cache."""
     if asked is None:
         return "fp8" if precision in {"fp8", "nvfp4"} else None
-    return asked if asked in {"fp8", "int8"} else None
+    return str(asked) if asked in {"fp8", "int8"} else None
 
 
 def route(release: str, family: str, precision: str, kv: str | None) -> Literal["convert", "quantize"]:

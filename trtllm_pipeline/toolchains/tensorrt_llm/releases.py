@@ -88,17 +88,9 @@ def at_least(release: str, since: str) -> bool:
     return parse(release) >= parse(first)
 
 
-def _family(name: str) -> Family:
-    if name not in FAMILIES:
-        raise UsageError(f"there is no family {name!r} of models for engines", hint=f"one of {', '.join(FAMILIES)}")
-    return FAMILIES[name]
-
-
 def convert_script(release: str, family: str) -> str:
-    """Path of the family's `convert_checkpoint.py` inside the folder `examples`. Raises KeyError for unknown families."""
-    folder = _family(family).script
-    nested = f"models/core/{folder}" if at_least(release, "0.20") else folder
-    return f"{nested}/convert_checkpoint.py"
+    """Path of the family's `convert_checkpoint.py` inside the folder `examples`."""
+    return f"{'models/core/' * at_least(release, '0.20')}{FAMILIES[family].script}/convert_checkpoint.py"
 
 
 QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
@@ -109,4 +101,4 @@ RUN_SCRIPT: Final = "run.py"
 
 def convert_tool(family: str) -> str:
     """Name of the family's convert script in the table of options."""
-    return f"convert_checkpoint.py:{_family(family).script}"
+    return f"convert_checkpoint.py:{FAMILIES[family].script}"

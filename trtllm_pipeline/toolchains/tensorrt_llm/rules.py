@@ -321,12 +321,13 @@ def cache_type(case: Case) -> str | None:
     """An unquantized cache of another data type than the model's. Source: the builder makes the cache of the data type of
     attention.
     """
-    dtype = commands.data_type(case.cell.precision, case.family)
-    if case.asked_kv is None or case.kv is not None or PLAIN[case.asked_kv] == dtype:
-        return None
-    return (
-        f"settings.quantize.kv_cache_precision {case.asked_kv}: a cache that is not quantized is {dtype}, as the model"
+    asked, dtype = (
+        case.cell.settings["quantize"]["kv_cache_precision"],
+        commands.data_type(case.cell.precision, case.family),
     )
+    if asked is None or case.kv is not None or PLAIN[str(asked)] == dtype:
+        return None
+    return f"settings.quantize.kv_cache_precision {asked}: a cache that is not quantized is {dtype}, as the model"
 
 
 # ------------------------------------------------------------------------------------------------ TLM3: checkpoints
