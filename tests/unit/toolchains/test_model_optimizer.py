@@ -101,9 +101,9 @@ def test_batches_hold_neighbours_in_length_the_longest_first() -> None:
 @pytest.mark.parametrize(
     ("layout", "precision", "said"),
     [
-        (Layout(8, 1), "fp8", "28 attention heads are not divisible by 8"),
-        (Layout(1, 3), "fp8", "28 layers are not divisible by 3"),
-        (Layout(7, 1), "fp8", "4 KV heads can neither be split nor repeated over 7 ranks"),
+        (Layout(8, 1), "fp8", "tp8: 28 attention heads cannot be split evenly over 8 GPUs"),
+        (Layout(1, 3), "fp8", "pp3: 28 layers cannot be split evenly into 3 stages"),
+        (Layout(7, 1), "fp8", "tp7: 4 KV heads can neither be split over 7 GPUs nor copied to them evenly"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(layout: Layout, precision: str, said: str) -> None:

@@ -48,6 +48,15 @@ class Layout:
     pp: int
 
 
+def uneven(heads: int, kv_heads: int, layers: int, tp: int, pp: int) -> str | None:
+    """What of a model cannot be divided over `tp` ranks within a layer and `pp` groups of layers, in words; or None."""
+    if heads % tp:
+        return f"tp{tp}: {heads} attention heads cannot be split evenly over {tp} GPUs"
+    if kv_heads % tp and tp % kv_heads:
+        return f"tp{tp}: {kv_heads} KV heads can neither be split over {tp} GPUs nor copied to them evenly"
+    return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
+
+
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
     given = Fields(config, Path("config.json"))
@@ -58,28 +67,16 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
             "set the checkpoint format to hugging_face (PyTorch backend), or use TensorRT-LLM's example scripts",
         )
     heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
-    kv_heads = given.integer("num_key_value_heads", heads)
-    what = f"tp{layout.tp}pp{layout.pp}"
-    if heads % layout.tp:
-        raise _infeasible(f"{what}: {heads} attention heads are not divisible by {layout.tp}", _OTHER)
-    if kv_heads % layout.tp and layout.tp % kv_heads:
-        raise _infeasible(
-            f"{what}: {kv_heads} KV heads can neither be split nor repeated over {layout.tp} ranks", _OTHER
-        )
-    if layers % layout.pp:
-        raise _infeasible(f"{what}: {layers} layers are not divisible by {layout.pp}", _OTHER)
+    if said := uneven(heads, given.integer("num_key_value_heads", heads), layers, layout.tp, layout.pp):
+        raise _infeasible(said)
     if (group := precision.group_size) is None:
         return
     head = given.optional_integer("head_dim") or given.integer("hidden_size") // heads
     for name, width in (("intermediate_size", given.integer("intermediate_size")), ("attention output", heads * head)):
         if width % (layout.tp * group):
             raise _infeasible(
-                f"{what}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}",
-                _OTHER,
+                f"tp{layout.tp}: each rank's part of {name} {width} must be a multiple of {precision.algorithm}'s group of {group}",
             )
-
-
-_OTHER: Final = "choose another tensor or pipeline parallelism"
 
 
 def write(
@@ -126,7 +123,7 @@ def write(
                     done += 1
                     progress(done, total)
         except (AssertionError, NotImplementedError) as error:
-            raise _infeasible(f"Model Optimizer cannot write this checkpoint: {error}", _OTHER) from error
+            raise _infeasible(f"Model Optimizer cannot write this checkpoint: {error}") from error
         with phase("write"):
             stack.close()
     quantization = dict(written["quantization"] or {})
@@ -179,5 +176,5 @@ def _from_source(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return found
 
 
-def _infeasible(message: str, hint: str) -> StageError:
+def _infeasible(message: str, hint: str = "choose another tensor or pipeline parallelism") -> StageError:
     return StageError(message, failure=FailureClass.INFEASIBLE, hint=hint)

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES
+from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
@@ -680,18 +680,10 @@ def engine_settings(case: Case) -> str | None:
 @rule("TLM601", "take another tp and pp", toolchains=_BOTH)
 def layout(case: Case) -> str | None:
     """More ranks than GPUs, or heads and layers that they do not divide. Source: the models' own assertions."""
-    shape, tp, pp = case.shape, case.cell.tp, case.cell.pp
-    gpus = len(case.machine.gpus)
+    shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
     if tp * pp > gpus:
         return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
-    if shape.num_attention_heads % tp:
-        return f"tp{tp}: {shape.num_attention_heads} attention heads cannot be split evenly over {tp} GPUs"
-    heads = shape.num_key_value_heads
-    if max(heads, tp) % min(heads, tp):
-        return f"tp{tp}: {heads} KV heads can neither be split over {tp} GPUs nor copied to them evenly"
-    if shape.num_hidden_layers % pp:
-        return f"pp{pp}: {shape.num_hidden_layers} layers cannot be split evenly into {pp} stages"
-    return None
+    return uneven(shape.num_attention_heads, shape.num_key_value_heads, shape.num_hidden_layers, tp, pp)
 
 
 @rule("TLM602", toolchains=_BOTH)
