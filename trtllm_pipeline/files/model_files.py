@@ -85,17 +85,23 @@ def copy(source: Path, target: Path) -> None:
     target.chmod(source.stat().st_mode & 0o777)
 
 
-def clone(source: Path, target: Path) -> bool:
-    """Clone a file copy-on-write; returns whether the file system supports that."""
-    _begin(target)
+def share(source: Path, target: Path) -> None:
+    """Give `target` the content of `source`: cloned copy-on-write, or as a hard link, or else copied."""
+    part = target.with_name(f"{target.name}.part")  # what is cut off must not have the name of what is whole
+    part.unlink(missing_ok=True)
+    _begin(part)
     try:
-        with source.open("rb") as original, target.open("r+b") as shared:
+        with source.open("rb") as original, part.open("r+b") as shared:
             fcntl.ioctl(shared.fileno(), _FICLONE, original.fileno())
+        part.chmod(source.stat().st_mode & 0o777)
     except OSError:
-        target.unlink()
-        return False
-    target.chmod(source.stat().st_mode & 0o777)
-    return True
+        part.unlink()
+        try:
+            os.link(source, target)
+            return
+        except OSError:
+            copy(source, part)
+    part.replace(target)
 
 
 def _begin(target: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -49,16 +47,7 @@ def take(folder: Path, out: Path, *, progress: Progress) -> None:
     total = sum(path.stat().st_size for path in files.values())
     done = 0
     for name, path in files.items():
-        _share(path, out / name)
-        done += path.stat().st_size
+        size = path.stat().st_size
+        (model_files.share if size > _COPIED_BYTES else model_files.copy)(path, out / name)
+        done += size
         progress(done, total, "bytes")
-
-
-def _share(source: Path, target: Path) -> None:
-    if source.stat().st_size > _COPIED_BYTES:
-        if model_files.clone(source, target):
-            return
-        with suppress(OSError):
-            os.link(source, target)
-            return
-    model_files.copy(source, target)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope
 from trtllm_pipeline.hub.files import Progress, copy_code, description_files, listed_code, weight_files
-from trtllm_pipeline.hub.transfer import Transfer, place
+from trtllm_pipeline.hub.transfer import Transfer
 
 
 def fetch(
@@ -52,4 +53,4 @@ def fetch(
         trusted = listed_code(pinned, named, model)
         transfer.fetch([*trusted, *(named[name] for name in weights)])
     for name in {*small, *weights, *(file.path for file in trusted)}:
-        place(kept / name, out / name)
+        share(kept / name, out / name)

@@ -7,7 +7,6 @@ partly received file when their process ends, and a shard has gigabytes. Here it
 from __future__ import annotations
 
 import email.utils
-import os
 import shutil
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Final
 import httpx
 
 from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.files.model_files import copy
+from trtllm_pipeline.files.model_files import share
 from trtllm_pipeline.hub import hub_errors
 from trtllm_pipeline.hub.files import Progress, RemoteFile, mismatch, size_bytes
 
@@ -105,7 +104,7 @@ class Transfer:
             return
         cached = self._lookup(file.path) if self._lookup else None
         if cached is not None and mismatch(cached, file) is None:
-            place(cached.resolve(), target)
+            share(cached.resolve(), target)
             self._count(file.size)
             return
         part = _part(target)
@@ -195,17 +194,6 @@ class Transfer:
         with self._lock:
             self._received += size
             self._progress(self._received, self._total, "bytes")
-
-
-def place(source: Path, target: Path) -> None:
-    """Give `target` the content of `source`, by hard link if possible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        part = _part(target)  # what a full disk or a kill cuts off must not have the name of what is whole
-        part.unlink(missing_ok=True)
-        copy(source, part)
-        part.replace(target)
 
 
 def _retry_after_s(value: str | None) -> float | None:

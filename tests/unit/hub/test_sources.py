@@ -11,7 +11,8 @@ from typing import NoReturn
 import pytest
 
 from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek, transfer
+from trtllm_pipeline.files import model_files
+from trtllm_pipeline.hub import hub_errors, hugging_face, local, modelscope, peek
 from trtllm_pipeline.hub.files import description_files
 from trtllm_pipeline.hub.sources import fetch, kind_of, local_folder, resolve
 from trtllm_pipeline.store.store import Store
@@ -229,7 +230,7 @@ def test_a_copy_that_breaks_off_has_not_the_name_of_a_whole_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid cross-device link")))
-    monkeypatch.setattr(transfer, "copy", broken_off)
+    monkeypatch.setattr(model_files, "copy", broken_off)
     with pytest.raises(OSError, match="No space left"):
-        transfer.place(folder / "config.json", tmp_path / "config.json")
+        model_files.share(folder / "config.json", tmp_path / "config.json")
     assert not (tmp_path / "config.json").exists()

@@ -94,8 +94,8 @@ def seen(monkeypatch: pytest.MonkeyPatch, *boards: Board, init_fails: bool = Fal
     return look()
 
 
-def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_DRIVERS", ("/nonexistent",))
+def test_a_machine_without_a_driver_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "_DRIVERS", (str(tmp_path / "none"),))
     assert seen(monkeypatch, Board("GPU-a")) == Graphics()
 
 
