@@ -126,9 +126,8 @@ class _Execution:
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
-    _sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = field(default_factory=dict)
+    _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _errors: dict[StageRunId, StageError] = field(default_factory=dict)
     _took: dict[StageRunId, float] = field(default_factory=dict)
     _interrupts: int = 0
     _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
@@ -190,12 +189,12 @@ class _Execution:
                 self._observer.end()
         self._remember_latest()
         statuses = {run: scheduler.status(run) for run in self._plan.stage_runs}
-        causes = {run: scheduler.blocked_by(run) for run in statuses if statuses[run] is StageStatus.BLOCKED}
+        failed = (run for run, status in statuses.items() if status is StageStatus.FAILED)
         return Outcome(
             statuses,
             self._present,
-            self._errors,
-            {run: cause for run, cause in causes.items() if cause is not None},
+            {run: failure for run in failed if (failure := scheduler.failure(run)) is not None},
+            {run: cause for run in statuses if (cause := scheduler.blocked_by(run)) is not None},
             interrupted=self._interrupts > 0,
         )
 
@@ -269,13 +268,12 @@ class _Execution:
         """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
-            error = StageError(
+            remembered = StageError(
                 f"{known} (remembered from an earlier try)",
                 failure=FailureClass.INFEASIBLE,
                 hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
             )
-            self._errors[run.id] = error
-            return [_ended_event(run, scheduling.Failure(error.failure, error.message))]
+            return [_ended_event(run, remembered)]
         claim = self._store.claim(run.fingerprint)
         if claim is None:
             return self._busy(run, "another invocation works on it")
@@ -370,8 +368,8 @@ class _Execution:
         run, attempt = held.run, held.attempt
         self._took[run.id] = event.usage.wall_s
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            future = self._seal(held, event.usage, in_thread=size_bytes(attempt.out) > _SEAL_IN_THREAD_BYTES)
-            self._sealing[run.id] = (future, event.usage)
+            in_thread = size_bytes(attempt.out) > _SEAL_IN_THREAD_BYTES
+            self._sealing[run.id] = self._seal(held, event.usage, in_thread=in_thread)
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
@@ -383,10 +381,9 @@ class _Execution:
         return [self._failure(run, error)]
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
-        self._errors[run.id] = error
         if error.failure is FailureClass.INFEASIBLE:
             self._store.index.add_infeasible(run.fingerprint, error.message)
-        return _ended_event(run, scheduling.Failure(error.failure, error.message))
+        return _ended_event(run, error)
 
     def _seal(self, held: _Running, usage: Usage, *, in_thread: bool) -> Future[Manifest]:
         run = held.run
@@ -414,8 +411,8 @@ class _Execution:
     def _sealed(self) -> list[scheduling.Event]:
         """Publish what has been digested."""
         events: list[scheduling.Event] = []
-        for run_id in [run_id for run_id, (future, _) in self._sealing.items() if future.done()]:
-            future, _ = self._sealing.pop(run_id)
+        for run_id in [run_id for run_id, future in self._sealing.items() if future.done()]:
+            future = self._sealing.pop(run_id)
             held = self._running.pop(run_id)
             try:
                 artifact = self._store.publish(held.attempt, future.result())
@@ -425,7 +422,6 @@ class _Execution:
                 events.append(self._failure(held.run, failed))
             else:
                 self._present[held.run.fingerprint] = artifact
-                self._errors.pop(run_id, None)
                 events.append(_ended_event(held.run, None))
             _release(held.claims)
         return events
@@ -452,18 +448,8 @@ class _Execution:
     def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
         if not self._begun:
             return
-        error = self._error(run_id) if new is StageStatus.FAILED else None
+        error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
         self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
-
-    def _error(self, run_id: StageRunId) -> StageError | None:
-        """Why a stage run failed: what it said itself, or what the scheduler found to be behind it."""
-        failure = self._scheduler.failure(run_id)
-        said = self._errors.get(run_id)
-        if failure is None or (said is not None and said.message == failure.message):
-            return said
-        error = StageError(failure.message, failure=failure.kind, log=said.log if said is not None else None)
-        self._errors[run_id] = error
-        return error
 
     def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
         """What stages told of their progress, as read a moment ago."""
@@ -519,7 +505,7 @@ def _seconds(run: StageRun, name: str, default: float) -> float:
     return float(value) if isinstance(value, (int, float)) else default
 
 
-def _ended_event(run: StageRun, failure: scheduling.Failure | None) -> scheduling.Event:
+def _ended_event(run: StageRun, failure: StageError | None) -> scheduling.Event:
     if run.stage.scope is Scope.SERVICE:
         return scheduling.ServiceEnded(run.id, failure)
     return scheduling.Finished(run.id, failure)

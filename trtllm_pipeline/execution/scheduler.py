@@ -34,7 +34,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.errors import FailureClass, StageError
 
 BACKOFF_S: Final = 2.0
 """Mean wait before the first retry; doubles with each further one."""
@@ -69,21 +69,13 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why something failed."""
-
-    kind: FailureClass
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class _OfTask:
     id: StageRunId
 
 
 @dataclass(frozen=True, slots=True)
 class _End(_OfTask):
-    failure: Failure | None = None
+    failure: StageError | None = None
 
 
 class Finished(_End):
@@ -142,7 +134,7 @@ class RetryAt(_OfTask):
 
     when: float
     attempt: int
-    failure: Failure
+    failure: StageError
 
 
 Instruction: TypeAlias = Start | Stop | Cancel | RetryAt
@@ -191,7 +183,7 @@ class _TaskNode:
     service: _Service | None = None
     priority: float = 0.0
     failures: int = 0
-    failure: Failure | None = None
+    failure: StageError | None = None
     cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
     amounts: _Amounts = (0, 0, 0, 0)  # held while it runs
     gpus: tuple[int, ...] = ()
@@ -207,7 +199,7 @@ class _Service(_TaskNode):
     left: int = 0
     ready: list[_Entry] = field(default_factory=list)
     current: _TaskNode | None = None
-    ended: Failure | None = None
+    ended: StageError | None = None
 
 
 # Heap entries compare by their first three fields; `index` is unique.
@@ -281,7 +273,7 @@ class Scheduler:
                 self._enqueue(node)
         for node in required:
             if node.service is None and (reason := self._excess(node.task.resources)):
-                self._fail_for_good(node, Failure(FailureClass.INFEASIBLE, reason))
+                self._fail_for_good(node, StageError(reason, failure=FailureClass.INFEASIBLE))
         self._settle()
         self._steer()
 
@@ -301,7 +293,7 @@ class Scheduler:
         """Where this task stands."""
         return self._nodes[task_id].status
 
-    def failure(self, task_id: StageRunId) -> Failure | None:
+    def failure(self, task_id: StageRunId) -> StageError | None:
         """The last failure of this task, also of one that is tried again."""
         return self._nodes[task_id].failure
 
@@ -509,22 +501,22 @@ class Scheduler:
                 node.service.left -= 1
                 self._stirred[node.service] = None
 
-    def _fail_for_good(self, node: _TaskNode, failure: Failure) -> None:
+    def _fail_for_good(self, node: _TaskNode, failure: StageError) -> None:
         node.failure, node.cause = failure, node
         self._move(node, _S.FAILED)
 
-    def _may_retry(self, node: _TaskNode, failure: Failure) -> bool:
+    def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
         """Whether to try again; asked while `node` still counts as running."""
         if not self._open or node.failures >= node.task.retries:
             return False
-        if failure.kind is FailureClass.OUT_OF_MEMORY:
+        if failure.failure is FailureClass.OUT_OF_MEMORY:
             return node in self._running and not node.alone and len(self._running) > 1
-        return failure.kind is FailureClass.TRANSIENT
+        return failure.failure is FailureClass.TRANSIENT
 
-    def _retry(self, node: _TaskNode, failure: Failure) -> None:
+    def _retry(self, node: _TaskNode, failure: StageError) -> None:
         node.failures += 1
         node.failure = failure
-        node.alone = node.alone or failure.kind is FailureClass.OUT_OF_MEMORY
+        node.alone = node.alone or failure.failure is FailureClass.OUT_OF_MEMORY
         when = self._now + backoff_s(node.task.id, node.failures)
         heappush(self._retries, (when, node.index, node))
         self._move(node, _S.PENDING)
@@ -532,13 +524,15 @@ class Scheduler:
 
     # Events.
 
-    def _finished(self, node: _TaskNode, failure: Failure | None) -> None:
+    def _finished(self, node: _TaskNode, failure: StageError | None) -> None:
         if isinstance(node, _Service):
             raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
         again = failure is not None and self._may_retry(node, failure)
         if failure is not None and node.service and (ended := node.service.ended):
             # Its server went away under it: that is the cause, and both must have another try for this to have one.
-            failure = Failure(ended.kind, f"{node.service.task.id} failed while this ran")
+            failure = StageError(
+                f"{node.service.task.id} failed while this ran", failure=ended.failure, log=failure.log
+            )
             again = node.failures < node.task.retries and self._may_retry(node.service, ended)
         self._leave(node)
         if failure is None:
@@ -550,10 +544,10 @@ class Scheduler:
         else:
             self._fail_for_good(node, failure)
 
-    def _service_ended(self, service: _Service, failure: Failure | None) -> None:
+    def _service_ended(self, service: _Service, failure: StageError | None) -> None:
         if failure is None and service.phase is not _Phase.STOPPING:
             before = "it was ready" if service.phase is _Phase.STARTING else "it was asked to"
-            failure = Failure(FailureClass.BUG, f"ended before {before}")
+            failure = StageError(f"ended before {before}")
         service.ended = failure
         if service.current:
             service.phase = _Phase.DEAD

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtllm_pipeline.domain import Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.execution.scheduler import (
     ENDED,
     TRANSITIONS,
@@ -20,7 +20,6 @@ from trtllm_pipeline.execution.scheduler import (
     Cancel,
     Capacity,
     Event,
-    Failure,
     Finished,
     Freed,
     Instruction,
@@ -36,9 +35,9 @@ from trtllm_pipeline.execution.scheduler import (
 )
 
 S = StageStatus
-BUG = Failure(FailureClass.BUG, "it broke")
-TRANSIENT = Failure(FailureClass.TRANSIENT, "connection reset")
-OOM = Failure(FailureClass.OUT_OF_MEMORY, "no memory left")
+BUG = StageError("it broke", failure=FailureClass.BUG)
+TRANSIENT = StageError("connection reset", failure=FailureClass.TRANSIENT)
+OOM = StageError("no memory left", failure=FailureClass.OUT_OF_MEMORY)
 SCHEDULES = int(os.environ.get("SCHEDULES", "300"))
 """Random schedules per property."""
 
@@ -146,9 +145,9 @@ def test_more_than_the_machine_has_fails_at_once_with_the_reason() -> None:
     )
     assert statuses(scheduler, "build", "repo", "other") == [S.FAILED, S.BLOCKED, S.PENDING]
     failure = scheduler.failure(sid("build"))
-    assert failure == Failure(
-        FailureClass.INFEASIBLE, "needs 9 CPUs, this machine offers 4; needs 8 GPUs, this machine offers 2"
-    )
+    assert failure
+    assert failure.failure is FailureClass.INFEASIBLE
+    assert failure.message == "needs 9 CPUs, this machine offers 4; needs 8 GPUs, this machine offers 2"
     assert scheduler.blocked_by(sid("repo")) == "build"
     assert scheduler.blocked_by(sid("build")) is None
 
@@ -312,7 +311,7 @@ def test_a_service_that_ends_well_but_too_early_has_failed(ready: bool, message:
     scheduler.advance(2, ServiceEnded(sid("serve")))
     failure = scheduler.failure(sid("serve"))
     assert failure
-    assert failure.kind is FailureClass.BUG
+    assert failure.failure is FailureClass.BUG
     assert message in failure.message
 
 
@@ -321,7 +320,8 @@ def test_a_dead_service_takes_the_task_inside_it_along_and_holds_its_gpus_until_
     assert scheduler.advance(3, ServiceEnded(sid("serve"), BUG)) == [Cancel(sid("smoke"))]
     assert names(scheduler.advance(4, Finished(sid("smoke"), TRANSIENT))) == ["other"]
     failure = scheduler.failure(sid("smoke"))
-    assert failure == Failure(FailureClass.BUG, "serve failed while this ran")
+    assert failure
+    assert (failure.message, failure.failure) == ("serve failed while this ran", FailureClass.BUG)
     assert statuses(scheduler, "serve", "smoke", "perf") == [S.FAILED, S.FAILED, S.BLOCKED]
 
 
@@ -422,7 +422,7 @@ def test_backoff_grows_to_a_limit_and_differs_between_tasks() -> None:
 def test_what_would_fail_again_is_not_tried_again(kind: FailureClass) -> None:
     scheduler = Scheduler([task("a", retries=5)], Capacity(1))
     scheduler.advance(0)
-    assert scheduler.advance(1, Finished(sid("a"), Failure(kind, "no"))) == []
+    assert scheduler.advance(1, Finished(sid("a"), StageError("no", failure=kind))) == []
     assert statuses(scheduler, "a") == [S.FAILED]
 
 
@@ -684,9 +684,9 @@ class Simulation:
             assert len(units) == 1
         assert running(self.scheduler) == set(self.held)
 
-    def failure(self) -> Failure:
+    def failure(self) -> StageError:
         kind = self.rng.choice([FailureClass.TRANSIENT, FailureClass.TRANSIENT, *FailureClass])
-        return Failure(kind, "it failed")
+        return StageError("it failed", failure=kind)
 
     def end(self, task_id: StageRunId) -> None:
         del self.held[task_id]
