@@ -8,7 +8,7 @@ from typing import Annotated
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
-from trtllm_pipeline.execution.replay import replay
+from trtllm_pipeline.execution.by_hand import replay
 
 
 def execute(

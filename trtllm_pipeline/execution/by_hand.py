@@ -1,25 +1,30 @@
-"""One stage in this process, for a person who waits: no store, no claims, no retries."""
+"""One stage, or the commands of a job file again, for a person who waits: no store, no claims, no retries."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.errors import StageError
+from trtllm_pipeline.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.execution.executor import failure_of, read_job
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.stages.base import SERVICE_FILE, Stage, StageContext
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.stages.base import JOB, OUT, SERVICE_FILE, Stage, StageContext
 from trtllm_pipeline.worker import run_program, write_job
 
 _POLL_S: Final = 0.1
+_STDERR: Final = 2
+"""What the commands print is no data."""
 
 
 def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]], None]) -> None:
@@ -28,11 +33,54 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
         write_job(stage.name, stage.program, context)  # which programs of ours among them read
         for command in stage.commands(context, probe.machine()):
             show(command)
-            code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
-            if code:
+            if code := _call(stage.name, command, {}):
                 raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
     if stage.program is not None:
         run_program(stage.program, stage.name, context)
+
+
+def replay(path: Path, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
+    """Run a job's commands in the empty folder `attempt`, some of its inputs replaced; `show` is told each.
+
+    Returns the folder with what they made. The store is only read. Raises UsageError, and StageError for the first
+    command that fails.
+    """
+    job = read_job(path)
+    if unknown := [name for name in inputs if name not in job.inputs]:
+        raise UsageError(f"--input {unknown[0]}: the job has no such input", hint=f"one of {', '.join(job.inputs)}")
+    replaced = {job.inputs[name]: str(given.absolute()) for name, given in inputs.items()}
+    replaced |= {job.out: str(attempt / OUT), job.attempt: str(attempt)}
+
+    def moved(word: str) -> str:
+        for old, new in replaced.items():
+            word = new + word[len(old) :] if word == old or word.startswith(f"{old}/") else word
+        return word
+
+    (attempt / OUT).mkdir()
+    job = replace(
+        job,
+        commands=tuple(tuple(map(moved, command)) for command in job.commands),
+        inputs={name: moved(given) for name, given in job.inputs.items()},
+        out=moved(job.out),
+        attempt=str(attempt),
+    )
+    job.write(attempt / JOB)
+    for command in job.commands:
+        show(command)
+        before = out_of_memory.counts()
+        if code := _call(job.stage, command, job.environment):
+            failure = failure_of(job, code, timed_out=False, before=before)
+            failure.log = None  # what it said went to stderr
+            raise failure
+    return Path(job.out)
+
+
+def _call(stage: str, command: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        return subprocess.call(command, stdout=_STDERR, env={**os.environ, **environment})
+    except OSError as error:
+        why = f"{stage}: {command[0]} cannot be started: {error.strerror}"
+        raise StageError(why, failure=FailureClass.USER) from error
 
 
 @contextmanager
