@@ -28,7 +28,6 @@ from trtllm_pipeline.toolchains.embedded.params import (
     RepositoryEmbedded,
 )
 
-ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _OWN_SETTINGS: Final = {
     # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
     "quantize": (),

@@ -7,7 +7,6 @@ Source: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -77,10 +76,6 @@ class Weights(Mapping[str, NDArray[np.float32]]):
     def dtypes(self) -> tuple[str, ...]:
         """Data types in use, in safetensors' names, sorted."""
         return tuple(sorted({entry.dtype for _, entry in self._entries.values()}))
-
-    def parameters(self) -> int:
-        """Number of values in all tensors."""
-        return sum(math.prod(entry.shape) for _, entry in self._entries.values())
 
 
 def write(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:

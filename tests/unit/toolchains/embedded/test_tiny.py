@@ -36,7 +36,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_models_are_small_and_their_answers_varied(tmp_path: Path, architecture: str) -> None:
     random_model.write_model(tmp_path, architecture)
-    assert 1e6 < Weights(tmp_path).parameters() < 2e6
+    assert 1e6 < sum(values.size for values in Weights(tmp_path).values()) < 2e6
     model, tokenizer = Reference.from_folder(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     answers = [model.generate(tokenizer.encode(prompt).ids, 32) for prompt in PROMPTS]
     assert all(len(set(answer)) >= 6 for answer in answers)
