@@ -25,6 +25,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError, StageError
 from trtllm_pipeline.files.model_files import Fields
 from trtllm_pipeline.files.user_files import decode_yaml, read_mapping
 from trtllm_pipeline.processes.process import running_since
+from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from tokenizers import Tokenizer
 
-ENGINE_MODEL: Final = "tensorrt_llm"
 _ALWAYS: Final = frozenset({"max_batch_size", "decoupled", "max_queue_delay_microseconds"})
 """Fields whose default says something. Any other that a configuration leaves out is Triton's to fill in."""
 _TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+ENSEMBLE: Final = "ensemble"
+BLS_MODEL: Final = "tensorrt_llm_bls"
 ENGINE_MODEL: Final = "tensorrt_llm"
+THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
+"""Tells the embedded engine model how many threads to use, 0 or unset for its own choice: a repository is the same for
+every machine."""
 MPIRUN: Final = "mpirun"
 """The one on PATH."""
 LOOPBACK: Final = "127.0.0.1"

@@ -21,11 +21,19 @@ from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
 from trtllm_pipeline.processes.process import Group
 from trtllm_pipeline.serving import links, triton
-from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, LOOPBACK, MPIRUN, Ports, argv, needs_mpirun
+from trtllm_pipeline.serving.command_lines import (
+    BLS_MODEL,
+    ENGINE_MODEL,
+    ENSEMBLE,
+    LOOPBACK,
+    MPIRUN,
+    Ports,
+    argv,
+    needs_mpirun,
+)
 
 RANKS_FOLDER: Final = "ranks"
 """Beside the log of mpirun: the logs of the ranks."""
-_ASKED: Final = ("ensemble", "tensorrt_llm_bls")
 _NESTED: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
@@ -218,7 +226,7 @@ def start(
         output=log,
         host=triton.reached_at(host),
         prefix=prefix,
-        models=tuple(model for model in _ASKED if model in loaded) or (ENGINE_MODEL,),
+        models=tuple(model for model in (ENSEMBLE, BLS_MODEL) if model in loaded) or (ENGINE_MODEL,),
         loaded=loaded,
         started=started,
     )

@@ -29,17 +29,13 @@ from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
-from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, reachable
+from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE, MPIRUN, THREADS_VARIABLE, Ports, reachable
 from trtllm_pipeline.serving.server import Server, quoted
 from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
 from trtllm_pipeline.triton_repository import referenced_paths
 
-MODEL: Final = "ensemble"
-BLS_MODEL: Final = "tensorrt_llm_bls"
 LOG_FILE: Final = "server.log"
-THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
-"""Tells the embedded engine model how many threads to use; a repository is the same for every machine."""
 STARTS: Final = 3
 """Tries to find free ports: another program may take one between the test and the server's start."""
 REPAIRS: Final = 3
@@ -82,8 +78,8 @@ Begin = Callable[[LaunchParams], Server]
 def run(context: StageContext[LaunchEmbedded]) -> None:
     """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot go on."""
     repository = context.inputs["repository"]
-    if not (repository / MODEL / "config.pbtxt").is_file():
-        raise ServerError(f"{repository} has no model {MODEL}", hint="write it with `pipeline stage repository`")
+    if not (repository / ENSEMBLE / "config.pbtxt").is_file():
+        raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
 
@@ -92,7 +88,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
         return triton.start(
             installed,
             repository,
-            (MODEL, BLS_MODEL),
+            (ENSEMBLE, BLS_MODEL),
             folder=context.attempt / "links",
             log=context.attempt / LOG_FILE,
             ports=ports(asked),

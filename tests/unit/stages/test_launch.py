@@ -19,7 +19,6 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import triton
 from trtllm_pipeline.stages import launch
 from trtllm_pipeline.stages.params import LaunchEmbedded
-from trtllm_pipeline.toolchains.embedded.models import tensors
 
 
 class FakeServer:
@@ -102,10 +101,6 @@ def test_a_folder_that_is_no_repository(tmp_path: Path) -> None:
         launch.run(context(LaunchEmbedded, {}, {"repository": tmp_path}, {}, tmp_path, tmp_path))
 
 
-def test_the_engine_model_reads_the_variable_that_launch_writes() -> None:
-    assert launch.THREADS_VARIABLE == tensors.THREADS_VARIABLE
-
-
 class Dying:
     """Servers that die at once, or of which a model does, `lives` of them; the next one is told to end."""
 
@@ -145,8 +140,8 @@ class Dying:
         self.stopped += 1
 
     def run(self, folder: Path, **params: int | str) -> None:
-        (folder / launch.MODEL).mkdir()
-        (folder / launch.MODEL / "config.pbtxt").touch()
+        (folder / launch.ENSEMBLE).mkdir()
+        (folder / launch.ENSEMBLE / "config.pbtxt").touch()
         launch.run(context(LaunchEmbedded, params, {"repository": folder}, {}, folder, folder))
 
 

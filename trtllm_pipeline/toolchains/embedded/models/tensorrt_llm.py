@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
+from trtllm_pipeline.serving.command_lines import THREADS_VARIABLE
 from trtllm_pipeline.toolchains.embedded.models import messages, tensors
 from trtllm_pipeline.toolchains.embedded.models.text import Characters, Text
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Finish, Generation, RequestError, Runtime, Sampling
@@ -48,7 +49,7 @@ class TritonPythonModel:
         self._text = Text(settings["tokenizer_dir"])
         self._runtime = Runtime(
             Path(settings["gpt_model_path"]),
-            threads=int(os.environ.get(tensors.THREADS_VARIABLE) or 0),
+            threads=int(os.environ.get(THREADS_VARIABLE) or 0),
             enable_kv_cache_reuse=messages.flag(settings["enable_kv_cache_reuse"]),
         )
         self._lock = threading.Lock()

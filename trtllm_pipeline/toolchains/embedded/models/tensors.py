@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 DataType = Literal["BOOL", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "STRING"]
-ENGINE_MODEL: Final = "tensorrt_llm"
-THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
-"""Environment variable of the server: threads of the engine, 0 or unset for its own choice."""
 
 
 @dataclass(frozen=True, slots=True)
