@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import DownloadParams
 
@@ -41,7 +41,6 @@ def _generate(out: Path, architecture: str, seed: int) -> None:
     except ImportError as error:
         raise DownloadError(
             f"generating a model needs a package that is not installed: {error.name}",
-            failure=FailureClass.USER,
             hint="pip install 'trtllm-pipeline[embedded]'",
         ) from error
     tiny.write_model(out, architecture, seed)

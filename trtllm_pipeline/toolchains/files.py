@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
+from trtllm_pipeline.errors import DownloadError
 from trtllm_pipeline.files.model_files import copy, find
 
 TOKENIZER_FILES: Final = (
@@ -30,7 +30,7 @@ def link(folder: Path, name: str, target: Path) -> None:
     """
     source = find(folder, name)  # hub caches hold symbolic links, and a link to one would be a link to a link
     if source is None:
-        raise DownloadError(f"{folder / name} is missing", failure=FailureClass.USER)
+        raise DownloadError(f"{folder / name} is missing")
     try:
         os.link(source, target)
     except OSError:
