@@ -166,7 +166,7 @@ _HINT_INDENT: Final = " " * 13 + "do: "
 
 
 @dataclass(frozen=True, slots=True)
-class TextLine:
+class MarkedLine:
     """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
 
     text: str
@@ -202,7 +202,7 @@ class Examination:
         asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
         return 0 if any(verdict.missing is None for verdict in asked) else 3
 
-    def lines(self) -> Iterator[TextLine]:
+    def lines(self) -> Iterator[MarkedLine]:
         """All of it for people, the verdict first."""
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
@@ -212,12 +212,12 @@ class Examination:
         ]
         if wanted[0].missing is None:
             look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
-            yield TextLine(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
+            yield MarkedLine(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
         elif self.toolchain is not None:
-            yield TextLine(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
+            yield MarkedLine(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
         else:
-            yield TextLine("not ready: no toolchain can be used on this machine")
-        yield from (TextLine(""), TextLine("toolchains"))
+            yield MarkedLine("not ready: no toolchain can be used on this machine")
+        yield from (MarkedLine(""), MarkedLine("toolchains"))
         width = max(len(verdict.name) for verdict in self.verdicts)
         for verdict in self.verdicts:
             status = CheckStatus.MISSING if verdict.missing else CheckStatus.OK
@@ -227,15 +227,15 @@ class Examination:
             )
         width = max(len(check.id.partition(".")[2]) for check in self.checks)
         for group, checks in groupby(self.checks, lambda check: check.group):
-            yield from (TextLine(""), TextLine(TITLES[group]))
+            yield from (MarkedLine(""), MarkedLine(TITLES[group]))
             for check in checks:
                 name = check.id.partition(".")[2].replace("_", " ")
                 grey = check.status is CheckStatus.MISSING and not names.intersection(check.needed_by)
                 yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, grey)
         yield from (
-            TextLine(""),
-            TextLine("to plan for this machine elsewhere:"),
-            TextLine(f"  --assume '{self.assume}'"),
+            MarkedLine(""),
+            MarkedLine("to plan for this machine elsewhere:"),
+            MarkedLine(f"  --assume '{self.assume}'"),
         )
 
     def text(self, encoding: str | None) -> str:
@@ -257,10 +257,10 @@ class Examination:
         }
 
 
-def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[TextLine]:
-    yield TextLine(text, status, grey)
+def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[MarkedLine]:
+    yield MarkedLine(text, status, grey)
     if hint and not grey:
-        yield TextLine(f"{_HINT_INDENT}{hint}")
+        yield MarkedLine(f"{_HINT_INDENT}{hint}")
 
 
 def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = None) -> Examination:

@@ -28,6 +28,7 @@ from trtllm_pipeline.toolchains import base as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.planning.plan import Plan
+    from trtllm_pipeline.planning.request import Request
     from trtllm_pipeline.store.store import Store
 
 _EXAMPLES = {
@@ -48,7 +49,7 @@ _EXAMPLES = {
 
 
 def __getattr__(name: str) -> Callable[..., int]:
-    stages = [stage for each in toolchains.names() for stage in toolchains.load(each).stages if stage.name == name]
+    stages = stage_options.of_name(name)
     if not stages:
         raise AttributeError(name)
 
@@ -130,20 +131,8 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     request = options.request(
         typed["matrix"], typed.get("cells"), typed.get("sets"), until, typed.get("toolchain"), assume=None
     )
-    values: dict[str, Any] = {}
     if service:
-        machine = flow.machine_of(request)
-        cells = [cell for cell in flow.select_cells(request, flow.load(request), machine) if cell.reason is None]
-        if len(cells) > 1:
-            ids = ", ".join(cell.id for cell in cells[:8]) + (", ..." if len(cells) > 8 else "")
-            raise UsageError(
-                f"{len(cells)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
-            )
-        for only in cells:
-            # The cell's own toolchain may be another than the one that the command line was read for.
-            stage = toolchains.load(only.toolchain).stage(stage.name)
-            values = stage_options.values(stage, typed)
-            _refuse(stage.name, stage_options.wrong(stage, values))
+        stage, values = _of_one_cell(stage, typed, request)
     store = Store(Path(typed["workspace"]))
     plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
     if outcome.exit_code:
@@ -159,6 +148,25 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     told = {"schema": 1, "stage": stage.name, "cells": folders}
     emit_as(typed["format"], told, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
     return 0
+
+
+def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tuple[Stage, dict[str, Any]]:
+    """The stage and what was typed for it, by the toolchain of the one cell that is selected. Raises UsageError."""
+    from trtllm_pipeline import flow
+
+    cells = flow.select_cells(request, flow.load(request), flow.machine_of(request))
+    able = [cell for cell in cells if cell.reason is None]
+    if len(able) > 1:
+        ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
+        raise UsageError(
+            f"{len(able)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
+        )
+    if not able:
+        return stage, {}  # which is refused with the reasons
+    stage = toolchains.load(able[0].toolchain).stage(stage.name)
+    values = stage_options.values(stage, typed)
+    _refuse(stage.name, stage_options.wrong(stage, values))
+    return stage, values
 
 
 def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], plan: Plan, store: Store) -> int:

@@ -32,6 +32,11 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
 )
 
 
+def of_name(name: str) -> list[Stage]:
+    """The stages of all toolchains that are called so."""
+    return [stage for each in toolchains.names() for stage in toolchains.load(each).stages if stage.name == name]
+
+
 def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     """The options of a stage that several toolchains may have, each with some of them."""
     own = [_parameter(*each) for each in SHARED]
@@ -142,8 +147,7 @@ def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
                 _put(found, path, _read(field, typed[name]))
             except ValueError as error:
                 wrong.append(f"{flag(name)}: {error}")
-    stages = [each for name in toolchains.names() for each in toolchains.load(name).stages if each.name == stage.name]
-    others = {name for each in stages for name in _names(each)} - {*_names(stage)}
+    others = {name for each in of_name(stage.name) for name in _names(each)} - {*_names(stage)}
     wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
     if wrong:
         raise UsageError("\n  ".join(wrong))
