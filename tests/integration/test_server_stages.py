@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tests.contexts import context
 from trtllm_pipeline.bench.metrics import analyze
 from trtllm_pipeline.bench.scripted_server import Respond, Script, config, running
+from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.stages import accuracy, perf, score, smoke
@@ -248,6 +249,20 @@ def test_perf_of_request_rates_against_objectives(start: Start) -> None:
         assert level["goodput"]["objectives_ms"] == {"ttft": 5000, "e2e": 0.5}
         assert level["goodput"]["share"] == 0, "seven gaps of a millisecond each"
     assert [level["schedule"]["achieved_rate"] for level in levels[2:]] == pytest.approx([100, 50], rel=0.2)
+
+
+def test_perf_by_hand_ends_with_what_it_measured(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = start(files={"input_data": PROMPTS}, **PERF)
+    inputs = (word for name, path in work.inputs.items() for word in (f"--{name}", str(path)))
+    words = ("--input-data", str(work.files["input_data"]), "--requests", "4", "--concurrency", "1")
+    assert main(["perf", *inputs, *words, "--output-dir", str(tmp_path / "by hand")]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{tmp_path / 'by hand'}\n"
+    table = told.err[told.err.index("ensemble over grpc; output tokens counted by encoded_again") :]
+    assert "TTFT p50 ms" in table
+    assert "rates are of the window whole" in table
 
 
 @pytest.mark.parametrize(

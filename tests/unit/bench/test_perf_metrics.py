@@ -13,7 +13,8 @@ from trtllm_pipeline.bench.metrics import steady_window
 from trtllm_pipeline.bench.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.bench.requests import tokens_by_event
 from trtllm_pipeline.errors import StageError, UsageError
-from trtllm_pipeline.report.load_tables import to_text
+from trtllm_pipeline.report.load_tables import overview, to_text
+from trtllm_pipeline.report.logs import measured_beside
 
 MS = 1_000_000
 
@@ -430,6 +431,17 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     with pytest.raises(UsageError, match="there is no ttft_p99") as caught:
         per_request("ttft_p99=300ms")
     assert str(caught.value.hint).startswith("write ttft=300ms; bench load,")
+
+
+def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -> None:
+    assert measured_beside(tmp_path / "log") == ()
+    (tmp_path / "out").mkdir()
+    events = write(tmp_path / "e", request(0, [(10, " a"), (20, " b"), (30, " c")]))
+    (tmp_path / "out" / "perf.json").write_text(json.dumps(analyze(events, Words(), {"ttft": 5})))
+    head, row = overview(measured_beside(tmp_path / "log")).splitlines()
+    assert head.split()[:3] == ["load", "requests", "failed"]
+    assert row.split()[:6] == ["concurrency", "1", "1", "0", "10.00", "10.00"]
+    assert row.split()[-1] == "0.00", "goodput"
 
 
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:
