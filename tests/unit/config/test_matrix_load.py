@@ -266,6 +266,21 @@ def test_recipes_are_found_by_name_only(folder: Path, name: str) -> None:
         (("{local: ./small}", "{hugging_face: a/b, revison: b}"), "unknown key; did you mean 'revision'?"),
         (("{local: ./small}", "{hugging_face: ../b}"), 'sources[0].hugging_face: "../b" is not of the form'),
         (("{local: ./small}", "{package_index: a==1, sha256: xx, member: /etc}"), "sources[0].member: '/etc' must be"),
+        (
+            ("{local: ./small}", "{package_index: a==1, sha256: xx, member: a}"),
+            'sources[0].sha256: "xx" is not of the form',
+        ),
+        (
+            ("{local: ./small}", "{package_index: --index-url=evil}"),
+            'package_index: "--index-url=evil" is not of the form',
+        ),
+        (("{local: ./small}", "{package_index: a==1}"), "sources[0].member: is required"),
+        (("{local: ./small}", "{generated: llama, code: {}}"), "sources[0].code: unknown key"),
+        (
+            ("name: small", f"name: small\ncode: {{../a.py: '{'0' * 64}'}}"),
+            'code.../a.py: "../a.py" is not of the form',
+        ),
+        (("name: small", "name: small\ncode: {a.py: '123'}"), 'code.a.py: "123" is not of the form'),
         (("{local: ./small}", "{generated: gpt}"), 'sources[0].generated: "gpt" is not allowed'),
         (("{embedded: [fp16, int8_wo]}", "fp16"), "precisions: is a list of precisions, or a list for each toolchain"),
         (("{embedded: [fp16, int8_wo]}", "[fp16, fp16]"), "precisions: 'fp16' is there twice"),
