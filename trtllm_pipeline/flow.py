@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
-from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
-from trtllm_pipeline.planning.pins import FileDigests, ModelPins
+from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
 from trtllm_pipeline.planning.request import Request
@@ -103,15 +102,14 @@ def plan_cells(
     Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
     is planned as its recipe lists it. Raises DownloadError.
     """
-    digest = digest_file if store is None else store.index.digest
-    pin = ModelPins(store, digest, guess=guess).pin
-    cells = [pin(cell) if cell.reason is None else cell for cell in cells]
+    pins = Pins(store, guess=guess)
+    cells = [pins.pin(cell) if cell.reason is None else cell for cell in cells]
     used = {cell.toolchain for cell in cells if cell.reason is None}
     return planning.make_plan(
         cells,
         {name: toolchains.load(name) for name in sorted(used)},
         machine,
-        digest=FileDigests(digest, guess=guess).digest,
+        digest=pins.digest,
         until=until,
     )
 
