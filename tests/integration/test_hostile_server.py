@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,8 @@ from trtllm_pipeline.bench.target import Target, service_at
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.client.transport.http import HttpError
 from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.serving import server
+from trtllm_pipeline.serving.command_lines import Ports
+from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
 
 pytestmark = pytest.mark.integration
 
@@ -228,7 +230,8 @@ def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
 def test_what_launch_asks_ends_too(start: Start, lie: str) -> None:
     port, before = start(LIES[lie], about_all=True).port, time.monotonic()
     with suppress(OSError, HttpError):
-        server.ask("127.0.0.1", port, "GET", "/v2/health/ready", timeout_s=LIMIT_S)
+        asked = OpenAiServer(process=SimpleNamespace(), ports=Ports(port, 0, 0), output=Path())
+        asked.request("GET", "/health", timeout_s=LIMIT_S)
     assert time.monotonic() - before < LIMIT_S + SLACK_S
 
 

@@ -69,8 +69,13 @@ class Server(ABC):
         return self.output
 
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        """Status and body of one HTTP request, as `ask`."""
-        return ask(self.host, self.ports.http, method, path, body, timeout_s=timeout_s)
+        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`.
+
+        Raises OSError or HttpError when there is no answer.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+        address = f"[{self.host}]:{self.ports.http}" if ":" in self.host else f"{self.host}:{self.ports.http}"
+        return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
 
     @abstractmethod
     def ready_paths(self) -> Sequence[str]:
@@ -123,18 +128,6 @@ class Server(ABC):
     @abstractmethod
     def stop(self, timeout_s: float) -> int | None:
         """End all its processes within about `timeout_s`. Returns the exit status."""
-
-
-def ask(
-    host: str, port: int, method: str, path: str, body: object = None, *, timeout_s: float = 10
-) -> tuple[int, bytes]:
-    """Send one HTTP request, `body` as JSON; status and answer, all within `timeout_s`.
-
-    Raises OSError or HttpError when there is no answer.
-    """
-    data = b"" if body is None else json.dumps(body).encode()
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
 
 
 def diagnose(
