@@ -7,8 +7,8 @@ is put through the same quantization beforehand, so that calibration finds them 
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,12 +31,14 @@ def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[An
     Leaving the context waits for it. What goes wrong in it is printed, and of no further consequence. Does nothing without
     a GPU, with several (each would need its own), and with one that the weights fill by more than half.
     """
-    thread = _started(folder, config, dtype, rehearse)
-    try:
+    with ThreadPoolExecutor(1, thread_name_prefix="warm") as thread:
+        try:
+            # Here, not in the thread: while a model is constructed, transformers changes settings of the whole process.
+            if (device := _device(folder)) is not None:
+                thread.submit(_attempt, rehearse, _layer(config, dtype, device))
+        except Exception as error:  # noqa: BLE001 - the stage works without
+            _tell(error)
         yield
-    finally:
-        if thread is not None:
-            thread.join()
 
 
 def rehearsal(
@@ -58,21 +60,6 @@ def rehearsal(
         mtq.quantize(layer, copy.deepcopy(quantizer), forward_loop=loop)
 
     return rehearse
-
-
-def _started(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> threading.Thread | None:
-    try:
-        device = _device(folder)
-        if device is None:
-            return None
-        # Here, not in the thread: while a model is constructed, transformers changes settings of the whole process.
-        layer = _layer(config, dtype, device)
-    except Exception as error:  # noqa: BLE001 - the stage works without
-        _tell(error)
-        return None
-    thread = threading.Thread(target=_attempt, args=(rehearse, layer), name="warm", daemon=True)
-    thread.start()
-    return thread
 
 
 def _attempt(rehearse: Callable[[Any], None], layer: Any) -> None:

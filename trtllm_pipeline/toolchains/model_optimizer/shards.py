@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES: Final = 256
 """Room for one tensor's entry: twice what the longest names need."""
+_DTYPES: Final = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "int64": "I64",
+    "int32": "I32",
+    "int8": "I8",
+    "uint8": "U8",
+}
 _CHUNK_BYTES: Final = 64 << 20
 _WRITERS: Final = 4
 
@@ -62,7 +72,6 @@ class ShardWriter:
         """
         import torch
 
-        names = _dtype_names()
         # The widest types first, so that narrow ones with odd sizes do not shift them.
         for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
             if self._end % tensor.element_size():
@@ -74,7 +83,7 @@ class ShardWriter:
             size = tensor.numel() * tensor.element_size()
             offsets = [self._end, self._end + size]
             self._entries[name] = {
-                "dtype": names[tensor.dtype],
+                "dtype": _DTYPES[str(tensor.dtype).removeprefix("torch.")],
                 "shape": list(tensor.shape),
                 "data_offsets": offsets,
             }
@@ -88,18 +97,3 @@ class ShardWriter:
         while data:
             written = os.pwrite(self._file, data, offset)
             data, offset = data[written:], offset + written
-
-
-def _dtype_names() -> Mapping[torch.dtype, str]:
-    import torch
-
-    return {
-        torch.float32: "F32",
-        torch.float16: "F16",
-        torch.bfloat16: "BF16",
-        torch.float8_e4m3fn: "F8_E4M3",
-        torch.int64: "I64",
-        torch.int32: "I32",
-        torch.int8: "I8",
-        torch.uint8: "U8",
-    }

@@ -26,11 +26,7 @@ TOKENIZER_FILES: Final = (
     "spiece.model",
 )
 """Any of these makes a Hugging Face folder one that has a tokenizer."""
-_FRACTIONS: Final = (
-    "kv_cache_free_gpu_mem_fraction",
-    "cross_kv_cache_fraction",
-    "lora_cache_gpu_memory_fraction",
-)
+_FRACTIONS: Final = ("kv_cache_free_gpu_mem_fraction", "cross_kv_cache_fraction", "lora_cache_gpu_memory_fraction")
 _SWITCHES: Final = (
     "exclude_input_in_output",
     "enable_kv_cache_reuse",
