@@ -96,18 +96,22 @@ def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
     return found & table.keys()
 
 
+def proc_file(pid: int, name: str) -> bytes:
+    """A file of a process below /proc; nothing where the process is gone, or may not be looked at."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123  # pathlib costs more than all of this program
+            return file.read()
+    except OSError:
+        return b""
+
+
 def is_marked(pid: int, mark: str) -> bool:
     """Whether the environment this process started with says that it belongs to the stage run `mark`, e.g. "812.3".
 
     With a mark ending in a dot: to any stage run of that guardian.
     """
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  # pathlib costs more than all of this program
-            environment = b"\0" + file.read() + b"\0"
-    except OSError:
-        return False
     end = "" if mark.endswith(".") else "\0"
-    return f"\0{MARK}={mark}{end}".encode() in environment
+    return f"\0{MARK}={mark}{end}".encode() in b"\0" + proc_file(pid, "environ") + b"\0"
 
 
 def kill(pid: int, signo: int) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.guardian import process_table, with_descendants
+from trtllm_pipeline.processes.guardian import proc_file, process_table, with_descendants
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05
@@ -26,7 +26,7 @@ _LEFT_S: Final = 0.4
 
 def model_run_by(pid: int) -> str | None:
     """The model that a living process runs; None if it is not a stub."""
-    return model_of(_read(pid, "cmdline").split(b"\0"))
+    return model_of(proc_file(pid, "cmdline").split(b"\0"))
 
 
 def model_of(command: list[bytes]) -> str | None:
@@ -68,16 +68,8 @@ class Watch:
         """Description of a killed process; None if it does not matter."""
         if pid in self._models:
             return f"the process of model {self._models[pid]}"
-        name = _read(pid, "comm").decode(errors="replace").strip()
+        name = proc_file(pid, "comm").decode(errors="replace").strip()
         if STUB.startswith(name) and name:
             return f"the process of a Python model ({pid})"
         for_memory = signo == signal.SIGKILL and out_of_memory.verdict(self._before)[0] is FailureClass.OUT_OF_MEMORY
         return f"its process {pid} ({name})" if for_memory else None
-
-
-def _read(pid: int, name: str) -> bytes:
-    """A file of a process; nothing where that is gone."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""

@@ -18,8 +18,8 @@ from typing import Final
 
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes.guardian import Process, kill, look_up, process_table
-from trtllm_pipeline.processes.process import Group
+from trtllm_pipeline.processes.guardian import Process, kill, look_up, proc_file, process_table
+from trtllm_pipeline.processes.process import Group, running_since
 from trtllm_pipeline.serving import links, triton
 from trtllm_pipeline.serving.command_lines import (
     BLS_MODEL,
@@ -71,13 +71,13 @@ class Ranks(Group):
     def dead(self) -> list[int]:
         """Ranks that were running and have ended."""
         self.seen()
-        return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if not _is(pid, seen)]
+        return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if running_since(pid) != seen.start_time]
 
     def interrupt(self) -> None:
         """Interrupt the ranks, but not mpirun, which would kill them a second later."""
         self.seen()
         for pid, seen in self.ranks.values():
-            if _is(pid, seen):
+            if running_since(pid) == seen.start_time:
                 kill(pid, signal.SIGINT)
 
     def seen(self) -> list[int]:
@@ -92,18 +92,9 @@ class Ranks(Group):
         return [pid for _, (pid, _) in sorted(self.ranks.items())]
 
 
-def _is(pid: int, seen: Process) -> bool:
-    """Whether the same process is still running."""
-    now = look_up(pid)
-    return now is not None and not now.zombie and now.start_time == seen.start_time
-
-
 def _rank(pid: int) -> int | None:
     """The rank that mpirun gave this process; None if it is still being started."""
-    try:
-        found = _RANK.search(Path(f"/proc/{pid}/environ").read_bytes())
-    except OSError:
-        return None
+    found = _RANK.search(proc_file(pid, "environ"))
     return int(found[1]) if found else None
 
 

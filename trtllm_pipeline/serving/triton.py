@@ -27,7 +27,7 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.guardian import look_up, process_table
+from trtllm_pipeline.processes.guardian import look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
@@ -412,10 +412,7 @@ def _lives(pid: int, parent: int) -> bool:
 
 def _is_stub(pid: int, prefix: str) -> bool:
     """Whether `pid` is still a stub of the server with this prefix: process ids are reused."""
-    try:
-        return prefix.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    return prefix.encode() in proc_file(pid, "cmdline")
 
 
 def _prefix(pid: int) -> str:
