@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -48,8 +48,10 @@ MODELSCOPE: Final = Hub(
 )
 
 
-def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str = "") -> DownloadError:
-    """The error for an HTTP status of 400 or more. `code` and `message` are Hugging Face's X-Error headers."""
+def refusal(hub: Hub, model: str, status: int, headers: Mapping[str, str]) -> DownloadError:
+    """The error for an HTTP status of 400 or more. Hugging Face says more in headers of the answer."""
+    code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "").strip()[:200]
+    said = f": {message}" if message else ""
     if code == "GatedRepo":
         return DownloadError(
             f"{model} is gated on {hub.name}: its owner grants access on request",
@@ -68,12 +70,12 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
         )
     if status == 401:
         return DownloadError(
-            f"{model}: {hub.name} does not accept the token (HTTP 401{_in_brackets(message)})",
+            f"{model}: {hub.name} does not accept the token (HTTP 401{said})",
             hint=f"the token is wrong or has expired: {hub.log_in} with a new one, or remove it",
         )
     if status == 403:
         return DownloadError(
-            f"{model}: {hub.name} refuses access (HTTP 403{_in_brackets(message)})",
+            f"{model}: {hub.name} refuses access (HTTP 403{said})",
             hint=f"open {hub.page.format(model=model)} with your account, then {hub.log_in}; "
             "the token needs permission to read this model",
         )
@@ -89,7 +91,7 @@ def refusal(hub: Hub, model: str, status: int, *, code: str = "", message: str =
             failure=FailureClass.TRANSIENT,
             hint="try again later",
         )
-    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{_in_brackets(message)}", failure=FailureClass.BUG)
+    return DownloadError(f"{model}: {hub.name} answered HTTP {status}{said}", failure=FailureClass.BUG)
 
 
 def unreachable(hub: Hub, model: str, endpoint: str, error: Exception) -> UnavailableError:
@@ -126,7 +128,3 @@ def patiently(ask: Callable[[], _Result]) -> _Result:
                 raise
             time.sleep(backoff_s(failures))
     return ask()
-
-
-def _in_brackets(message: str) -> str:
-    return f": {message.strip()[:200]}" if message.strip() else ""

@@ -123,13 +123,10 @@ def errors_in_words(model: str) -> Iterator[None]:
     except HFValidationError as error:
         raise DownloadError(f"{model!r} is not a valid model name: {error}") from error
     except HfHubHTTPError as error:
-        headers = error.response.headers
-        code = headers.get("x-error-code", "")
         # The hub answers 401 for a model that does not exist when nobody is logged in.
-        if not code and isinstance(error, RepositoryNotFoundError):
-            code = "RepoNotFound"
-        message = headers.get("x-error-message", "")
-        raise hub_errors.refusal(HUB, model, error.response.status_code, code=code, message=message) from error
+        usual = {"x-error-code": "RepoNotFound"} if isinstance(error, RepositoryNotFoundError) else {}
+        status, headers = error.response.status_code, {**usual, **error.response.headers}
+        raise hub_errors.refusal(HUB, model, status, headers) from error
     except unreachable as error:
         raise hub_errors.unreachable(HUB, model, endpoint(), error) from error
 

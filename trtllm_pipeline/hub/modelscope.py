@@ -81,11 +81,11 @@ def _entries(api: HubApi, model: str, revision: str) -> list[dict[str, Any]]:
     except APIError as error:
         if error.status_code is None:
             raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
-        raise hub_errors.refusal(HUB, model, error.status_code, message=error.message) from error
+        raise hub_errors.refusal(HUB, model, error.status_code, {"x-error-message": error.message}) from error
     except (HubError, ValueError) as error:
         raise hub_errors.unreachable(HUB, model, str(api.legacy.endpoint), error) from error
     if not entries:
-        raise hub_errors.refusal(HUB, model, 404)
+        raise hub_errors.refusal(HUB, model, 404, {})
     return entries
 
 

@@ -79,7 +79,7 @@ def _fetch(pinned: Mapping[str, Json], name: str, *, offline: bool) -> bytes | N
             if response.status_code == httpx.codes.NOT_FOUND:
                 return None
             if response.status_code != httpx.codes.OK:
-                raise hub_errors.refusal(hub, model, response.status_code)
+                raise hub_errors.refusal(hub, model, response.status_code, response.headers)
             text = b""
             for chunk in response.iter_bytes():
                 text += chunk

@@ -154,13 +154,7 @@ class Transfer:
                 self._discard(part)
                 raise _BrokenOffError(f"range from {offset} refused")
             if status >= 400:
-                error = hub_errors.refusal(
-                    self._hub,
-                    self._model,
-                    status,
-                    code=response.headers.get("x-error-code", ""),
-                    message=response.headers.get("x-error-message", ""),
-                )
+                error = hub_errors.refusal(self._hub, self._model, status, response.headers)
                 if error.failure is FailureClass.TRANSIENT:
                     raise _BrokenOffError(error.message, error, _retry_after_s(response.headers.get("retry-after")))
                 raise error
