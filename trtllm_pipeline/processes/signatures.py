@@ -23,8 +23,6 @@ class Signature:
 
 
 _REBUILD: Final = "build the engine again with the release and on the kind of GPU that serve it"
-_FP8_GPU: Final = "FP8 needs compute capability 8.9 (Ada) or 9.0 (Hopper) and up: another precision, or another GPU"
-_LESS_BUILD: Final = "a smaller max_num_tokens, max_batch_size or max_seq_len needs less memory"
 
 KILLED: Final = Signature(
     r"^\s*Killed\s*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
@@ -51,7 +49,7 @@ SIGNATURES: Final = (
     Signature(
         r"Networks? with FP8 [^\n]{0,60}require hardware",
         FailureClass.INFEASIBLE,
-        _FP8_GPU,
+        "FP8 needs compute capability 8.9 (Ada) or 9.0 (Hopper) and up: another precision, or another GPU",
     ),
     Signature(
         r"FP8 FMHA cannot be enabled",
@@ -136,7 +134,7 @@ SIGNATURES: Final = (
     Signature(
         r"Error Code \d+: OutOfMemory|\bOutOfMemory \(|Requested amount of GPU memory[^\n]*could not be allocated",
         FailureClass.OUT_OF_MEMORY,
-        _LESS_BUILD,
+        "a smaller max_num_tokens, max_batch_size or max_seq_len needs less memory",
     ),
     Signature(
         r"OutOfMemoryError:|CUDA out of memory|CUDA (?:runtime )?error[^\n]*out of memory"

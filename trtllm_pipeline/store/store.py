@@ -116,10 +116,7 @@ class Store:
 
     def folder(self, stage: str, fingerprint: Fingerprint) -> Path:
         """Folder of this artifact, published or not."""
-        return Path(self._path(stage, fingerprint))
-
-    def _path(self, stage: str, fingerprint: Fingerprint) -> str:
-        return f"{self._artifacts}/{stage}/{fingerprint}"
+        return self.artifacts_dir / stage / fingerprint
 
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
         """Those of `wanted` (fingerprint -> stage) that are published with all files of the right size.
@@ -146,8 +143,8 @@ class Store:
             if row is not None:
                 self.index.remove_artifact(fingerprint)
             return None
-        path = self._path(stage, fingerprint)
-        if row is None or not whole(path, row.files, row.manifest_bytes):
+        path = f"{self._artifacts}/{stage}/{fingerprint}"  # of a large plan, many
+        if row is None or row.path != path or not whole(path, row.files, row.manifest_bytes):
             # The manifest decides: the index may not know it yet, or be damaged where nothing else shows it.
             damage = _damage(inspect(Path(path), contents=False))
             if damage is not None:

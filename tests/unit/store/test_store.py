@@ -527,6 +527,14 @@ def test_a_damaged_line_of_the_history_is_left_out_and_counted(
     assert store.get("build", artifact.fingerprint)
 
 
+def test_a_stage_that_the_index_has_wrong_is_read_from_the_manifest(store: Store, tmp_path: Path) -> None:
+    artifact = publish(store)
+    with sqlite3.connect(tmp_path / "w/state.db") as db:
+        db.execute("UPDATE artifacts SET stage = 'buile'")
+    assert store.get("build", artifact.fingerprint) == artifact
+    assert store.present({artifact.fingerprint: "build"}) == {artifact.fingerprint: artifact}
+
+
 def test_a_line_after_one_that_was_cut_short_counts(store: Store) -> None:
     with store.index.history.path.open("ab") as file:
         file.write(b"\n0123abcd [half")
