@@ -11,7 +11,7 @@ from trtllm_pipeline.planning.names import shared_parts, without
 from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, Value, as_markdown, on_terminal
 from trtllm_pipeline.report.gate import Break, Judgement
-from trtllm_pipeline.report.tables import csv_table
+from trtllm_pipeline.report.tables import csv_table, number
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -182,13 +182,6 @@ def unit(metric: str) -> str:
     if metric.endswith("_s"):
         return "s"
     return _UNITS.get(metric, "" if metric.startswith("accuracy") else "ms")
-
-
-def number(value: float | None) -> str:
-    """Three significant digits; whole numbers from 100 on."""
-    if value is None:
-        return "n/a"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def percent(change: float) -> str:

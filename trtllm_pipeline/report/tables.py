@@ -41,3 +41,10 @@ def csv_table(rows: Sequence[Mapping[str, object]]) -> str:
 def cell(value: object, digits: int = 2) -> str:
     """One value as a table shows it."""
     return "-" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; whole numbers from 100 on."""
+    if value is None:
+        return "n/a"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
