@@ -166,7 +166,7 @@ def test_a_message_has_a_limit() -> None:
 
 
 class Peer:
-    """A wire to a server that says what it is told to, as soon as a call has been sent."""
+    """A socket to a server that says what it is told to, as soon as a call has been sent."""
 
     def __init__(self) -> None:
         self.open, self.late_ns = True, 0
@@ -196,7 +196,7 @@ class Peer:
 @pytest.mark.parametrize("messages", [(b"a",), (b"a", b"b"), (b"a",) * 20])
 def test_a_unary_call_has_one_answer(monkeypatch: pytest.MonkeyPatch, messages: tuple[bytes, ...]) -> None:
     peer = Peer()
-    monkeypatch.setattr(http2, "Wire", peer)
+    monkeypatch.setattr(http2, "TimestampedSocket", peer)
 
     async def ask() -> bytes:
         call = http2.GrpcCall("x:1")
@@ -215,7 +215,7 @@ def test_a_unary_call_has_one_answer(monkeypatch: pytest.MonkeyPatch, messages: 
 
 def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
     peer, ends, count = Peer(), [], [0]
-    monkeypatch.setattr(http2, "Wire", peer)
+    monkeypatch.setattr(http2, "TimestampedSocket", peer)
     monkeypatch.setattr(http2, "MAX_STREAM_BYTES", 40_000)
 
     async def ask() -> None:

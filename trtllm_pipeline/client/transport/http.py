@@ -15,7 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, ProtocolError, Wire
+from trtllm_pipeline.client.transport.timestamped_socket import (
+    MAX_MESSAGE_BYTES,
+    Arrived,
+    ProtocolError,
+    TimestampedSocket,
+)
 
 MAX_HEAD_BYTES: Final = 1 << 16
 """Limit for the header of a response with the interim responses before it, and for its trailer."""
@@ -225,27 +230,27 @@ class Connection:
         self._authority = url.netloc.rpartition("@")[2]
         self.base = url.path.rstrip("/")
         """Path of the URL, the prefix of every request's path."""
-        self._wire: Wire | None = None
+        self._socket: TimestampedSocket | None = None
         self.answer = Parser(lambda _now_ns, _part: None)
         """The latest response, as far as it has arrived."""
 
     @property
     def late_ns(self) -> int:
         """Delay between arrival and reading of the latest bytes."""
-        return 0 if self._wire is None else self._wire.late_ns
+        return 0 if self._socket is None else self._socket.late_ns
 
     async def open(self) -> bool:
         """Connect unless connected; whether that was needed. Raises OSError."""
-        if self._wire is not None and self._wire.open:
+        if self._socket is not None and self._socket.open:
             return False
-        self._wire = await Wire.connect(self._host, self._port, self._tls)
+        self._socket = await TimestampedSocket.connect(self._host, self._port, self._tls)
         return True
 
     def close(self) -> None:
         """Close the connection; a pending response is lost."""
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = None
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
     async def request(
         self,
@@ -261,8 +266,8 @@ class Connection:
 
         Raises HttpError, also for a ProtocolError of `sink`. A request that is cancelled leaves the connection to be closed.
         """
-        assert self._wire is not None
-        wire, self.answer = self._wire, Parser(sink, max_bytes=max_bytes)
+        assert self._socket is not None
+        socket, self.answer = self._socket, Parser(sink, max_bytes=max_bytes)
         answer = self.answer
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -277,10 +282,10 @@ class Connection:
             except ProtocolError as error:
                 done.set_exception(error)
 
-        wire.arrived = lambda now_ns, data: told(lambda: answer.feed(now_ns, data))
-        wire.ended = lambda reason: told(lambda: answer.end(reason))
-        wire.asked()
-        wire.write(request_head(method, f"{self.base}{path}", self._authority, len(body), headers) + body)
+        socket.arrived = lambda now_ns, data: told(lambda: answer.feed(now_ns, data))
+        socket.ended = lambda reason: told(lambda: answer.end(reason))
+        socket.asked()
+        socket.write(request_head(method, f"{self.base}{path}", self._authority, len(body), headers) + body)
         try:
             await done
         except ProtocolError as error:

@@ -17,7 +17,12 @@ from urllib.parse import unquote
 
 import hpack
 
-from trtllm_pipeline.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, MAX_STREAM_BYTES, ProtocolError, Wire
+from trtllm_pipeline.client.transport.timestamped_socket import (
+    MAX_MESSAGE_BYTES,
+    MAX_STREAM_BYTES,
+    ProtocolError,
+    TimestampedSocket,
+)
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PUSH_PROMISE, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = (
@@ -314,7 +319,7 @@ class GrpcCall:
         """Whether a call is in progress."""
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._wire: Wire | None = None
+        self._socket: TimestampedSocket | None = None
         self._http2: Http2
         self._stream = -1
         self._received = 0
@@ -322,21 +327,21 @@ class GrpcCall:
     @property
     def late_ns(self) -> int:
         """How long after their arrival the latest bytes were read."""
-        return 0 if self._wire is None else self._wire.late_ns
+        return 0 if self._socket is None else self._socket.late_ns
 
     async def connect(self) -> bool:
         """Connect unless connected; whether that was needed. Raises Http2Error."""
-        if self._wire is not None and self._wire.open:
+        if self._socket is not None and self._socket.open:
             if not self._http2.going:
                 return False
             self.close()
         try:
-            self._wire = wire = await Wire.connect(self._host.strip("[]"), self._port)
+            self._socket = socket = await TimestampedSocket.connect(self._host.strip("[]"), self._port)
         except OSError as error:
             raise Http2Error(f"{STATUS[14]}: {self._host}:{self._port}: {error}") from error
-        self._http2, self._stream = Http2(wire.write, self._on), -1
-        wire.arrived, wire.ended = self._feed, self._broken
-        wire.write(PREFACE)
+        self._http2, self._stream = Http2(socket.write, self._on), -1
+        socket.arrived, socket.ended = self._feed, self._broken
+        socket.write(PREFACE)
         self._http2.start()
         return True
 
@@ -359,19 +364,19 @@ class GrpcCall:
 
     def send(self, data: bytes, *, last: bool = False) -> None:
         """Send one message of the call. The size limit applies to the answer of each message: a stream may stay open for days."""
-        assert self._wire is not None
+        assert self._socket is not None
         self._received = 0
-        self._wire.asked()
+        self._socket.asked()
         self._http2.data(self._stream, message(data), end=last)
 
     def close(self) -> None:
         """End the call and the connection."""
         self.open = False
-        if self._wire is not None:
-            if self._wire.open:
+        if self._socket is not None:
+            if self._socket.open:
                 self._http2.reset(self._stream)
-            self._wire.close()
-        self._wire = None
+            self._socket.close()
+        self._socket = None
 
     def _feed(self, now_ns: int, data: bytes) -> None:
         try:

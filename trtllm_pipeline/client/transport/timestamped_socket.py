@@ -76,7 +76,7 @@ def _set(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-class Wire:
+class TimestampedSocket:
     """An open connection. Set `arrived` and `ended` before anything is awaited."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -93,7 +93,7 @@ class Wire:
         self._loop.add_reader(sock, self._readable)
 
     @classmethod
-    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> Wire:
+    async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> TimestampedSocket:
         """Connect. Raises OSError."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
