@@ -234,9 +234,10 @@ def _accuracy_s(cell: Cell, token_s: float) -> float:
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
     files = {"input_data": str(cell.settings[asked_by]["input_data"])}
+    folder = cell.settings["accuracy"]["python_path"]
     own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
     if own is not None:
-        files["metric_module"] = f"{cell.settings['accuracy']['python_path']}/{own.replace('.', '/')}.py"
+        files["metric_module"] = f"{folder}/{own.replace('.', '/')}.py"
     return files
 
 
