@@ -23,7 +23,7 @@ from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.machine.system import here
+from trtllm_pipeline.machine.probe import here
 
 GROUPS: Final = ("system", "workload")
 UNKNOWN: Final = "not recorded"

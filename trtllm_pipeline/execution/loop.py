@@ -25,7 +25,7 @@ from trtllm_pipeline.execution.forecast import Durations, section, tasks
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.system import here
+from trtllm_pipeline.machine.probe import here
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json

@@ -6,6 +6,7 @@ Versions come from package metadata, so nothing heavy is imported. Without a GPU
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.machine import gpus, triton_installation
@@ -102,6 +104,57 @@ def identity(found: Machine) -> Mapping[str, Json]:
         "model_optimizer": found.model_optimizer,
         "triton": found.triton.version if found.triton else None,
     }
+
+
+def here() -> dict[str, Json]:
+    """A short record of this machine and its software, for results; None for what is not there.
+
+    The names are those of `bench.conditions.FIELDS`. Names no host and no user. GPUs are all that are there: which of them a stage uses is the cell's layout.
+    """
+    seen = survey()
+    found = seen.machine
+    devices = [each.gpu for each in seen.graphics.everything]
+    return {
+        "cpu": found.cpu,
+        "cores": found.cpus,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "gpus": [f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in devices],
+        "driver": found.driver,
+        "cuda": found.cuda,
+        "triton": found.triton.version if found.triton else None,
+        "tensorrt_llm": found.tensorrt_llm.release if found.tensorrt_llm else None,
+        "xllamacpp": version_of("xllamacpp"),
+        "torch": found.torch,
+        "model_optimizer": found.model_optimizer,
+        "os": _os_name(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "pipeline": __version__,
+        "commit": commit(),
+    }
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME") or platform.system()
+    except OSError:
+        return platform.system()
+
+
+@lru_cache(maxsize=1)
+def commit() -> str | None:
+    """Commit of the checkout this code is in, with `-dirty` for changes that are in none; None where it is in none."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # an installed package may lie in somebody else's checkout
+        return None
+    import subprocess
+
+    command = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def version_of(package: str, folders: Iterable[str] = ()) -> str | None:

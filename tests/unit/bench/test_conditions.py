@@ -29,7 +29,6 @@ from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine import system as machine_system
 from trtllm_pipeline.machine.gpus import Device, Graphics
 from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 from trtllm_pipeline.machine.probe import Survey
@@ -143,7 +142,7 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     package = tmp_path / "project" / "trtllm_pipeline" / "machine" / "system.py"
     package.parent.mkdir(parents=True)
     package.write_text("")
-    monkeypatch.setattr(machine_system, "__file__", str(package))
+    monkeypatch.setattr(probe, "__file__", str(package))
 
     def git(folder: Path, *words: str) -> str:
         who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
@@ -151,8 +150,8 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
         return run.stdout.strip()
 
     def commit() -> str | None:
-        machine_system.commit.cache_clear()
-        return machine_system.commit()
+        probe.commit.cache_clear()
+        return probe.commit()
 
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "somebody's own project, with ours installed in it")
@@ -163,7 +162,7 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     assert commit() == git(tmp_path / "project", "rev-parse", "HEAD")[:12]
     package.write_text("changed")
     assert str(commit()).endswith("-dirty")
-    machine_system.commit.cache_clear()
+    probe.commit.cache_clear()
 
 
 def test_the_workload_is_what_is_going_to_be_asked() -> None:
