@@ -155,6 +155,8 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         name=str(cells[0]),
         fingerprint=Fingerprint(f"{number:032x}"),
         scope=Scope.SERVICE if service else Scope.IN_SERVICE if name in STAGES[5:] else Scope.ARTIFACT,
+        inputs=(),
+        after=(),
         cells=cells,
         ending=ending,
         attempts=() if seconds == 0 else (StageAttempt(START_S + start_s, START_S + start_s + seconds, outcome),),

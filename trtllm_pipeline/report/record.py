@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import shared_parts
@@ -68,16 +68,11 @@ class StageAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class StageRecord:
+class StageRecord(OutlineRun):
     """One stage run of a run. Unknown values are None or empty."""
 
-    id: StageRunId
-    stage: str
     name: str
     """What the cells it is for have in common, e.g. "smollm2-135m/fp16"."""
-    fingerprint: Fingerprint
-    scope: Scope
-    cells: tuple[CellId, ...]
     ending: Ending
     attempts: tuple[StageAttempt, ...]
     """Those of this run, in order."""
@@ -169,12 +164,8 @@ def _stage(
     tail = _FAILED_TAIL_BYTES if failed else _TAIL_BYTES
     resources = planned.get("resources") or {}
     return StageRecord(
-        id=run.id,
-        stage=run.stage,
+        **{name: getattr(run, name) for name in OutlineRun.__dataclass_fields__},
         name=_name(run.cells, outline),
-        fingerprint=run.fingerprint,
-        scope=run.scope,
-        cells=run.cells,
         ending=ending,
         attempts=tuple(
             StageAttempt(row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
