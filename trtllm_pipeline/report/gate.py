@@ -98,10 +98,10 @@ class Judgement:
         refused = self.comparison.refused
         if not refused:
             return None
-        about = dict.fromkeys(each.field.about for _, _, why in refused for each in why)
-        cells = count(len({cell for cell, _, _ in refused}), "cell")
+        about = dict.fromkeys(difference.field.about for each in refused for difference in each.differences)
+        cells = count(len({each.cell for each in refused}), "cell")
         return ComparisonError(
-            f"{cells} not comparable, such as {refused[0][0]}: {refused[0][2][0]}",
+            f"{cells} not comparable, such as {refused[0].cell}: {refused[0].differences[0]}",
             hint=f"measure both alike; or --allow {','.join(about)} if that is what the comparison is about",
         )
 
