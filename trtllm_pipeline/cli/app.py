@@ -5,6 +5,7 @@ would evaluate for each of the commands that it only names.
 """
 
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -232,6 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if rich and (not words or words[0] == "help" or "--help" in words or words[-1] in GROUPS):
                 _import_rich_help()
             command = get_command(build({*words, *_completed(os.environ)}, rich=rich))
+            if argv is None:
+                gc.freeze()  # what is imported stays: without this, Python looks through it for garbage when it ends
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
                 command.main([], prog_name=_program())  # ends
             with command.make_context(_program(), words) as ctx:
