@@ -288,8 +288,8 @@ class Database:
     def _make(self, damage: DamagedError | None, known: Rows | None = None) -> str | None:
         """Make the file, and put a damaged one in its place aside. The lock is held alone. Returns the words of `_fill`.
 
-        Without `known` it is told in a line. Made beside and renamed. The old file goes before its write-ahead log: killed in between, there is none, so the
-        next to open makes it.
+        Without `known` it is told in a line. Made beside and renamed. The old file goes before its write-ahead log: killed in
+        between, there is none, so the next to open makes it.
         """
         new = self.path.with_name(f"{self.path.name}.new")
         try:
