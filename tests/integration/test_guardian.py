@@ -237,7 +237,8 @@ def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path:
 
 
 def test_end_needs_no_force_for_what_obeys(guardian: Guardian, tmp_path: Path, nap: str) -> None:
-    shell(guardian, tmp_path, f"trap 'exit 7' INT; setsid sleep {nap} & sleep {nap}")
+    # The loop: a shell whose last command is interrupted before itself ends with that command's status.
+    shell(guardian, tmp_path, f"trap 'exit 7' INT; setsid sleep {nap} & sleep {nap}; while true; do sleep 0.05; done")
     assert eventually(lambda: len(sleepers(nap)) == 2)
     guardian.end("run", 30)
     (exited,) = wait_for(guardian, Exited, within_s=5)

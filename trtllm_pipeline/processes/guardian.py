@@ -77,10 +77,17 @@ def look_up(pid: int) -> Process | None:
         return None
 
 
-def process_table(*, zombies: bool = False) -> dict[int, Process]:
-    """All processes that live, by pid, with `zombies` the ended ones as well."""
-    found = ((pid, look_up(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    found = ((pid, look_up(pid)) for pid in pids if pid > above)
     return {pid: process for pid, process in found if process and (zombies or not process.zombie)}
+
+
+def last_pid() -> int:
+    """The process id that was given out last."""
+    with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
+        return int(file.read().split()[4])
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
@@ -315,7 +322,10 @@ class Supervisor:
 
     def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
-        table = process_table()
+        # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since. A host
+        # may run thousands of others, which then need not be looked at for each short stage run.
+        young = time.monotonic() - run.begin < 1.0 and last_pid() > run.pid
+        table = process_table(above=run.pid - 1 if young else 0)
         roots = set()
         for pid in with_descendants({self.pid}, table):  # nobody else's, whatever its number
             process = table[pid]
