@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let tests send signals, to themselves and to what they start, however the test run itself was started.
 
-    In the background of a script SIGINT is ignored, under nohup SIGHUP; both are inherited.
+    In the background of a script SIGINT is ignored, under nohup SIGHUP; both are inherited. No example has to be quick:
+    other programs use the machine as well.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        settings.register_profile("untimed", deadline=None)
+        settings.load_profile("untimed")

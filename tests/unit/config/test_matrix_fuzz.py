@@ -178,7 +178,7 @@ def test_two_hundred_broken_recipes(folder: Path, write: Write) -> None:
 
 
 @given(st.text(st.sampled_from([*"ab:-[]{}'\"&*!|>#%?,.0123e+~\n\t \\"]), max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_text_reads_or_has_faults(text: str) -> None:
     try:
         document = parse(text, "f")
@@ -210,7 +210,7 @@ def test_any_text_reads_or_has_faults(text: str) -> None:
         ),
     )
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_data_loads_or_has_faults(folder: Path, data: Any) -> None:
     path = folder / "matrix.json"
     path.write_text(json.dumps(data))

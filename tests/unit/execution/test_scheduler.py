@@ -783,7 +783,7 @@ class Simulation:
         return cause
 
 
-@settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63))
 def test_any_plan_in_any_order_of_events_ends_and_breaks_no_rule(seed: int) -> None:
     Simulation(random.Random(seed)).run()
@@ -828,7 +828,7 @@ def makespan(tasks: list[Task], machine: Capacity) -> float:
     return now
 
 
-@settings(max_examples=SCHEDULES // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=SCHEDULES // 3, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**63))
 def test_without_gangs_the_machine_is_used_as_well_as_list_scheduling_does(seed: int) -> None:
     rng = random.Random(seed)
