@@ -333,6 +333,7 @@ _SAID: Final = (
     "bad_alloc",
     "MemoryError",
     "Failed to deserialize cuda engine",
+    "can't start new thread",
     "error while loading shared libraries",
     "Failed to initialize Python stub",
 )

@@ -132,6 +132,12 @@ SIGNATURES: Final = (
     ),
     Signature(r"No space left on device", FailureClass.USER, "free some space on the disk"),
     Signature(
+        r"can't start new thread|pthread_create[^\n]{0,40}(?:failed|Resource temporarily unavailable)"
+        r"|\bfork\b[^\n]{0,40}Resource temporarily unavailable",
+        FailureClass.USER,
+        "the limit on processes and threads is reached: raise it (ulimit -u, or docker run --pids-limit)",
+    ),
+    Signature(
         r"Error Code \d+: OutOfMemory|\bOutOfMemory \(|Requested amount of GPU memory[^\n]*could not be allocated",
         FailureClass.OUT_OF_MEMORY,
         "a smaller max_num_tokens, max_batch_size or max_seq_len needs less memory",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import signal
 import threading
 import time
@@ -148,9 +149,18 @@ def diagnose(
         failure, words_, hint = out_of_memory.verdict(before)
         return ServerError(f"{who} {how}; {words_}{_last_words(log)}", failure=failure, hint=hint, log=log)
     if known is None:
-        return ServerError(f"{who} {how}{'' if cause else _last_words(log)}", log=log)
+        limited = _address_space() if status in {-signal.SIGSEGV, -signal.SIGABRT} else None
+        return ServerError(f"{who} {how}{'' if cause else _last_words(log)}", hint=limited, log=log)
     said = "" if cause else f"; its log says: {_text(words(known, text))}"
     return ServerError(f"{who} {how}{said}", failure=known.failure, hint=known.hint, log=log)
+
+
+def _address_space() -> str | None:
+    """A hint for a program that crashed where its address space is limited, as few programs check what they get."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return f"its address space is limited to {limit >> 20} MiB here, which may be too little: ulimit -v unlimited"
 
 
 def _signal_name(number: int) -> str:

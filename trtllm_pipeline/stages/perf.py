@@ -76,7 +76,7 @@ def run(context: StageContext[PerfParams]) -> None:
     if result.invalid:
         raise StageError(
             "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
-            failure=_failure_class(result.invalid),
+            failure=failure_of(result.invalid),
             hint=f"everything observed is in {EVENTS} beside the log of this attempt",
         )
 
@@ -98,9 +98,9 @@ def _output_length(engine: Engine) -> int:
     return engine.max_seq_len - engine.max_input_len
 
 
-def _failure_class(invalid: Sequence[MeasurementFinding]) -> FailureClass:
-    """TRANSIENT where the machine was too busy to measure, or requests failed while the server was being repaired."""
-    if all(finding.check in {"client_cpu", "client_lag", "schedule"} for finding in invalid):
+def failure_of(invalid: Sequence[MeasurementFinding]) -> FailureClass:
+    """TRANSIENT where the machine was too busy to measure, or the server was started again while it was measured."""
+    if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in invalid):
         return FailureClass.TRANSIENT
     causes = "; ".join(finding.message for finding in invalid if finding.check == "failures")
     return failure_class(causes) if causes else FailureClass.CHECK

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
 OPENAI_PROTOCOLS: Final = ("openai_completions", "openai_completions_unary")
 """Those that answer a bare prompt, as Triton's do; chat wraps it into the model's template."""
@@ -72,16 +73,21 @@ def run(context: StageContext[SmokeParams]) -> None:
     if failed:
         one = failed[0]
         more = f" ({len(failed) - 1} more checks failed)" if len(failed) > 1 else ""
-        failure = failure_class(one.detail)
-        if failure is FailureClass.BUG and _REQUEST_FAILED not in one.detail:
-            failure = FailureClass.CHECK
         raise StageError(
             f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}",
-            failure=failure,
+            failure=failure_of(one),
             hint="correct settings.smoke.expected, or the recipe's, if the answer is right after all"
             if one.name == "expected"
             else None,
         )
+
+
+def failure_of(check: SmokeCheck) -> FailureClass:
+    """The class of a failed check. TRANSIENT where the server is not ready: it was before, and is being started again."""
+    if check.name == HEALTH:
+        return FailureClass.TRANSIENT
+    failure = failure_class(check.detail)
+    return FailureClass.CHECK if failure is FailureClass.BUG and _REQUEST_FAILED not in check.detail else failure
 
 
 class _Smoke:
@@ -107,7 +113,7 @@ class _Smoke:
         everywhere = "http, grpc" if first == "grpc" else "http"
         async with self._client(service.model, first) as client:
             since = None if service.pid is None else running_since(service.pid)
-            await self._check("health", everywhere, service.model, self._health(client))
+            await self._check(HEALTH, everywhere, service.model, self._health(client))
             if isinstance(client, Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -200,6 +201,18 @@ def test_a_dead_server_is_explained(tmp_path: Path, log: str, status: int, failu
     assert "\n" not in error.message
     assert error.log == path
     assert quoted(path).splitlines() == [f"the end of {path}:", f"    {log}", "    the last line"]
+
+
+def test_a_crash_under_a_limit_of_the_address_space_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("all is well\n")
+    assert triton.diagnose(-signal.SIGSEGV, path).hint is None
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2_000_000 << 10, resource.RLIM_INFINITY))
+    hint = triton.diagnose(-signal.SIGSEGV, path).hint
+    assert hint is not None
+    assert "1953 MiB" in hint
+    assert "ulimit -v unlimited" in hint
+    assert triton.diagnose(1, path).hint is None
 
 
 def test_a_model_s_own_words_are_the_message_without_its_traceback(tmp_path: Path) -> None:
