@@ -26,7 +26,7 @@ from trtllm_pipeline.processes.signatures import KILLED, classify, words
 from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE
 from trtllm_pipeline.store.store import LOG
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0

@@ -47,7 +47,7 @@ _TABLES: Final = (
 )
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("fingerprint", "stage", "label", "files", "run", "folder", "matrix", "command"), (str,)),
-    **dict.fromkeys(("cell", "reason", "request", "pinned", "stamp", "digest"), (str,)),
+    **dict.fromkeys(("cell", "reason", "request", "pinned", "path", "stamp", "digest"), (str,)),
     **dict.fromkeys(("key", "outcome", "failure", "message", "hint"), (str, type(None))),
     **dict.fromkeys(("id", "number", "manifest_bytes", "size_bytes"), (int,)),
     **dict.fromkeys(("duration_s", "published_s", "started_s"), (int, float)),
@@ -199,6 +199,7 @@ class Index(Database):
         super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
+        db.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", known.pop("digests", ()))
         artifacts = events = damaged = 0
         for found, manifest_bytes in self._manifests():
             _add_artifact(db, found, manifest_bytes)
@@ -228,7 +229,8 @@ class Index(Database):
 
     def _known(self, db: sqlite3.Connection) -> Rows:
         """The rows that no manifest has."""
-        known = {table: _typed(db.execute(f"SELECT * FROM {table}")) for table in _LOGGED}  # noqa: S608 - our own words
+        tables = (*_LOGGED, "digests")
+        known = {table: _typed(db.execute(f"SELECT * FROM {table}")) for table in tables}  # noqa: S608 - our own words
         for run in known["runs"]:
             _words(run[3])
         return known
@@ -277,7 +279,7 @@ class Index(Database):
 
     def _end(self, table: str, name: Value, *values: Value) -> None:
         """Write the last values of a row that was begun here."""
-        row = (*self._begun.pop((table, name))[: -len(values)], *values)
+        row = (*self._begun[table, name][: -len(values)], *values)
 
         def end(db: sqlite3.Connection) -> None:
             db.execute(_ENDS[table], (*values, row[0]))
@@ -285,6 +287,7 @@ class Index(Database):
                 self.history.append([(table, row)])
 
         self.run(end)
+        del self._begun[table, name]  # only now: on a full disk the end is written again, as a failure
 
     # artifacts
 
@@ -427,12 +430,13 @@ class Index(Database):
     def digest(self, path: Path) -> str:
         """BLAKE3 of a file's content, which is read again only if the file's stamp is another. Raises OSError."""
         name = str(path.absolute())
-        known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (name,))
+        key = name.encode(errors="backslashreplace").decode()  # names of files may be no valid text, SQLite's texts are
+        known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (key,))
         if known and known[0][0] == stamp(name):
             return str(known[0][1])
         found = stamped_digest(name)
         if found[0] is not None:
-            self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (name, *found)))
+            self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (key, *found)))
         return found[1]
 
 

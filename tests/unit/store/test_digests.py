@@ -37,6 +37,21 @@ def test_a_second_look_reads_nothing(file: Path, monkeypatch: pytest.MonkeyPatch
     assert store(file).index.digest(file) == ONE
 
 
+def test_a_new_index_still_knows_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store(file)
+    assert before.index.digest(file) == ONE
+    before.index.remake()
+    never_again(monkeypatch)
+    assert before.index.digest(file) == ONE
+
+
+def test_names_of_files_need_not_be_text(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = file.rename(Path(os.fsdecode(os.fsencode(file) + b"\xff")))
+    assert store(file).index.digest(odd) == ONE
+    never_again(monkeypatch)
+    assert store(file).index.digest(odd) == ONE
+
+
 def test_a_change_is_seen_even_with_size_and_time_set_back(file: Path) -> None:
     index = store(file).index
     before, status = index.digest(file), file.stat()

@@ -650,6 +650,26 @@ def test_an_input_output_error_on_a_full_disk_is_the_full_disk(store: Store, mon
         store.index.run(fails)
 
 
+def test_an_attempt_that_a_full_disk_kept_from_ending_can_still_fail(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = store.begin("r", "build", fingerprint(key("a")))
+    (attempt.out / "f").write_text("x")
+    (attempt.folder / JOB).write_text("{}")
+    sealed = store.seal(attempt, key("a"), "build/a", {"duration_s": 1.0})
+    append = store.index.history.append
+
+    def full(_events: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.index.history, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.publish(attempt, sealed)
+    monkeypatch.setattr(store.index.history, "append", append)
+    store.fail(attempt, "failed", StageError("no room"))
+    assert [row.outcome for row in store.index.attempts_of("r")] == ["failed"]
+
+
 def test_an_index_of_an_older_release_is_rebuilt(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -213,9 +213,9 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
     found, frontend = installed(machine), str(cell.settings["serve"]["frontend"])
-    for name in sorted(cell.settings["repository"].keys() - read[frontend] - _OF_EVERY_STAGE):
+    for name, value in cell.settings["repository"].items():
         # A default says nothing, here or where it has an effect.
-        if cell.settings["repository"][name] not in (None, {}, DEFAULTS.get(name)):
+        if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
             return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
     if cell.toolchain == ENGINES and not machine.assumed and (reason := _in_a_job(cell, machine)):
         return reason
