@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ import pytest
 from trtllm_pipeline.bench.prompts import Prompt
 from trtllm_pipeline.bench.target import Target, service_at
 from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.client.transport import http2
 from trtllm_pipeline.client.transport.http import HttpError
+from trtllm_pipeline.client.transport.timestamped_socket import TimestampedSocket
 from trtllm_pipeline.errors import PipelineError
 from trtllm_pipeline.serving.command_lines import Ports
 from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
@@ -224,6 +227,28 @@ def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
     for session_kind in (_GrpcStream, _GrpcUnary):
         assert asyncio.run(ask(session_kind))
     assert error_of(start(FRAMES[lie]).port, "grpc", "grpc")
+
+
+def test_a_reset_before_the_first_byte_ends_a_call_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    connect = TimestampedSocket.connect
+
+    async def reset(host: str, port: int) -> TimestampedSocket:
+        connected = await connect(host, port)
+        peer, _ = listening.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        time.sleep(0.05)  # until the reset has arrived; the client may not read it before it writes
+        return connected
+
+    async def ask() -> None:
+        call = http2.GrpcCall(f"127.0.0.1:{listening.getsockname()[1]}")
+        await call.connect()
+        await asyncio.wait_for(http2.unary(call, "/x", b""), 5)
+
+    monkeypatch.setattr(TimestampedSocket, "connect", reset)
+    with listening, pytest.raises(http2.Http2Error, match=r"^UNAVAILABLE: 127\.0\.0\.1:\d+: .*reset by peer$"):
+        asyncio.run(ask())
 
 
 @pytest.mark.parametrize("lie", LIES)

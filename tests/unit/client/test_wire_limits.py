@@ -240,6 +240,58 @@ def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch)
     assert not peer.open
 
 
+class BreakingPeer(Peer):
+    """Its connection breaks while the client writes for the nth time: the preface, settings, headers, the message."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self.left = nth
+
+    def write(self, data: bytes) -> None:
+        self.left -= 1
+        if self.left:
+            super().write(data)
+        else:
+            self.open = False
+            self.ended("reset")
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [triton._GrpcStream, triton._GrpcUnary])
+def test_a_connection_that_breaks_while_a_call_is_sent_ends_the_call(
+    monkeypatch: pytest.MonkeyPatch, kind: type[triton._GrpcUnary], nth: int
+) -> None:
+    client = triton.Client(Service("", "x:1", None, None, "m", None), "m", "grpc", timeout_s=5)
+    inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
+    client.model = triton.ServedModel("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
+
+    async def ask() -> list[str | None]:
+        calls, errors = kind(client), []
+        for _ in range(2):  # a call that broke does not spoil the next
+            monkeypatch.setattr(http2, "TimestampedSocket", BreakingPeer(nth))
+            errors.append((await calls.generate(session.GenerationRequest("x", 4))).error)
+        return errors
+
+    for error in asyncio.run(ask()):
+        assert (error or "").endswith("UNAVAILABLE: x:1: reset")
+
+
+def test_a_kept_connection_that_breaks_ends_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = BreakingPeer(5)
+    monkeypatch.setattr(http2, "TimestampedSocket", peer)
+
+    async def ask() -> None:
+        call = http2.GrpcCall("x:1")
+        await call.connect()
+        asyncio.get_running_loop().call_soon(peer.answer, b"a")
+        assert (await http2.unary(call, "/s/M", b"q"))[1] == b"a"
+        assert not await call.connect()
+        await asyncio.wait_for(http2.unary(call, "/s/M", b"q"), 5)
+
+    with pytest.raises(http2.Http2Error, match=r"^UNAVAILABLE: x:1: reset$"):
+        asyncio.run(ask())
+
+
 def test_a_status_that_is_no_number_has_words() -> None:
     assert http2._status({"grpc-status": "²", "grpc-message": "x"}) == "status ²: x"
     assert http2._status({"grpc-status": "9" * 5000, "grpc-message": "x"}) == f"status {'9' * 20}: x"

@@ -323,6 +323,7 @@ class GrpcCall:
         self._http2: Http2
         self._stream = -1
         self._received = 0
+        self._broken_by = ""
 
     @property
     def late_ns(self) -> int:
@@ -363,11 +364,18 @@ class GrpcCall:
         )
 
     def send(self, data: bytes, *, last: bool = False) -> None:
-        """Send one message of the call. The size limit applies to the answer of each message: a stream may stay open for days."""
-        assert self._socket is not None
+        """Send one message of the call. The size limit applies to the answer of each message: a stream may stay open for days.
+
+        Raises Http2Error if the connection has broken since `connect`, which `ended` need not have been told.
+        """
+        socket = self._socket
+        assert socket is not None
         self._received = 0
-        self._socket.asked()
+        socket.asked()
         self._http2.data(self._stream, message(data), end=last)
+        if not socket.open:
+            self.open = False
+            raise Http2Error(self._broken_by)
 
     def close(self) -> None:
         """End the call and the connection."""
@@ -386,9 +394,10 @@ class GrpcCall:
             self.ended(f"{STATUS[13]}: {error}")
 
     def _broken(self, reason: str) -> None:
+        self._broken_by = f"{STATUS[14]}: {self._host}:{self._port}: {reason}"
         if self.open:
             self.open = False
-            self.ended(f"{STATUS[14]}: {self._host}:{self._port}: {reason}")
+            self.ended(self._broken_by)
 
     def _on(self, now_ns: int, kind: Kind, stream: int, value: Headers | bytes | int, ended: bool) -> None:
         if stream != self._stream or not self.open:
