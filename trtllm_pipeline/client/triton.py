@@ -24,7 +24,7 @@ from urllib.parse import quote
 from trtllm_pipeline.client import fields, recognise
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Option, Session, deltas
-from trtllm_pipeline.client.transport.http2 import STATUS, GrpcCall, Http2Error, unary
+from trtllm_pipeline.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
 from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
 from trtllm_pipeline.errors import FailureClass, ServerError
 
@@ -255,7 +255,9 @@ class Client(BaseClient):
             raise ServerError(
                 f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {reason}",
                 failure=failure_class(reason),
-                hint="check that the server is running and that this is its address",
+                hint="give the gRPC port or --protocol http"
+                if HTTP_1 in reason
+                else "check that the server is running and that this is its address",
             ) from error
 
 

@@ -78,6 +78,19 @@ def test_the_wrong_protocol_is_told_with_the_right_one(
     assert (error.hint, error.failure) == (hint, FailureClass.USER)
 
 
+def test_a_server_of_http_that_is_not_known_is_told_from_grpc() -> None:
+    async def ask(address: str) -> ServerError:
+        with pytest.raises(ServerError) as caught:
+            async with Target.at(address, "grpc", "m", max_tokens=1, timeout_s=5).client():
+                pass
+        return caught.value
+
+    error = asyncio.run(serving({}, ask))
+    assert isinstance(error, ServerError)
+    assert error.message.endswith("the port speaks HTTP/1.1, not gRPC")
+    assert error.hint == "give the gRPC port or --protocol http"
+
+
 def test_a_server_that_is_what_was_asked_keeps_its_own_error() -> None:
     async def ask(address: str) -> str:
         with pytest.raises(ServerError) as caught:

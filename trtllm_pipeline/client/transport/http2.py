@@ -9,6 +9,7 @@ Sources: RFC 9113 (HTTP/2), RFC 7541 (header compression, done by `hpack`), and 
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ STATUS: Final = (
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 """Names of gRPC's status codes, by number."""
+HTTP_1: Final = "the port speaks HTTP/1.1, not gRPC"
 
 Headers = Sequence[tuple[str, str]]
 Kind = Literal["headers", "data", "reset"]
@@ -141,6 +143,8 @@ class Http2:
             size = int.from_bytes(self._rest[position : position + 3], "big")
             if size > MAX_FRAME_BYTES:
                 shown = self._rest[position : position + 9]
+                if shown.startswith(b"HTTP/1."):
+                    raise Http2Error(HTTP_1)
                 raise Http2Error(f"a frame of {size} bytes begins with {shown!r}; the limit is {MAX_FRAME_BYTES}")
             end = position + 9 + size
             if len(self._rest) < end:
@@ -211,7 +215,8 @@ class Http2:
             # Also those of a stream that is not known any more: the table of the connection is made of all.
             fields = [(str(name), str(value)) for name, value in self._decoder.decode(data)]
         except (hpack.HPACKError, UnicodeDecodeError) as error:
-            raise Http2Error(f"cannot decode headers: {str(error)[:200]}") from error
+            said = re.sub(r"(:| from) <memory at \w+>", "", str(error))
+            raise Http2Error(f"cannot decode headers: {said[:200]}") from error
         if self._serving:
             self._streams.setdefault(stream, _Stream(self._initial_window))
         if stream in self._streams:
