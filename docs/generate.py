@@ -26,6 +26,7 @@ from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes.signatures import SIGNATURES, classify
+from trtllm_pipeline.stages.params import MOST_TOKENS
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
@@ -183,7 +184,7 @@ def values(field: Mapping[str, Any]) -> str:
             most = field.get("maximum")
             words = "whole number" if number == "integer" else "number"
             words += f" from {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
-            return words + (f" to {most:g}" if most is not None and most <= 65536 else "")
+            return words + (f" to {most:.10g}" if most is not None and most <= MOST_TOKENS else "")
         case "boolean":
             return "`true`, `false`"
         case "null":

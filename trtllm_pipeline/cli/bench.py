@@ -15,6 +15,7 @@ import typer
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.stages import params
 from trtllm_pipeline.terminal import raw
 
 OTHER_NAMES: Final = {
@@ -56,17 +57,29 @@ RequestRate = _load(
 Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
 Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")
 RandomSeed = _load("--random-seed", "N", "Seed of arrival times and synthetic prompts.")
-Requests = _load("--requests", "N", "Requests at each level.", min=1)
+Requests = _load("--requests", "N", "Requests at each level.", min=1, max=params.MOST_REQUESTS)
 WarmupRequests = _load(
-    "--warmup-requests", "N", "Requests before each level (default: 2 for each in flight; 4 for a rate).", min=0
+    "--warmup-requests",
+    "N",
+    "Requests before each level (default: 2 for each in flight; 4 for a rate).",
+    min=0,
+    max=params.MOST_REQUESTS,
 )
-Repeats = _load("--repeats", "N", "Measure each level this often, the levels taking turns.", min=1)
-Processes = _load("--processes", "N", "Load processes (default: as many as a level needs).", min=1)
+Repeats = _load(
+    "--repeats", "N", "Measure each level this often, the levels taking turns.", min=1, max=params.MOST_REPEATS
+)
+Processes = _load(
+    "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
+)
 InputData = _requests("--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: builtin:prompts).")
-Isl = _requests("--isl", "N", "Synthetic prompts with a mean length of N tokens; needs --tokenizer.", min=1)
-IslStddev = _requests("--isl-stddev", "N", "Standard deviation of that length.", min=0)
-NumPrompts = _requests("--num-prompts", "N", "Synthetic prompts.", min=1)
-MaxTokens = _requests("--max-tokens", "N", "Output tokens of a request whose prompt does not say.", min=1)
+Isl = _requests(
+    "--isl", "N", "Synthetic prompts with a mean length of N tokens; needs --tokenizer.", min=1, max=params.MOST_TOKENS
+)
+IslStddev = _requests("--isl-stddev", "N", "Standard deviation of that length.", min=0, max=params.MOST_TOKENS)
+NumPrompts = _requests("--num-prompts", "N", "Synthetic prompts.", min=1, max=params.MOST_REQUESTS)
+MaxTokens = _requests(
+    "--max-tokens", "N", "Output tokens of a request whose prompt does not say.", min=1, max=params.MOST_TOKENS
+)
 Temperature = _requests("--temperature", "X", "Temperature; 0 is greedy.")
 ExtraInputs = _requests(
     "--extra-inputs",
@@ -167,8 +180,10 @@ def load(
             options=options.pairs("--extra-inputs", extra_inputs, ":"),
         ),
         load=Load(
-            concurrency=options.numbers("--concurrency", concurrency or (None if request_rate else "1"), int),
-            request_rate=options.numbers("--request-rate", request_rate, float),
+            concurrency=options.numbers(
+                "--concurrency", concurrency or (None if request_rate else "1"), int, params.MOST_IN_FLIGHT
+            ),
+            request_rate=options.numbers("--request-rate", request_rate, float, params.MOST_RATE),
             requests=requests,
             warmup_requests=warmup_requests,
             repeats=repeats,
@@ -231,10 +246,17 @@ def analyze(
 def self_test(
     protocol: options.Protocol = "grpc",
     endpoint_type: options.EndpointType = "chat",
-    streams: Annotated[int, options.option("--streams", "N", "Answers at once.", min=1)] = 256,
-    events: Annotated[int, options.option("--events", "N", "Events of each answer.", min=1)] = 40,
+    streams: Annotated[
+        int, options.option("--streams", "N", "Answers at once.", min=1, max=params.MOST_IN_FLIGHT)
+    ] = 256,
+    events: Annotated[
+        int, options.option("--events", "N", "Events of each answer.", min=1, max=params.MOST_TOKENS)
+    ] = 40,
     processes: Annotated[
-        int | None, options.option("--processes", "N", "Load processes (default: as many as needed).", min=1)
+        int | None,
+        options.option(
+            "--processes", "N", "Load processes (default: as many as needed).", min=1, max=params.MOST_PROCESSES
+        ),
     ] = None,
     format: options.TextOrJson = "text",
 ) -> None:

@@ -9,8 +9,11 @@ from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
+from trtllm_pipeline.stages import params
 
-Concurrency = Annotated[int, options.option("--concurrency", "N", "Requests in flight.", min=1)]
+Concurrency = Annotated[
+    int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
+]
 
 
 def _folder(holds: str) -> Any:
@@ -32,7 +35,9 @@ def answers(
             "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
         ),
     ] = "exact,contains",
-    max_tokens: Annotated[int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1)] = 32,
+    max_tokens: Annotated[
+        int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1, max=params.MOST_TOKENS)
+    ] = 32,
     concurrency: Concurrency = 4,
     min_score: Annotated[
         float | None, options.option("--min-score", "X", "Fail if the first metric is below this.", min=0, max=1)

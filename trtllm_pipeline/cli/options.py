@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -20,6 +20,7 @@ from trtllm_pipeline.store.store import Store
 
 WORKSPACE = DEFAULT_WORKSPACE
 N = TypeVar("N", int, float)
+_POSITIVE: Final[Mapping[Any, str]] = {int: "a positive whole number", float: "a positive number"}
 
 
 def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
@@ -250,18 +251,17 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def numbers(option: str, text: str | None, kind: Callable[[str], N]) -> tuple[N, ...]:
-    """`1,4` as positive numbers, empty for None. Raises UsageError."""
+def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) -> tuple[N, ...]:
+    """`1,4` as positive numbers up to `most`, empty for None. Raises UsageError."""
     found: list[N] = []
     for part in [] if text is None else text.split(","):
         try:
             value = kind(part)
         except ValueError:
             value = kind("0")
-        if not 0 < value < math.inf:
-            what = "a positive whole number" if value == 0 and isinstance(value, int) else "a positive number"
+        if not 0 < value <= most:
             raise UsageError(
-                f"{option}: expected {what}, got {part.strip()!r}",
+                f"{option}: expected {_POSITIVE[kind]} up to {most:.0f}, got {part.strip()!r}",
                 hint=f"levels are separated by commas: {option} 1,4",
             )
         if value in found:

@@ -416,15 +416,15 @@ class Smoke(Section):
 class Perf(Section):
     """What is measured, and with what."""
 
-    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Unique] = (1, 4)
+    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=params.MOST_IN_FLIGHT)], ...], Unique] = (1, 4)
     """Requests in flight; one level after the other. [] for none, where there is a request_rate."""
-    request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=1e6)], ...], Unique] = ()
+    request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=params.MOST_RATE)], ...], Unique] = ()
     """Requests a second on average, however many are in flight; levels after those of concurrency."""
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
     """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
     input_data: DataFile = "builtin:prompts"
     """JSONL of prompts: a path from the matrix file's folder, or builtin:NAME."""
-    max_tokens: Positive | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
     """Length of answers; null is the cell's output length."""
     exclusive: bool = True
     """Nothing else of ours runs on this machine meanwhile."""

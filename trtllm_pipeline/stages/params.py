@@ -18,6 +18,16 @@ ITSELF = "."
 """For `Param.key_with`: the field of the parameter itself."""
 Scalar = bool | int | float | str
 
+MOST_IN_FLIGHT = 65_536
+MOST_RATE = 1e6
+"""Requests a second."""
+MOST_REQUESTS = 1_000_000
+"""Of a level, and of its warm-up; also prompts that are made up."""
+MOST_REPEATS = 1_000
+MOST_PROCESSES = 1_024
+MOST_TOKENS = 10_000_000
+"""Of a prompt, and of an answer: event files hold no more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -215,7 +225,7 @@ class SmokeParams:
     """Parameters of the smoke stage."""
 
     prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
-    max_tokens: Annotated[int, Param("length of the answer", ge=1)] = 16
+    max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 16
     expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
     max_seq_len: Annotated[
         int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
@@ -228,14 +238,15 @@ class PerfParams:
     """Parameters of the perf stage."""
 
     concurrency: Annotated[
-        tuple[int, ...], Param("requests in flight, one level after the other; none for rates alone", ge=1, le=65536)
+        tuple[int, ...],
+        Param("requests in flight, one level after the other; none for rates alone", ge=1, le=MOST_IN_FLIGHT),
     ] = (1, 4)
     request_rate: Annotated[
         tuple[float, ...],
         Param(
             "requests a second on average, however many are in flight; levels after those of concurrency",
             gt=0,
-            le=1e6,
+            le=MOST_RATE,
             key_with=ITSELF,
         ),
     ] = ()
@@ -250,22 +261,24 @@ class PerfParams:
         Objectives | None,
         Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
     ] = None
-    requests: Annotated[int, Param("requests measured at each level", ge=1)] = 16
+    requests: Annotated[int, Param("requests measured at each level", ge=1, le=MOST_REQUESTS)] = 16
     warmup_requests: Annotated[
         int | None,
         Param(
             "requests before each level that are not measured",
             ge=0,
+            le=MOST_REQUESTS,
             null="two for each in flight, 4 for a request rate",
         ),
     ] = None
     max_tokens: Annotated[
-        int | None, Param("length of answers", ge=1, null="the output length that the engine was built for")
+        int | None,
+        Param("length of answers", ge=1, le=MOST_TOKENS, null="the output length that the engine was built for"),
     ] = None
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
     repeats: Annotated[
-        int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=1000)
+        int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
     ] = 1
     declared: Annotated[dict[str, Any], Param("settings that the server must have")] = field(default_factory=dict)
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
@@ -293,6 +306,6 @@ class ScoreParams:
 class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 
-    max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1)] = 32
-    concurrency: Annotated[int, Param("requests in flight", ge=1, le=65536, runtime=True)] = 4
+    max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1, le=MOST_TOKENS)] = 32
+    concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0

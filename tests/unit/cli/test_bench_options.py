@@ -50,9 +50,9 @@ def test_names_that_are_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--concurrency", "1,x"), "--concurrency: expected a positive whole number, got 'x'"),
+        (("--concurrency", "1,x"), "--concurrency: expected a positive whole number up to 65536, got 'x'"),
         (("--concurrency", "4,4"), "--concurrency 4,4: has a value twice"),
-        (("--request-rate", "nan"), "--request-rate: expected a positive number, got 'nan'"),
+        (("--request-rate", "nan"), "--request-rate: expected a positive number up to 1000000, got 'nan'"),
         (("--requests", "0"), "should be greater than or equal to 1"),
         (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),
         (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
@@ -66,3 +66,38 @@ def test_names_that_are_the_same_everywhere() -> None:
 def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "load", *SERVER, *words]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "most"),
+    [
+        *(("bench load", f"--{name}", 1_000_000) for name in ("requests", "warmup-requests", "num-prompts")),
+        *(("bench load", f"--{name}", 10_000_000) for name in ("isl", "isl-stddev", "max-tokens")),
+        ("bench load", "--concurrency", 65_536),
+        ("bench load", "--request-rate", 1_000_000),
+        ("bench load", "--repeats", 1_000),
+        *((f"bench {name}", "--processes", 1_024) for name in ("load", "self-test")),
+        ("bench self-test", "--streams", 65_536),
+        ("bench self-test", "--events", 10_000_000),
+        *((f"evaluate {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
+        ("evaluate answers", "--max-tokens", 10_000_000),
+    ],
+)
+@pytest.mark.parametrize("more", [1, 10**20])
+def test_counts_have_a_limit_that_is_told(
+    command: str, option: str, most: int, more: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(*_given: object, **_named: object) -> None:
+        raise AssertionError("what was asked for was about to begin")
+
+    monkeypatch.setattr("trtllm_pipeline.bench.self_test.run", runs)
+    monkeypatch.setattr("trtllm_pipeline.bench.run.ServerLoad.record_until_interrupted", runs)
+    needed = {
+        "evaluate answers": (*SERVER, "--input-data", "builtin:accuracy"),
+        "evaluate lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
+        "bench load": (*SERVER, "--protocol", "grpc"),
+    }
+    assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2
+    told = capsys.readouterr().err
+    assert option in told
+    assert f"less than or equal to {most}" in told or f"up to {most}, got" in told

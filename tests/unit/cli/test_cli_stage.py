@@ -273,6 +273,16 @@ def test_lists_and_objectives_are_typed_as_people_write_them(inputs: Path, monke
     assert asked(monkeypatch, *PERF[:-2]) == PerfParams(), "answers as long as the engine was built for"
 
 
+@pytest.mark.parametrize(
+    ("option", "most"), [("--requests", 1_000_000), ("--warmup-requests", 1_000_000), ("--max-tokens", 10_000_000)]
+)
+def test_a_stage_by_hand_has_the_limits_of_a_matrix(
+    inputs: Path, capsys: pytest.CaptureFixture[str], option: str, most: int
+) -> None:
+    assert app.main([*PERF[:-2], option, str(most + 1)]) == 2
+    assert f"{option} should be less than or equal to {most}, not {most + 1}" in capsys.readouterr().err
+
+
 def test_options_of_other_programs_are_pairs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ("--max-seq-len", "64")
     found = asked(
