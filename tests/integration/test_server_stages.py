@@ -393,7 +393,7 @@ def test_accuracy(start: Start) -> None:
             {},
             ROWS + '{"input": "x"}',
             behave,
-            "1 rows cannot be scored; the first: row '6': output: there is no reference",
+            "1 row cannot be scored: row '6': output: there is no reference",
         ),
         ({}, ROWS, lambda _m, _v: Script((), error="boom"), "5 of 5 requests failed.*'a', with: boom"),
     ],

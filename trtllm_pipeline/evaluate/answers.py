@@ -33,9 +33,8 @@ def questions_of(
     """The questions in `path`, all of which can be scored. Raises StageError or MatrixError for rows that cannot."""
     questions, faults = scorable(read(path, metrics, names, render), metrics)
     if faults:
-        raise StageError(
-            f"{path}: {len(faults)} rows cannot be scored; the first: {faults[0]}", failure=FailureClass.USER
-        )
+        many = "1 row cannot be scored" if len(faults) == 1 else f"{len(faults)} rows cannot be scored; the first"
+        raise StageError(f"{path}: {many}: {faults[0]}", failure=FailureClass.USER)
     return questions
 
 

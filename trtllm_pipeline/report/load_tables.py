@@ -90,7 +90,10 @@ def _level(level: LevelResult) -> Iterator[str]:
             if window is not None
         )
         yield f"output in the windows of repeat {repeat.repeat}: {windows}"
-    yield f"rates are of the window {level.window}: {details.window_reason}"
+    if level.window is None:
+        yield f"no rates ({details.window_reason})"
+    else:
+        yield f"rates are of the window {level.window}: {details.window_reason}"
     for record in details.triton:
         for model, times in record["of"].items():
             yield f"Triton's own times, repeat {record['repeat']}, {model}: {_words(times)}"

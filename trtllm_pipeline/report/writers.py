@@ -234,7 +234,7 @@ def _in_short(rows: Sequence[CellResult], shown: Sequence[Column], width: int) -
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
-    more = f"{len(notes) - _SHORT_NOTES} more notes, " if len(notes) > _SHORT_NOTES else ""
+    more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     lines += [TextLine(f"-v: {more}definitions, system and load in full", "dim")] if legend or notes else []
     return [TextLine(_cut(line.text, width), line.style) for line in lines]
 

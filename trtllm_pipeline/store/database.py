@@ -275,7 +275,10 @@ class Database:
 
     def _unusable(self, why: str) -> StateError:
         if not self.path.parent.is_dir():
-            return StateError(f"{self.path.parent}: the workspace was moved or removed while it was in use")
+            return StateError(
+                f"{self.path.parent}: the workspace was moved or removed while it was in use",
+                hint="give its new place with --workspace DIR; where it is gone, pipeline run --matrix FILE makes a new one",
+            )
         length = len(os.fsencode(self.path.absolute()))
         return StateError(
             f"{self.path}: cannot use the index: {why}",

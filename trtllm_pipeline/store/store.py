@@ -85,7 +85,7 @@ class Store:
                     folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StateError(
-                    f"{workspace} cannot be a workspace: {disk.no_room(error, workspace) or error.strerror}",
+                    f"{workspace} cannot be a workspace: {_obstacle(error, workspace)}",
                     hint="choose another folder with --workspace DIR",
                 ) from error
         self.index = Index(database, self._manifests, read_only=self.unwritable is not None)
@@ -339,6 +339,14 @@ def _names(folder: Path) -> Iterator[str]:
         return
     except NotADirectoryError:
         raise StateError(f"{folder} is not a folder", hint="trtllm-pipeline did not make it: move it away") from None
+
+
+def _obstacle(error: OSError, workspace: Path) -> str:
+    """Why the folders of a workspace cannot be made."""
+    if isinstance(error, FileExistsError):
+        path = Path(error.filename)
+        return f"{path} is a link to nothing: {path.readlink()}" if path.is_symlink() else f"{path} is not a folder"
+    return disk.no_room(error, workspace) or error.strerror or str(error)
 
 
 def _damage(findings: tuple[Discrepancy, ...]) -> Discrepancy | None:

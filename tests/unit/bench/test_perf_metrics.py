@@ -425,6 +425,8 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     )
     assert refused.levels[0].details is not None
     assert refused.levels[0].details.objectives[0].missed == "output_tps was not measured"
+    assert "\nno rates (not valid: " in to_text(refused)
+    assert "rates are of the window" not in to_text(refused)
     for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):
         with pytest.raises(UsageError, match="is not an objective"):
             of_load(text)

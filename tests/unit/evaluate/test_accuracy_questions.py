@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import MatrixError
+from trtllm_pipeline.errors import MatrixError, StageError
+from trtllm_pipeline.evaluate.answers import questions_of
 from trtllm_pipeline.evaluate.questions import read, scorable
 from trtllm_pipeline.evaluate.scores import METRICS, NumericTolerance, Question
 
@@ -67,3 +68,14 @@ def test_what_cannot_be_scored_is_told_apart(tmp_path: Path) -> None:
     good, faults = scorable(questions, METRICS)
     assert [question.prompt.id for question in good] == ["1"]
     assert [str(fault) for fault in faults] == ["row 'bare': output: there is no reference to compare the answer with"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [(1, r"rows\.jsonl: 1 row cannot be scored: row '1': "), (2, "2 rows cannot be scored; the first: row '1': ")],
+)
+def test_rows_that_cannot_be_scored_are_counted(tmp_path: Path, wrong: int, told: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "x"}\n' * wrong + '{"input": "y", "output": "z"}\n')
+    with pytest.raises(StageError, match=told):
+        questions_of(path, METRICS, ("exact",), None)

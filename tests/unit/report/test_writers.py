@@ -162,6 +162,8 @@ def test_many_notes_are_short_unless_verbose(monkeypatch: pytest.MonkeyPatch) ->
     short = table((row("fp16", levels=(), findings=findings),), 80, monkeypatch).splitlines()
     assert [len(line) for line in short if line.startswith("warning (1 cell)")] == [80] * 3
     assert short[-1] == "-v: 3 more notes, definitions, system and load in full"
+    four = table((row("fp16", levels=(), findings=findings[:4]),), 80, monkeypatch).splitlines()
+    assert four[-1].startswith("-v: 1 more note, ")
     full = table((row("fp16", levels=(), findings=findings),), 80, monkeypatch, verbose=True)
     assert full.count("warning (1 cell)") == 6
 

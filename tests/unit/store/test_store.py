@@ -135,6 +135,33 @@ def test_a_file_in_the_place_of_a_stage_is_named(store: Store) -> None:
             look()
 
 
+@pytest.mark.parametrize("inner", [".", "inner"])
+def test_a_workspace_that_is_a_link_to_nothing_is_told(tmp_path: Path, inner: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/nowhere/at/all")
+    with pytest.raises(StateError, match=f"{link} is a link to nothing: /nowhere/at/all") as caught:
+        Store(link / inner)
+    assert "--workspace DIR" in (caught.value.hint or "")
+
+
+def test_a_file_in_the_place_of_a_folder_of_the_workspace_is_named(tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/work").write_text("")
+    with pytest.raises(StateError, match=f"{tmp_path}/w/work is not a folder"):
+        Store(tmp_path / "w")
+
+
+def test_a_workspace_that_was_moved_is_told_with_what_to_type(store: Store) -> None:
+    def fails(_db: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    store.workspace.rename(f"{store.workspace}.moved")
+    with pytest.raises(StateError, match="was moved or removed while it was in use") as caught:
+        store.index.run(fails)
+    assert "--workspace DIR" in (caught.value.hint or "")
+    assert "pipeline run --matrix FILE" in (caught.value.hint or "")
+
+
 def found_by_verify(store: Store) -> list[tuple[str, Kind, str, str]]:
     return [(each.fingerprint, each.kind, each.path, done) for of_one in store.verify() for each, done in of_one]
 
