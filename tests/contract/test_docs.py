@@ -216,9 +216,13 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
     text = page.read_text(encoding="utf-8")
-    if page.name == "tensorrt-llm.md":  # it has options of TensorRT-LLM's programs, and one of docker, too
+    if page.name == "tensorrt-llm.md":  # it has options of TensorRT-LLM's programs and of docker, too
         programs = tensorrt_llm_options.load().values()
-        known |= {"--shm-size", *FLAG.findall(" ".join(name for program in programs for name in program.options))}
+        known |= {
+            "--shm-size",
+            "--pids-limit",
+            *FLAG.findall(" ".join(name for program in programs for name in program.options)),
+        }
     if page.name in {"images.md", "tensorrt-llm.md"}:  # they have options of docker and pip
         known |= {"--build-arg", "--format", "--require-hashes"}
     if page.name == "security.md":  # it has options of tritonserver

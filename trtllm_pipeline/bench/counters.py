@@ -91,8 +91,12 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
         if ask is None or not handles:
             yield found
             return
-        devices = [
-            {"name": ask("nvmlDeviceGetName", each), "uuid": ask("nvmlDeviceGetUUID", each), "samples": []}
+        devices: list[dict[str, Any]] = [
+            {
+                "name": ask("nvmlDeviceGetName", each) or "unknown",
+                "uuid": ask("nvmlDeviceGetUUID", each) or "unknown",
+                "samples": [],
+            }
             for each in handles
         ]
         stop = threading.Event()

@@ -116,6 +116,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         repeats=tuple(replace(repeat, **_rates(window)) for repeat, window in zip(repeats, chosen, strict=True)),
     )
     met = [(each, result.value(each.metric)) for each in objectives.of_level]
+    not_judged = f"not judged, since the measurement is not valid: {', '.join(refused)}" if refused else None
     details = LevelDetails(
         window_reason=f"not valid: {', '.join(refused)}" if refused else reason,
         input_tokens=_over(sum, chosen, "input_tokens"),
@@ -133,7 +134,9 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         other_tools=compat_metrics.columns(good, special_tokens=run.special_tokens),
         cached_input_tokens=sum(cached) if cached else None,
         schedule=None if level.request_rate is None else _schedule(level),
-        objectives=tuple(ObjectiveResult(each.metric, each.limit, value, each.missed_by(value)) for each, value in met),
+        objectives=tuple(
+            ObjectiveResult(each.metric, each.limit, value, not_judged or each.missed_by(value)) for each, value in met
+        ),
         triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
     )

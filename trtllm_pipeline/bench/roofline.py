@@ -55,7 +55,8 @@ def limit(engine: Path, *, tp: int = 1) -> Limit:
     if any(engine.glob("rank*.engine")):
         bandwidth = gpu_bandwidth()
         if bandwidth is None:
-            return Limit(None, read_bytes, "the GPU does not tell its memory's bandwidth")
+            why = "the GPU does not tell its memory's bandwidth, or nvidia-ml-py is not installed (the extra `gpu`)"
+            return Limit(None, read_bytes, why)
         return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by NVML")
     bandwidth = cpu_bandwidth(read_bytes)
     words = f"{bandwidth / 1e9:.0f} GB/s measured here, and {CPU_MARGIN:g} times that allowed"

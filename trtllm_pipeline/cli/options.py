@@ -256,7 +256,7 @@ def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) ->
     found: list[N] = []
     for part in [] if text is None else text.split(","):
         try:
-            value = kind(part)
+            value = kind(part if "_" not in part and "+" not in part else "0")
         except ValueError:
             value = kind("0")
         if not 0 < value <= most:

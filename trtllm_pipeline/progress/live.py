@@ -18,7 +18,18 @@ from trtllm_pipeline.planning.names import duration, shared_parts, shorten, with
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.lines import QuietObserver
 from trtllm_pipeline.progress.tracker import GOOD, NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.views import LOOKS, failure, flow, grid, infeasible, legend, share, symbol, told
+from trtllm_pipeline.progress.views import (
+    LOOKS,
+    MAX_LISTED,
+    failure,
+    flow,
+    grid,
+    infeasible,
+    legend,
+    share,
+    symbol,
+    told,
+)
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -49,7 +60,7 @@ class LiveObserver(QuietObserver):
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(plan.cells, self.told))
+        self._above(infeasible(plan.cells, self.told, most=MAX_LISTED))
         if not tracker.to_do:
             return self._above([NOTHING_TO_DO])
         # stdout may be a pipe that reports go to: leave it alone.

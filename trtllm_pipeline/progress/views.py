@@ -16,7 +16,7 @@ from trtllm_pipeline.terminal import clean, console
 if TYPE_CHECKING:
     from rich.text import Text
 
-_MAX_LISTED: Final = 10
+MAX_LISTED: Final = 10
 _S = StageStatus
 
 
@@ -131,14 +131,17 @@ def who(run: StageRun) -> str:
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(every: Iterable[Cell | OutlineCell], told: set[str]) -> list[str]:
-    """What to say of cells that can never work; the reasons that it gives are added to `told`."""
+def infeasible(
+    every: Iterable[Cell | OutlineCell], told: set[str] | None = None, *, most: int | None = None
+) -> list[str]:
+    """What to say of cells that can never work, of `most` of them; the reasons that it gives are added to `told`."""
     cells = [cell for cell in every if cell.reason is not None]
-    told |= {str(cell.reason) for cell in cells[:_MAX_LISTED]}
+    if told is not None:
+        told |= {str(cell.reason) for cell in cells[:most]}
     lines = [f"{count(len(cells), 'cell')} can never work:"] if cells else []
-    lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:_MAX_LISTED]]
-    more = len(cells) - _MAX_LISTED
-    return [*lines, f"  and {more} more: pipeline plan"] if more > 0 else lines
+    lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:most]]
+    more = len(cells) - len(cells[:most])
+    return [*lines, f"  and {more} more: pipeline status"] if more > 0 else lines
 
 
 def failure(

@@ -90,8 +90,10 @@ class Pair:
 
     def delta(self, metric: str) -> Delta | None:
         """That of `metric`; `accuracy` stands for the first score."""
-        alias = f"{metric}." if metric == "accuracy" else metric
-        return next((each for each in self.deltas if each.metric == metric or each.metric.startswith(alias)), None)
+        exact = next((each for each in self.deltas if each.metric == metric), None)
+        if exact is None and metric == "accuracy":
+            return next((each for each in self.deltas if each.metric.startswith("accuracy.")), None)
+        return exact
 
 
 @dataclass(frozen=True, slots=True)

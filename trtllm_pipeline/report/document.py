@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-
+_SPECIAL: Final = re.compile(r"[*`|]|(?<!\w)_|_(?!\w)")
+"""What means something else in Markdown; not an underscore within a word."""
 Value = str | tuple[str, str]
 """A text, or a text and its style."""
 
@@ -109,4 +111,4 @@ def _written(block: Block) -> Iterator[str]:
 
 def escaped(text: str) -> str:
     """`text` as it may stand in Markdown, on one line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")

@@ -424,7 +424,7 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
         write(tmp_path / "f", request(0, [(9, " a")], error="boom")), None, of_load("output_tps=1")
     )
     assert refused.levels[0].details is not None
-    assert refused.levels[0].details.objectives[0].missed == "output_tps was not measured"
+    assert refused.levels[0].details.objectives[0].missed == "not judged, since the measurement is not valid: failures"
     assert "\nno rates (not valid: " in to_text(refused)
     assert "rates are of the window" not in to_text(refused)
     for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):

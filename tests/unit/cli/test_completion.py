@@ -76,6 +76,14 @@ def test_bash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert set(in_bash(monkeypatch, capsys, line)) == words
 
 
+def test_a_folder_that_only_looks_like_a_workspace_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("other/store").mkdir(parents=True)
+    assert in_bash(monkeypatch, capsys, "pipeline status -w other --run ") == []
+    assert [path.name for path in Path("other").iterdir()] == ["store"]
+
+
 def test_zsh_and_fish(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     line = {"_TYPER_COMPLETE_ARGS": "pipeline run --until con"}
     assert asked(monkeypatch, capsys, _PIPELINE_COMPLETE="complete_zsh", **line) == "_arguments '*: :((\"convert\"))'\n"

@@ -20,13 +20,29 @@ from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.domain import CellId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.report import compare_writers as writers
-from trtllm_pipeline.report.compare import ChangeVerdict, Comparison, accuracy_delta, compare, compare_by
+from trtllm_pipeline.report.compare import (
+    ChangeVerdict,
+    Comparison,
+    Delta,
+    Pair,
+    accuracy_delta,
+    compare,
+    compare_by,
+)
 from trtllm_pipeline.report.gate import Judgement, breaks, parse
 from trtllm_pipeline.report.measured import Measured, Side, load, together
 from trtllm_pipeline.report.recommend import parse_least, parse_slo, recommend
 from trtllm_pipeline.report.rows import CellResult, CellStatus
 from trtllm_pipeline.report.workloads import words
 from trtllm_pipeline.report.writers import to_json as report_json
+
+
+def test_a_metric_is_found_by_its_whole_name() -> None:
+    names = ("accuracy.exact_match", "accuracy.exact", "ttft_p99")
+    pair = Pair("c", "b", None, tuple(Delta(name, 1.0, 1.0, 0.0, None, None, ChangeVerdict.NOISE) for name in names))
+    found = {name: each.metric for name in ("accuracy", "accuracy.exact", "ttft_p99") if (each := pair.delta(name))}
+    assert found == {"accuracy": names[0], "accuracy.exact": names[1], "ttft_p99": names[2]}
+    assert pair.delta("ttft") is None
 
 
 def level(

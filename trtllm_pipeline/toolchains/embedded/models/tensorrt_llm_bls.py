@@ -7,7 +7,9 @@ With `accumulate_tokens` each streamed response carries the text of all tokens s
 from __future__ import annotations
 
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +18,8 @@ import numpy as np
 import triton_python_backend_utils as pb  # provided by the stub
 
 from trtllm_pipeline.toolchains.embedded.models import messages, tensors
+
+_KEEP_S = 5.0
 
 
 class TritonPythonModel:
@@ -29,6 +33,8 @@ class TritonPythonModel:
         self._decoupled = messages.flag(settings["decoupled"])
         self._pool = ThreadPoolExecutor(int(settings["threads"]), thread_name_prefix="bls")
         self._closing = threading.Event()
+        self._kept: deque[tuple[float, Any]] = deque()
+        self._lock = threading.Lock()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request; each is answered from a thread of its own."""
@@ -91,12 +97,28 @@ class TritonPythonModel:
             model_name=self._engine, inputs=list(inputs), requested_output_names=wanted, request_id=name
         )
         nothing = True
-        for answer in call.exec(decoupled=True) if self._decoupled else [call.exec()]:
-            if outputs := _outputs(answer):  # the one that only says that there are no more has none
-                nothing = False
-                yield outputs
+        answers = call.exec(decoupled=True) if self._decoupled else [call.exec()]
+        try:
+            for answer in answers:
+                if outputs := _outputs(answer):  # the one that only says that there are no more has none
+                    nothing = False
+                    yield outputs
+        finally:
+            self._keep(answers)
         if nothing:  # a response that was lost on the way must not look like an empty text
             raise RuntimeError(f"{self._engine} ended request {name} without a response")
+
+    def _keep(self, answers: Any) -> None:
+        """Hold the answers to a call for some time after its end.
+
+        A thread of the stub gives up its own hold of them a moment later, without Python's lock. Were that the last one, it
+        would free Python's objects then, and Python 3.12 ends the process for that.
+        """
+        now = time.monotonic()
+        with self._lock:
+            self._kept.append((now, answers))
+            while self._kept[0][0] < now - _KEEP_S:
+                self._kept.popleft()
 
     def _stop(self, inputs: Sequence[Any], name: str) -> None:
         """End the engine's request `name`."""
