@@ -230,7 +230,11 @@ def test_failed_requests_do_not_stop_the_others(home: dict[str, str], service: S
         (("-u", "GRPC", "--model", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
         (("-u", "GRPC", "--model", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
         (("-u", "GRPC", "--model", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
-        (("-u", "GRPC", "--model", "ensemble", "--concurrency", "1,0"), 2, "expected a positive whole number up to 65536, got '0'"),
+        (
+            ("-u", "GRPC", "--model", "ensemble", "--concurrency", "1,0"),
+            2,
+            "expected a positive whole number up to 65536, got '0'",
+        ),
         (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
         (("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
         (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
