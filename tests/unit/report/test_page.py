@@ -47,6 +47,10 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_the_page_ends_with_a_line_end() -> None:
+    assert page(2).endswith("</html>\n")
+
+
 def test_every_cell_has_a_row_with_its_figures() -> None:
     rows, _ = run(40)
     parts = shared_parts([row.id for row in rows])

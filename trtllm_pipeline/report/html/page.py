@@ -87,7 +87,13 @@ def to_html(
     style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     parts = shared_parts([row.id for row in rows])
     data = json.dumps(_data(rows, record, parts, limits or {}), ensure_ascii=False, separators=(",", ":"))
-    jinja = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    jinja = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
     return jinja.get_template("page.html").render(
         policy=_policy([script, *filter(None, [library])], style),
         style=Markup(style),  # noqa: S704 - a file of this package
