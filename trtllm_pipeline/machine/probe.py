@@ -6,7 +6,6 @@ Versions come from package metadata, so nothing heavy is imported. Without a GPU
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import sys
@@ -127,14 +126,16 @@ def here() -> dict[str, Json]:
         "torch": found.torch,
         "model_optimizer": found.model_optimizer,
         "os": _os_name(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
+        "kernel": f"{os.uname().sysname} {os.uname().release}",
+        "python": sys.version.split()[0],
         "pipeline": __version__,
         "commit": commit(),
     }
 
 
 def _os_name() -> str:
+    import platform  # with subprocess, on Python 3.10
+
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME") or platform.system()
     except OSError:
