@@ -86,10 +86,11 @@ def _cells_of(params: dict[str, Any]) -> list[str]:
 
 def _store(ctx: typer.Context) -> Store | None:
     from trtllm_pipeline.cli.options import WORKSPACE, store_at
+    from trtllm_pipeline.store.store import INDEX
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
     # A key pressed in some folder must neither make a workspace there nor rebuild the index of one.
-    return store_at(str(workspace)) if (workspace / "state.db").exists() else None
+    return store_at(str(workspace)) if (workspace / INDEX).exists() else None
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:

@@ -16,7 +16,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request, read_request
 from trtllm_pipeline.planning.request import FILE as REQUEST
 from trtllm_pipeline.planning.runs import run_folders
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.store.store import Store, is_workspace
 
 WORKSPACE = DEFAULT_WORKSPACE
 N = TypeVar("N", int, float)
@@ -201,7 +201,7 @@ def pair(option: str, text: str, sign: str) -> tuple[str, str]:
 def store_at(workspace: str) -> Store | None:
     """The workspace, or None when there is none yet; looking never makes one."""
     folder = Path(workspace)
-    return Store(folder) if (folder / "state.db").exists() or (folder / "store").is_dir() else None
+    return Store(folder) if is_workspace(folder) else None
 
 
 def known_store(workspace: str) -> Store:

@@ -81,7 +81,7 @@ def to_text(status: MatrixStatus) -> str:
     drawn += legend((states[run].status for run in runs), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [line for run in runs.values() for line in _events(run, states[run.id])]
-    never = infeasible(status.cells)
+    never = infeasible(status.cells, set())
     below += ["", *never] if never else []
     return "".join(f"{line}\n" for line in (title, *styled(drawn, sys.stdout), *map(clean, below)))
 

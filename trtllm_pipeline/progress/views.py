@@ -131,13 +131,10 @@ def who(run: StageRun) -> str:
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(
-    every: Iterable[Cell | OutlineCell], told: set[str] | None = None, *, most: int | None = None
-) -> list[str]:
+def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, most: int | None = None) -> list[str]:
     """What to say of cells that can never work, of `most` of them; the reasons that it gives are added to `told`."""
     cells = [cell for cell in every if cell.reason is not None]
-    if told is not None:
-        told |= {str(cell.reason) for cell in cells[:most]}
+    told |= {str(cell.reason) for cell in cells[:most]}
     lines = [f"{count(len(cells), 'cell')} can never work:"] if cells else []
     lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:most]]
     more = len(cells) - len(cells[:most])

@@ -19,6 +19,7 @@ import sqlite3
 import stat
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -65,7 +66,7 @@ _BROKEN: Final = (sqlite3.Error, DamagedError, UnicodeDecodeError)
 """Exceptions from using a damaged file. SQLite quotes it in messages, which then may not decode either."""
 
 
-class Database:
+class Database(ABC):
     """One connection to `path`. Raises StateError when the file cannot be used, or was written by a newer release."""
 
     SCHEMA: ClassVar[int]
@@ -73,16 +74,16 @@ class Database:
     TABLES: ClassVar[tuple[str, ...]]
     """The statements that make them."""
 
+    @abstractmethod
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
         """Put into empty tables what there is to know. Returns words for what of it is lost; None if there was nothing.
 
         `known` is what `_known` took from a sound file that is made anew.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _known(self, db: sqlite3.Connection) -> Rows:
         """The rows to keep. Raises DamagedError for values that were never written."""
-        raise NotImplementedError
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path

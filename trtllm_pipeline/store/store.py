@@ -35,6 +35,7 @@ from trtllm_pipeline.store.manifest import Discrepancy, Kind, Manifest, inspect,
 
 logger = logging.getLogger(__name__)
 
+INDEX: Final = "state.db"
 LOG: Final = "log"
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.(\d+|manifest)")
 """Folders in `work/`: an attempt at a stage run, or a manifest on its way."""
@@ -63,6 +64,11 @@ class Attempt:
         return self.folder / LOG
 
 
+def is_workspace(folder: Path) -> bool:
+    """Whether `folder` is a workspace. It may have lost its index."""
+    return (folder / INDEX).exists() or (folder / "store").is_dir()
+
+
 class Store:
     """An open workspace; its folders are created if necessary. Raises StateError if it cannot be used.
 
@@ -76,7 +82,7 @@ class Store:
         self._artifacts = str(self.artifacts_dir)
         self.work_dir = self.workspace / "work"
         self.runs_dir = self.workspace / "runs"
-        database = self.workspace / "state.db"
+        database = self.workspace / INDEX
         self.unwritable = self._unwritable(database)
         """The first part of the workspace that is read-only; None if all of it can be written."""
         if self.unwritable is None:
@@ -92,7 +98,7 @@ class Store:
         self.close = self.index.close
 
     def _unwritable(self, database: Path) -> Path | None:
-        if not (database.exists() or self.artifacts_dir.is_dir()):
+        if not is_workspace(self.workspace):
             return None  # not a workspace yet; whether it can be one shows when it is made
         parts = (self.workspace, self.artifacts_dir, self.work_dir, self.runs_dir, database)
         return next((part for part in parts if part.exists() and not os.access(part, os.W_OK)), None)
