@@ -1,0 +1,1 @@
+"""Files with which a verified cell is served elsewhere: `pipeline export`."""
