@@ -6,16 +6,18 @@
     plan = plan_cells(cells, store, machine)  -> plan, with models pinned and files digested
     result = run(request, ...)                all of it: plan -> stage runs -> artifacts -> report
 
-`bring_up_to_date` is the same for a command that wants artifacts only.
+`bring_up_to_date` is the same for a command that wants artifacts only; `served_cell` is what all of it left of one cell.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
@@ -25,7 +27,8 @@ from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.planning.runs import run_folders
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -277,3 +280,106 @@ def exposed(plan: Plan) -> list[str]:
     ]
     hosts = {str(cell.settings["serve"]["host"]) for cell in served}
     return [warning for host in sorted(hosts) if (warning := reachable(host))]
+
+
+MODEL_STAGES: Final = ("download", "build", "quantize")
+"""Stages that leave a folder with the tokenizer of the model, the most complete first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCell:
+    """One cell with all that its server needs, as its stages left it in a workspace."""
+
+    cell: Cell
+    plan: Plan
+    """Of this cell alone."""
+    launch: StageRun
+    """The stage run that serves it."""
+    artifacts: Mapping[str, Artifact]
+    """By stage, all that are there: also what was measured on it."""
+    request: Request
+    """What the cell is of."""
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """What its server is started from, by the names of the launch stage: `repository`, and `engine` or `model`."""
+        runs = self.plan.stage_runs
+        return {name: self.artifacts[runs[run].stage.name].out for name, run in self.launch.inputs.items()}
+
+    @property
+    def repository(self) -> Path:
+        """The Triton repository; for trtllm-serve, the folder with its command line."""
+        return self.inputs["repository"]
+
+    @property
+    def engine(self) -> Path | None:
+        """The engine; None where the weights are served as they are."""
+        return self.artifacts["build"].out if "build" in self.artifacts else None
+
+    @property
+    def model_folder(self) -> Path:
+        """A folder with tokenizer, chat template and generation_config.json."""
+        return next(self.artifacts[stage].out for stage in MODEL_STAGES if stage in self.artifacts)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.cell.isl + self.cell.osl
+
+    def result(self, store: Store) -> CellResult:
+        """What was measured on it."""
+        from trtllm_pipeline.report.rows import rows
+
+        return rows(self.plan, store)[0]
+
+
+def latest_request(store: Store) -> Request:
+    """What the workspace's latest run was asked for; from its lock where its matrix is gone. Raises UsageError."""
+    folder = run_folders(store)[0]
+    latest = read_request(folder / REQUEST_FILE)
+    locked = folder / "lock" / "matrix.yaml"
+    if not latest.matrix.exists() and locked.exists():
+        return Request(locked, toolchain=latest.toolchain)
+    return latest
+
+
+def served_cell(request: Request, store: Store) -> ServedCell:
+    """The one cell that the request selects, built already. Reads only; asks no hub for what is pinned.
+
+    Raises UsageError when it selects several or the cell is not built yet, with what to type; PlanError when the cell can
+    never work here; MatrixError.
+    """
+    machine = machine_of(request)
+    cells = select_cells(request, load(request), machine)
+    able = [cell for cell in cells if cell.reason is None]
+    if len(able) > 1:
+        ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
+        raise UsageError(f"{len(able)} cells are selected, one is served", hint=f"name one of {ids}")
+    plan = plan_cells(able or cells, store, machine, guess=True)
+    check_feasible(plan)
+    (cell,) = plan.feasible
+    runs = [plan.stage_runs[run] for run in plan.by_cell[cell.id]]
+    present = store.present({run.fingerprint: run.stage.name for run in runs if run.stage.scope is not Scope.SERVICE})
+    artifacts = {run.stage.name: present[run.fingerprint] for run in runs if run.fingerprint in present}
+    launch = next(run for run in runs if run.stage.scope is Scope.SERVICE)
+    needed = [plan.stage_runs[run].stage.name for run in launch.inputs.values()]
+    if missing := [stage for stage in needed if stage not in artifacts]:
+        only = replace(request, cells=(cell.id,))
+        raise UsageError(
+            f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing", hint=run_command(only, store)
+        )
+    if not any(stage in artifacts for stage in MODEL_STAGES):
+        raise UsageError(
+            f"{cell.id}: nothing with its tokenizer is left in {store.workspace}",
+            hint=run_command(replace(request, cells=(cell.id,)), store),
+        )
+    return ServedCell(cell, plan, launch, artifacts, request)
+
+
+def run_command(request: Request, store: Store) -> str:
+    """The command line that does what the request asks for."""
+    words = ["pipeline", "run", "--matrix", str(request.matrix)]
+    words += [word for value in request.sets for word in ("--set", value)]
+    words += [word for value in request.cells for word in ("--cells", value)]
+    words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
+    return shlex.join([*words, "--workspace", str(store.workspace)])

@@ -1,1 +1,5 @@
-"""Servers that stay up: started, found again, watched and stopped by `pipeline serve`."""
+"""Servers that outlive the command that started them: started, found again, shown, stopped."""
+
+from trtllm_pipeline.hosting.servers import Endpoint, HostedServer, State, find
+
+__all__ = ["Endpoint", "HostedServer", "State", "find"]
