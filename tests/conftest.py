@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -11,8 +13,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let tests send signals, to themselves and to what they start, however the test run itself was started.
 
     In the background of a script SIGINT is ignored, under nohup SIGHUP; both are inherited. No example has to be quick:
-    other programs use the machine as well.
+    other programs use the machine as well. The tests' own leases on the machine: they do not wait for another run of
+    this user that measures, nor it for them.
     """
+    if not hasattr(config, "workerinput"):  # the workers inherit it
+        leases = TemporaryDirectory(prefix="pipeline-tests-")
+        config.add_cleanup(leases.cleanup)
+        os.environ["XDG_RUNTIME_DIR"] = leases.name
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.pluginmanager.hasplugin("hypothesispytest"):
