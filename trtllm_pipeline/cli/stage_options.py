@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.domain import Json, Scope
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import Objectives, ParamField, table
+from trtllm_pipeline.stages.params import Objectives, ParamField, load, table
 from trtllm_pipeline.toolchains import base as toolchains
 
+T = TypeVar("T")
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
 OF_ANOTHER = {("score", "input_data"): "perf"}
@@ -137,16 +138,23 @@ def _default(field: ParamField) -> str:
     return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
 
 
+def of_class(cls: Any) -> list[inspect.Parameter]:
+    """The options of a class of parameters that belongs to no stage."""
+    return [_option("_".join(path), [field]) for path, field in _flat(cls)]
+
+
+def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
+    """An object of a class of parameters: what was typed, else `defaults`, else its own. Raises UsageError, all faults at once."""
+    found, wrong = _values(cls, typed)
+    wrong += [] if wrong else faults(cls, found)
+    if wrong:
+        raise UsageError("\n  ".join(wrong))
+    return load(cls, found, *defaults)
+
+
 def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that were typed. Raises UsageError for those that cannot be, all at once."""
-    found: dict[str, Any] = {}
-    wrong: list[str] = []
-    for path, field in _flat(stage.params):
-        if (name := "_".join(path)) in typed:
-            try:
-                _put(found, path, _read(field, typed[name]))
-            except ValueError as error:
-                wrong.append(f"{flag(name)}: {error}")
+    found, wrong = _values(stage.params, typed)
     others = {name for each in of_name(stage.name) for name in _names(each)} - {*_names(stage)}
     wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
     if wrong:
@@ -154,14 +162,31 @@ def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _values(cls: Any, typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for path, field in _flat(cls):
+        if (name := "_".join(path)) in typed:
+            try:
+                _put(found, path, _read(field, typed[name]))
+            except ValueError as error:
+                wrong.append(f"{flag(name)}: {error}")
+    return found, wrong
+
+
 def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
     """What is missing of the parameters of a stage, and what no matrix could have."""
+    return faults(stage.params, given)
+
+
+def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
+    """What is missing of the parameters of a class, and what no matrix could have."""
     from trtllm_pipeline.config.check import check
     from trtllm_pipeline.config.derive import model_of
     from trtllm_pipeline.config.document import Document
 
-    _, faults = check(model_of(stage.params), Document("", dict(given)))
-    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in faults]
+    _, found = check(model_of(cls), Document("", dict(given)))
+    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in found]
 
 
 def _names(stage: Stage) -> Iterator[str]:

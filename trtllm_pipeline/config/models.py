@@ -28,6 +28,7 @@ from pydantic import (
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.evaluate.scores import METRICS
+from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hub import dataset_file
 from trtllm_pipeline.stages import params
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
@@ -452,6 +453,11 @@ class Accuracy(Section):
     """Folder that MODULE is imported from: a path from the matrix file's folder."""
 
 
+@derived(GatewayParams)
+class Gateway(Strict):
+    """Limits and default sampling of the OpenAI endpoint in front of a kept server. No stage reads them."""
+
+
 class Settings(Strict):
     """Settings of the stages. Whatever is not given has the default shown."""
 
@@ -463,6 +469,7 @@ class Settings(Strict):
     smoke: Smoke = Smoke()
     perf: Perf = Perf()
     accuracy: Accuracy = Accuracy()
+    gateway: Gateway = Gateway()
 
 
 # ----------------------------------------------------------------------------------------------------------- matrix
