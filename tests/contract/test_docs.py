@@ -154,7 +154,20 @@ def test_scripts_exist_and_have_these_flags(command: Command) -> None:
 
 
 def test_other_programs_are_known() -> None:
-    known = {"git", "cd", "pipeline", "python", "python3", "curl", "ruff", "mypy", "lint-imports", "pytest", "pip"}
+    known = {
+        "git",
+        "cd",
+        "pipeline",
+        "python",
+        "python3",
+        "curl",
+        "ruff",
+        "mypy",
+        "lint-imports",
+        "pytest",
+        "pip",
+        "mkdocs",
+    }
     assert {Path(command.words[0]).name for command in ALL} <= known
 
 

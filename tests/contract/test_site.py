@@ -1,0 +1,143 @@
+"""The documentation as a site: every page has its place, every link leads somewhere, and nothing is fetched."""
+
+from __future__ import annotations
+
+import html.parser
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITTEN = {path.name for path in (ROOT / "docs").glob("*.md")}
+URL = re.compile(r"https?://[^\s)>\"'`|\]]+")
+FETCHED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
+"""What a browser fetches of each element without being asked."""
+
+
+class _Config(yaml.SafeLoader):
+    """mkdocs.yml has tags that name Python functions."""
+
+
+_Config.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: suffix)
+
+
+def config() -> dict[str, Any]:
+    return yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Config)
+
+
+def in_nav(items: Any) -> Iterator[str]:
+    """The pages of the navigation, in order."""
+    match items:
+        case str():
+            yield items
+        case list():
+            for item in items:
+                yield from in_nav(item)
+        case dict():
+            for item in items.values():
+                yield from in_nav(item)
+
+
+class _Elements(html.parser.HTMLParser):
+    """The elements of a page that make a browser fetch something, its links and its anchors."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in FETCHED and FETCHED[tag] in given:
+            self.fetched.append(given[FETCHED[tag]])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site. Fails if MkDocs warns of anything."""
+    pytest.importorskip("material", reason="extra [docs]")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    pytest.importorskip("mkdocs", reason="extra [docs]")
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        root_pages = importlib.import_module("site_pages").ROOT_PAGES
+    finally:
+        sys.path.pop(0)
+    pages = list(in_nav(config()["nav"]))
+    assert len(pages) == len(set(pages)), "a page has one place"
+    assert set(pages) == WRITTEN | set(root_pages.values())
+
+
+def test_the_readme_lists_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Documentation")[2]
+    assert {name for name in WRITTEN if f"(docs/{name})" not in text} == set()
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert [url for url in _Elements(page).fetched if urlsplit(url).netloc] == [], page.name
+    for sheet in site.rglob("*.css"):
+        assert re.findall(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")) == [], sheet.name
+
+
+def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
+    """Also those of the navigation, and into files that are no pages."""
+    pages = {page: _Elements(page) for page in site.rglob("*.html")}
+    for page, found in pages.items():
+        for link in [*found.links, *found.fetched]:
+            target = urlsplit(link)
+            if target.scheme in {"http", "https"} or page.name == "404.html":
+                continue
+            assert not target.scheme, f"{page.name}: {link}"
+            file = (page.parent / target.path).resolve() if target.path else page
+            assert file.exists(), f"{page.name}: {link}"
+            if target.fragment and file in pages:
+                assert target.fragment in pages[file].anchors, f"{page.name}: {link}"
+
+
+def test_the_site_has_the_tables_and_no_markdown_left(site: Path) -> None:
+    """MkDocs' dialect takes a table or list without a blank line before it for text."""
+    for page in site.glob("*.html"):
+        text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert re.findall(r"^(?:<p>)?\s*(?:\|.*\||- \w.*|#{1,4} .*|```.*)$", text, re.MULTILINE) == [], page.name
+        assert "](" not in text, page.name
+
+
+@pytest.mark.parametrize("page", [*sorted(WRITTEN), "README.md", "CONTRIBUTING.md"])
+def test_addresses_elsewhere_are_well_formed(page: str) -> None:
+    """Nothing is asked of them: a test must not depend on another machine."""
+    path = ROOT / page if page.isupper() or page in {"README.md", "CONTRIBUTING.md"} else ROOT / "docs" / page
+    for address in URL.findall(path.read_text(encoding="utf-8")):
+        url = urlsplit(address.rstrip(".,;:"))
+        assert url.hostname, address
+        assert re.fullmatch(r"[A-Za-z0-9.-]+|[0-9a-f:]+", url.hostname), address
+        assert url.port is None or url.port > 0, address
+        if f"]({address}" in path.read_text(encoding="utf-8"):
+            assert url.scheme == "https", f"{address}: a link that anyone on the way can change"
+            assert "." in url.hostname, address
