@@ -115,6 +115,24 @@ Allow = Annotated[
 Output = Annotated[str | None, option("-o --output", "FILE", "Write there instead of to stdout.")]
 Url = Annotated[str, option("-u --url", "URL", "Where the server is: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model to ask.")]
+RequireSigned = Annotated[
+    bool,
+    switch(
+        "--require-signed",
+        "Refuse artifacts whose statement no trusted key has signed.",
+        envvar="PIPELINE_REQUIRE_SIGNED",
+    ),
+]
+TrustedKeys = Annotated[
+    Path | None,
+    option(
+        "--trusted-keys",
+        "DIR",
+        "Folder of the public keys (*.pem, *.pub) whose signatures are trusted.",
+        envvar="PIPELINE_TRUSTED_KEYS",
+    ),
+]
+"""With RequireSigned, what `provenance.policy` takes."""
 Until = Annotated[
     str | None, option("--until", "STAGE", "Stop after this stage, e.g. build.", complete=completion.stages)
 ]

@@ -22,6 +22,28 @@ def digest_file(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
+def digest_text(text: str) -> str:
+    """BLAKE3 of a text in UTF-8, 64 hexadecimal digits."""
+    from blake3 import blake3
+
+    return blake3(text.encode()).hexdigest()
+
+
+def digests_of_file(path: Path) -> tuple[str, str]:
+    """BLAKE3 and SHA-256 of a file's content, in one read."""
+    from hashlib import sha256
+
+    from blake3 import blake3
+
+    ours, theirs = blake3(max_threads=blake3.AUTO), sha256()
+    buffer = memoryview(bytearray(4 << 20))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            ours.update(buffer[:size])
+            theirs.update(buffer[:size])
+    return ours.hexdigest(), theirs.hexdigest()
+
+
 def stamp(path: str) -> str:
     """Size, modification time, change time and inode of a file. Nobody can set the change time back."""
     status = os.stat(path)

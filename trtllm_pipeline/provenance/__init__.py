@@ -1,1 +1,30 @@
-"""What an artifact was made from, by whom and where, as a statement that can be signed and checked."""
+"""What an artifact was made from, by whom and where, as a statement that can be signed and checked.
+
+    statement = statement_of(folder)            derived from the manifest and the job, never stored unsigned
+    sign(store, artifact, key)                  stored beside the manifest, as a DSSE envelope
+    check(artifact.folder, policy) -> findings  whether the envelope fits the files, and the policy
+    require(folders, policy)                    the same, raised as an error
+
+`docs/provenance.md` says what this proves and what it cannot.
+"""
+
+from trtllm_pipeline.provenance.checking import Looked, Policy, Signed, check, look, policy, require
+from trtllm_pipeline.provenance.dsse import Envelope, SigningKey, TrustedKey
+from trtllm_pipeline.provenance.signing import attach, sign
+from trtllm_pipeline.provenance.statement import statement_of
+
+__all__ = [
+    "Envelope",
+    "Looked",
+    "Policy",
+    "Signed",
+    "SigningKey",
+    "TrustedKey",
+    "attach",
+    "check",
+    "look",
+    "policy",
+    "require",
+    "sign",
+    "statement_of",
+]

@@ -17,12 +17,14 @@ from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json
 from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.files.digest import digest_file, digest_text
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.stages.base import OUT
 
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"
+ENVELOPE: Final = "provenance.intoto.jsonl"
+"""The signed statement of an artifact, written after it was published; `provenance/` judges it."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 """Errors for a missing file or a broken link."""
 
@@ -59,6 +61,15 @@ class Manifest:
         """Sum of the sizes of its files."""
         return sum(entry.size for entry in self.files)
 
+    @property
+    def tree(self) -> str:
+        """BLAKE3 of all files together: of the lines "DIGEST  PATH" in the order of the paths' bytes.
+
+        `find . -type f | cut -c3- | LC_ALL=C sort | xargs -r b3sum | b3sum` is the same, where there is no link.
+        """
+        lines = sorted((entry.path.encode(), content_digest(entry)) for entry in self.files)
+        return digest_text("".join(f"{digest}  {path.decode()}\n" for path, digest in lines))
+
     def to_json(self) -> dict[str, Json]:
         """The file's content; the key stands in it as a tree, for people."""
         content: dict[str, Json] = {
@@ -82,6 +93,11 @@ class Manifest:
         """Write it into `folder`."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False)
         (folder / NAME).write_text(f"{text}\n", encoding="utf-8")
+
+
+def content_digest(entry: FileEntry) -> str:
+    """BLAKE3 of a file's content, and of a link's target as text."""
+    return digest_text(entry.link) if entry.link is not None else str(entry.digest)
 
 
 def _listed(entries: tuple[FileEntry, ...]) -> list[Json]:
@@ -210,6 +226,8 @@ class Kind(str, Enum):
     """A file that is not in the manifest."""
     MODE = "mode"
     """A file of the result is writable or unreadable."""
+    PROVENANCE = "provenance"
+    """The signed statement is wrong, or is not what a policy asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +283,7 @@ def _inspect(folder: Path, sealed: Manifest, *, contents: bool) -> Iterator[tupl
     for entry in sealed.records:
         if (wrong := _wrong(there.pop(entry.path, None), entry, contents=True)) is not None:
             yield Kind.RECORD, entry.path, wrong
+    there.pop(ENVELOPE, None)
     for name, path in there.items():
         if path.parent.name == "__pycache__" or path.suffix == ".pyc":
             yield Kind.DERIVED, name, "was compiled by a server"

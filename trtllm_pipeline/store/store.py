@@ -249,6 +249,22 @@ class Store:
         self.index.end_attempt(attempt.id, "succeeded", final)
         return artifact
 
+    def attach(self, folder: Path, envelope: str) -> None:
+        """Write the signed statement of the artifact in `folder`, all of it or nothing. Raises StateError."""
+        self.check_writable()
+        fingerprint = Fingerprint(folder.name)
+        claim = self.claim(fingerprint)
+        if claim is None:
+            raise StateError(f"{folder}: another process works on it", hint="try again when it has ended")
+        try:
+            beside = self.work_dir / f"{fingerprint}.manifest"  # a killed process's is swept
+            beside.mkdir(exist_ok=True)
+            (beside / manifest.ENVELOPE).write_text(envelope, encoding="utf-8")
+            (beside / manifest.ENVELOPE).replace(folder / manifest.ENVELOPE)
+            beside.rmdir()
+        finally:
+            claim.release()
+
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its folder stays for the log until the next attempt."""
         self.index.end_attempt(attempt.id, outcome, attempt.folder, error)

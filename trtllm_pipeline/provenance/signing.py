@@ -1,0 +1,86 @@
+"""Signs the statements of artifacts, and takes over envelopes that were signed elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.files.digest import digests_of_file
+from trtllm_pipeline.fingerprint import canonical
+from trtllm_pipeline.provenance.checking import mismatches, read_envelope
+from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, SigningKey
+from trtllm_pipeline.provenance.statement import statement_of
+from trtllm_pipeline.stages.base import OUT
+from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store.manifest import ENVELOPE, Manifest
+from trtllm_pipeline.store.store import Store
+
+
+def full_statement(folder: Path, *, anonymous: bool = False) -> dict[str, Json]:
+    """The statement with the SHA-256 of every file. Every file is read once, and has to be what the manifest says.
+
+    Raises StateError.
+    """
+    sealed = manifest.read(folder)
+    return statement_of(folder, sha256=_sha256(folder, sealed), anonymous=anonymous)
+
+
+def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
+    found = {}
+    for entry in sealed.files:
+        path = folder / OUT / entry.path
+        if entry.link is not None:
+            continue
+        try:
+            ours, found[entry.path] = digests_of_file(path)
+        except OSError as error:
+            raise manifest.unreadable(error, path) from error
+        if ours != entry.digest or path.is_symlink():
+            raise StateError(
+                f"{path}: is not what was made, and is not signed", hint="pipeline store verify says what changed"
+            )
+    return found
+
+
+def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> Envelope:
+    """Sign the statement of the artifact in `folder`, and keep the envelope beside its manifest.
+
+    What somebody else has signed already is signed as it is, so that both signatures hold. Raises StateError for files
+    that are not what was made, and UsageError for an envelope that does not fit the artifact.
+    """
+    before = _sound(folder)
+    statement = full_statement(folder, anonymous=anonymous)
+    payload = canonical(statement).encode() if before is None else before.payload
+    envelope = Envelope(payload, ())
+    others = () if before is None else tuple(each for each in before.signatures if each.keyid != key.keyid)
+    envelope = replace(envelope, signatures=(*others, key.sign(envelope.signed_bytes)))
+    store.attach(folder, f"{envelope.text()}\n")
+    return envelope
+
+
+def attach(store: Store, folder: Path, envelope: Envelope) -> None:
+    """Keep an envelope that was signed elsewhere. Raises UsageError where its statement is not of this artifact."""
+    wrong = list(mismatches(envelope.payload, manifest.read(folder)))
+    if wrong:
+        raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
+    _sound(folder)
+    store.attach(folder, f"{envelope.text()}\n")
+
+
+_HINT = "sign what `pipeline store provenance ARTIFACT --format statement` prints, byte for byte"
+
+
+def _sound(folder: Path) -> Envelope | None:
+    """The envelope that is there. Raises UsageError for one that does not fit: somebody should look at it first."""
+    try:
+        found = read_envelope(folder)
+        wrong = [] if found is None else list(mismatches(found.payload, manifest.read(folder)))
+    except EnvelopeError as error:
+        wrong = [str(error)]
+    if wrong:
+        raise UsageError(
+            f"{folder / ENVELOPE}: {'; '.join(wrong)}", hint="find out who changed it; without it, sign again"
+        )
+    return found
