@@ -1,0 +1,119 @@
+"""Dialects: how each family of models is told of tools, and how it writes reasoning and tool calls. Pure: no I/O.
+
+    dialect = dialect_for("auto", template_source, config)
+    prepared = dialect.prepare(Turn(messages, tools, tool_choice))            # DialectError: a 400 in words
+    started = prepared.start(renderer.render(prepared.chat), stream=True)
+    for piece in answer_to(started.prompt):
+        for delta in started.parser.feed(piece):                              # Content, Reasoning, CallStart, CallArguments
+            ...
+    started.parser.end()
+
+A new family is a class in a file of its own, see `json_calls.Hermes`, and a row in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.gateway.dialects.base import (
+    PLAIN,
+    Dialect,
+    DialectError,
+    Prepared,
+    Started,
+    Turn,
+    special_markers,
+)
+from trtllm_pipeline.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
+from trtllm_pipeline.gateway.dialects.harmony import Harmony
+from trtllm_pipeline.gateway.dialects.json_calls import Granite, Hermes, Phi
+from trtllm_pipeline.gateway.dialects.llama import Llama, Llama4
+from trtllm_pipeline.gateway.dialects.mistral import Mistral, MistralByName
+from trtllm_pipeline.gateway.dialects.parsing import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Parser,
+    Reasoning,
+)
+from trtllm_pipeline.gateway.dialects.qwen_coder import QwenCoder
+
+__all__ = [
+    "AUTO",
+    "FAMILIES",
+    "PLAIN",
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Delta",
+    "Dialect",
+    "DialectError",
+    "Parser",
+    "Prepared",
+    "Reasoning",
+    "Started",
+    "Turn",
+    "dialect_for",
+    "names",
+    "special_markers",
+]
+
+AUTO: Final = "auto"
+
+
+class Family(NamedTuple):
+    """A dialect and how its models are known: all of `texts` stand in their chat template, and the configuration is of one
+    of `model_types` where any are named.
+    """
+
+    dialect: Dialect
+    texts: tuple[str, ...]
+    model_types: tuple[str, ...] = ()
+
+
+FAMILIES: Final = (
+    # The first that fits is taken.
+    Family(Harmony(), ("<|channel|>", "<|start|>")),
+    Family(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
+    Family(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
+    Family(QwenCoder(), ("<function=", "<parameter=")),
+    Family(MistralByName(), ("[TOOL_CALLS]", "[ARGS]")),
+    Family(Mistral(), ("[TOOL_CALLS]",)),
+    Family(Llama4(), ("<|python_start|>",)),
+    Family(Llama(), ("<|python_tag|>",)),
+    Family(Llama(), ('"parameters": ', "ipython")),
+    Family(Phi(), ("<|tool|>",)),
+    Family(Phi(), ("functools",)),
+    Family(Granite(), ("<|tool_call|>",)),
+    Family(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),
+    Family(Hermes(), ("<tool_call>",)),
+)
+
+
+def names() -> list[str]:
+    """Every dialect's name, and `auto`."""
+    return [AUTO, PLAIN.name, *dict.fromkeys(family.dialect.name for family in FAMILIES)]
+
+
+def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | None = None) -> Dialect:
+    """The dialect of that name, or for `auto` the one of a model with this chat template and config.json.
+
+    Raises UsageError for a name that is none.
+    """
+    if name == PLAIN.name:
+        return PLAIN
+    if name != AUTO:
+        found = next((family.dialect for family in FAMILIES if family.dialect.name == name), None)
+        if found is None:
+            raise UsageError(f"there is no dialect {name!r}", hint=f"the dialects are {', '.join(names())}")
+        return found
+    kind = str((config or {}).get("model_type", ""))
+    for family in FAMILIES if template else ():
+        if all(text in str(template) for text in family.texts) and (
+            not family.model_types or kind.startswith(family.model_types)
+        ):
+            return family.dialect
+    return PLAIN
