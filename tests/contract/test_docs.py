@@ -240,6 +240,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--build-arg", "--format", "--require-hashes"}
     if page.name == "security.md":  # it has options of tritonserver
         known |= {"--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"}
+    if page.name == "observing.md":  # it has options of Prometheus
+        known |= {"--config", "--web"}
     if page.name == "multi-node.md":  # it has options of srun, mpirun and tritonserver too
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []

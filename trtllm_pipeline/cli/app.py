@@ -86,6 +86,9 @@ COMMANDS: Final = (
     Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
+    Command(
+        "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
+    ),
     Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains it can use.", _HERE),
 )
 GROUPS: Final = {
@@ -94,6 +97,7 @@ GROUPS: Final = {
     "recipes": ("List and show model recipes.", _FILES),
     "store": ("List, verify and repair the results in a workspace.", _FILES),
     "repository": ("Write and check Triton model repositories.", _FILES),
+    "serve": ("Keep servers running: start, list, follow, stop.", _SERVERS),
     "bench": ("Measure any server, without a matrix.", _SERVERS),
     "evaluate": ("Score the answers of any server, without a matrix.", _SERVERS),
 }
