@@ -22,14 +22,17 @@ from typer.main import get_command
 from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli import app
 from trtllm_pipeline.config.models import PRECISIONS, Settings, json_schema
+from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.processes.signatures import SIGNATURES, classify
 from trtllm_pipeline.stages.params import MOST_TOKENS
 from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.tensorrt_llm import memory
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
 from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
+from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
 from trtllm_pipeline.triton_repository.lint import RULES
 
 FOLDER: Final = Path(__file__).parent
@@ -41,6 +44,32 @@ _NOWHERE: Final = "—"
 _BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
 _RELEASES: Final = (*(f"0.{minor}.0" for minor in range(8, 22)), "1.0.0", "1.1.0", "1.2.0", "1.3.0rc20", "1.3.0rc21")
 _COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
+_GPUS: Final = {
+    75: "T4",
+    80: "A100",
+    86: "A10, RTX 30",
+    89: "L4, L40S, RTX 40",
+    90: "H100, H200",
+    100: "B200",
+    103: "B300",
+    120: "RTX PRO 6000 Blackwell, RTX 50",
+}
+_BOTH_BACKENDS: Final = "1.2.0"
+"""The last final release with both."""
+_WORTH_SHOWING: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
+    "llama-3.1-8b-instruct": ((1, 1), (2, 1)),
+    "qwen2.5-7b-instruct": ((1, 1),),
+    "phi-4": ((1, 1),),
+    "mixtral-8x7b-instruct-v0.1": ((1, 1), (2, 1)),
+    "llama-3.1-70b-instruct": ((2, 1), (4, 1), (8, 1)),
+    "qwen2-72b-instruct": ((4, 1), (8, 1), (4, 2)),
+}
+"""Recipe -> layouts, tp and pp."""
+_FILLED_BY: Final = {
+    "triton_max_batch_size": "the axis `max_batch_size`",
+    "engine_dir": "the engine's folder",
+    "tokenizer_dir": "the model's folder",
+}
 _ONE_GPU: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),
     **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 512),
@@ -234,18 +263,66 @@ def precisions(_name: str) -> Iterator[str]:
         yield f"| {head} | " + " | ".join(cells[number] for _, cells in columns) + " |"
 
 
+def gpus(_name: str) -> Iterator[str]:
+    """What each generation of GPUs can compute with a release that has both backends: the toolchains' own answers."""
+    rows = [(precision, None) for precision in PRECISIONS if precision != "fp32"] + [("fp16", "fp8"), ("fp16", "int8")]
+    heads = [f"`{precision}`" if kv is None else f"{kv.upper()} cache" for precision, kv in rows]
+    yield f"| GPU | compute capability | {' | '.join(heads)} |"
+    yield "|---" * (len(rows) + 2) + "|"
+    for sm, name in _GPUS.items():
+        cells = []
+        for precision, kv in rows:
+            works = [
+                title for backend, title in _BACKENDS.items() if _works(backend, _BOTH_BACKENDS, sm, precision, kv)
+            ]
+            cells.append("both" if len(works) == len(_BACKENDS) else ", ".join(works) or _NOWHERE)
+        yield f"| {name} | {sm // 10}.{sm % 10} | {' | '.join(cells)} |"
+
+
+def weights(_name: str) -> Iterator[str]:
+    """Weights in GiB and KV cache in KiB a token, of each GPU, by model and layout: the arithmetic of a plan."""
+    shown = ("fp16", "fp8", "int4_awq")
+    heads = [f"`{precision}`" for precision in shown]
+    yield f"| model | layout | weights: {', '.join(heads)} | KV cache of a token: 16 bits, 8 bits |"
+    yield "|---|---|---|---|"
+    for model, layouts in _WORTH_SHOWING.items():
+        shape = memory.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
+        for tp, pp in layouts:
+            gib = [f"{memory.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
+            kib = [f"{memory.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
+            yield f"| {model} | {_layout(tp, pp)} | {', '.join(gib)} | {', '.join(kib)} |"
+
+
+def _layout(tp: int, pp: int) -> str:
+    return f"tp{tp}" + (f"pp{pp}" if pp > 1 else "")
+
+
+def placeholders(_name: str) -> Iterator[str]:
+    """The placeholders of Triton's templates that are called otherwise in a matrix, or that nobody sets."""
+    yield "| placeholder | here |"
+    yield "|---|---|"
+    for setting, placeholder in PLACEHOLDERS.items():
+        if setting != placeholder:
+            yield f"| `{placeholder}` | `settings.repository.{setting}` |"
+    for placeholder in FIXED:
+        yield f"| `{placeholder}` | {_FILLED_BY[placeholder]} |"
+
+
 def _works_on(backend: str, release: str, precision: str, kv: str | None) -> str:
     """The compute capabilities on which a toolchain does not refuse this, in words."""
+    works = [_works(backend, release, sm, precision, kv) for sm in _COMPUTE_CAPABILITIES]
+    runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
+    return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
+
+
+def _works(backend: str, release: str, sm: int, precision: str, kv: str | None) -> bool:
+    """Whether a toolchain takes this on one GPU."""
     sections = Settings().model_dump(mode="json")
     sections["quantize"]["kv_cache_precision"] = kv
     cell = Cell(CellId("x"), "x", backend, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
     toolchain = toolchains.load(backend)
-    works = []
-    for sm in _COMPUTE_CAPABILITIES:
-        machine = assume.parse(f"tensorrt_llm=={release},sm={sm},gpus=1,gpu_memory_gib=80")
-        works.append(toolchain.missing(machine) is None and toolchain.infeasible(cell, machine) is None)
-    runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
-    return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
+    machine = assume.parse(f"tensorrt_llm=={release},sm={sm},gpus=1,gpu_memory_gib=80")
+    return toolchain.missing(machine) is None and toolchain.infeasible(cell, machine) is None
 
 
 def _span(values: Sequence[object]) -> str:
@@ -347,6 +424,9 @@ _KINDS: Final = {
     "gates": gates,
     "rules": rules,
     "precisions": precisions,
+    "gpus": gpus,
+    "memory": weights,
+    "placeholders": placeholders,
     "refusals": refusals,
     "families": families,
     "failures": failures,
