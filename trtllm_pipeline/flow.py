@@ -15,7 +15,7 @@ import logging
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +24,7 @@ from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
+from trtllm_pipeline.planning import runs
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.machine.model import Machine
+    from trtllm_pipeline.report.plan_difference import PlanDifference
     from trtllm_pipeline.report.rows import CellResult
 
 logger = logging.getLogger(__name__)
@@ -129,10 +131,36 @@ def check_feasible(plan: Plan) -> None:
 
 def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
-    from trtllm_pipeline.execution.loop import command_lines
     from trtllm_pipeline.planning.plan_file import plan_lines
 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
+    return plan_lines(
+        plan,
+        present=seen.present,
+        to_run=seen.to_run,
+        reasons=seen.reasons,
+        expected_s=seen.expected_s,
+        commands=_commands(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
+        run_id=run_id,
+    )
+
+
+def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:
+    """The plan of `request` against that for the machine `base`, as `--assume` describes one. Raises as `plan_of`."""
+    from trtllm_pipeline.report.plan_difference import difference
+
+    new, old = (plan_of(each, store, guess=True) for each in (request, replace(request, assume=base)))
+    commands = _commands(new, _input), _commands(old, _input)
+    return difference(new, old, names=(request.assume or "this machine", base), commands=commands)
+
+
+def _input(run: StageRun) -> str:
+    return f"{{{run.stage.name}}}"
+
+
+def _commands(plan: Plan, artifact: Callable[[StageRun], str]) -> Callable[[StageRun], tuple[tuple[str, ...], ...]]:
+    """The command lines of a plan's stage runs; `artifact` says where the result of one is."""
+    from trtllm_pipeline.execution.loop import command_lines
 
     def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
         # A server's command line may name what its repository was made of.
@@ -141,20 +169,12 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         inputs = {
             name: f"{{attempt of {upstream}}}/{SERVICE_FILE}"
             if plan.stage_runs[upstream].stage.scope is Scope.SERVICE
-            else f"{artifacts}/{plan.stage_runs[upstream].stage.name}/{plan.stage_runs[upstream].fingerprint}/out"
+            else artifact(plan.stage_runs[upstream])
             for name, upstream in upstreams.items()
         }
         return command_lines(run, inputs, "{attempt}", plan.machine, started=True)
 
-    return plan_lines(
-        plan,
-        present=seen.present,
-        to_run=seen.to_run,
-        reasons=seen.reasons,
-        expected_s=seen.expected_s,
-        commands=commands,
-        run_id=run_id,
-    )
+    return commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +188,18 @@ class Result:
 
 
 def run(
-    request: Request, store: Store, observer: Observer, *, command: tuple[str, ...] = (), keep_going: bool = True
+    request: Request,
+    store: Store,
+    observer: Observer,
+    *,
+    command: tuple[str, ...] = (),
+    keep_going: bool = True,
+    name: str | None = None,
 ) -> Result:
-    """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder."""
+    """Do all that the request asks for and is not done yet; leave plan, report and lock file in the run's folder.
+
+    The run's id ends with `name`, which later commands take in its place.
+    """
     from trtllm_pipeline.execution.executor import Executor
     from trtllm_pipeline.execution.forecast import capacity, forecast
     from trtllm_pipeline.execution.loop import execute
@@ -181,7 +210,7 @@ def run(
     store.check_writable()
     loaded = load(request)
     plan = _runnable_plan(request, loaded, store)
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    run_id = runs.run_id(time.time(), name or secrets.token_hex(2))
     folder = store.runs_dir / run_id
     folder.mkdir()
     store.index.begin_run(run_id, str(request.matrix.absolute()), command)

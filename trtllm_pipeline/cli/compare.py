@@ -58,7 +58,7 @@ def compare(
     """Compare a run with a baseline, or the cells of one run with each other.
 
     Differences of latency, throughput, accuracy, build time and size, with 95 % intervals; what is beyond noise is marked.
-    RUN and BASELINE are a run (latest, latest~1 for the one before, an id or its beginning), a report.json, or what a load
+    RUN and BASELINE are a run (latest, latest~1 for the one before, its name or id), a report.json, or what a load
     of any server left (its event file, perf.json, or their folder). Several separated by commas are repeats: measured in turn
     (a,b,a,b), they are compared pair by pair.
 

@@ -96,13 +96,18 @@ Assume = Annotated[
 ]
 Run = Annotated[
     str | None,
-    option("--run", "RUN", "Only this run: latest, latest~1, an id or its beginning.", complete=completion.runs),
+    option(
+        "--run",
+        "RUN",
+        "Only this run: latest, latest~1, its name, id or the beginning of its id.",
+        complete=completion.runs,
+    ),
 ]
 MeasuredRun = Annotated[
     str,
     argument(
         "RUN",
-        "A run (latest, latest~1, an id or its beginning), a report.json, or the result of a load run.",
+        "A run (latest, latest~1, a name, an id or its beginning), a report.json, or the result of a load run.",
         complete=completion.runs,
     ),
 ]

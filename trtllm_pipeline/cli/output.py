@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError, StateError, UsageError
 from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.writing import write_text
 
 T = TypeVar("T")
 
@@ -54,9 +55,14 @@ def note(text: str) -> None:
 
 
 def write_output(path: str, text: str) -> None:
-    """The file that `--output` names. Raises UsageError."""
+    """The file that `--output` names: whoever reads it meanwhile sees the old one or the new one. Raises UsageError."""
+    target = Path(path)
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="")
+        # A pipe, a device and a link stay what they are.
+        if target.is_symlink() or (target.exists() and not target.is_file()):
+            target.write_text(text, encoding="utf-8", newline="")
+        else:
+            write_text(target, text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(

@@ -11,7 +11,7 @@ import typer
 
 from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit, note
+from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
@@ -35,6 +35,10 @@ def run(
         bool, options.switch("--retry-infeasible", "Retry what was found never to work.")
     ] = False,
     refresh: Annotated[bool, options.switch("--refresh", "Ask the hubs again which revision a branch is at.")] = False,
+    name: Annotated[
+        str | None,
+        options.option("--name", "NAME", "What the run is called in later commands, such as nightly-1234."),
+    ] = None,
     progress: Annotated[
         Progress,
         options.option(
@@ -56,21 +60,23 @@ def run(
       pipeline run -m my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run -m my.yaml --set settings.perf.concurrency=[1,8]
     """
+    from trtllm_pipeline.planning.runs import check_name
     from trtllm_pipeline.progress import observer
     from trtllm_pipeline.report.writers import print_report
 
     # Looking at a workspace never makes one: that is left to a request that can be understood.
+    called = None if name is None else check_name(name)
     found = options.store_at(workspace)
     request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
-        return _show_plan(request, found, as_json=form == "json", verbose=verbose)
+        return _show_plan(request, found, form, verbose=verbose)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
     if refresh:
         store.index.forget_pins()
     seen = observer(sys.stderr, mode=progress)
-    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast)
+    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
     print_report(
         result.rows,
         form,
@@ -109,30 +115,54 @@ def plan(
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
     assume: options.Assume = None,
+    compare: Annotated[
+        str | None,
+        options.option(
+            "--compare", "MACHINE", "Only show what is different from the plan for MACHINE, as --assume takes one."
+        ),
+    ] = None,
     verbose: options.Verbose = False,
-    form: options.TextOrJson = "text",
+    form: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
 ) -> int:
     """Show what run would do: what is shared between cells, what has to run and why, how long it takes.
+
+    With --compare it shows what another machine or release changes: cells, stages, command lines.
 
     examples:
       pipeline plan --matrix matrices/quickstart.yaml
       pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
       pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+      pipeline plan -m my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
     """
     request = options.request(matrix, cells, sets, until, toolchain, assume)
-    return _show_plan(request, options.store_at(workspace), as_json=form == "json", verbose=verbose)
+    store = options.store_at(workspace)
+    if compare is None:
+        return _show_plan(request, store, form, verbose=verbose)
+    from trtllm_pipeline.report.document import as_markdown, on_terminal
+    from trtllm_pipeline.report.plan_difference import PlanDifference
+
+    emit_as(
+        form,
+        flow.compare_plans(request, compare, store),
+        json=PlanDifference.to_json,
+        text=lambda found: on_terminal(found.blocks()),
+        markdown=lambda found: as_markdown(found.blocks()),
+    )
+    return 0
 
 
-def _show_plan(request: Request, store: Store | None, *, as_json: bool, verbose: bool) -> int:
+def _show_plan(request: Request, store: Store | None, form: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline.execution.forecast import forecast
-    from trtllm_pipeline.report.plan_text import plan_text
+    from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
     found = flow.plan_of(request, store, guess=True)
     seen = forecast(found, store)
-    if as_json:
+    if form == "json":
         for line in flow.plan_json(found, store, seen):
             emit(line)
+    elif form == "markdown":
+        emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
     else:
         emit(plan_text(found, seen, verbose=verbose))
     flow.check_feasible(found)

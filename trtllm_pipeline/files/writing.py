@@ -55,7 +55,20 @@ def write_json(path: Path, value: object, *, indent: int = 1) -> None:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a part."""
+    _write(path, (f"{line}\n" for line in lines))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as `write_lines` does, its line ends as they are."""
+    _write(path, (text,))
+
+
+def _write(path: Path, parts: Iterable[str]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in lines)
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(parts)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

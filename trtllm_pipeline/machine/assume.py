@@ -43,6 +43,14 @@ _TEMPLATES: Final = "/app/all_models"
 _OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
 _OF_TENSORRT_LLM: Final = ("build", "serve", "examples", "templates")
 KEYS: Final = ("tensorrt_llm", "gpus", *_OF_GPUS, *_OF_TENSORRT_LLM, "triton", "model_optimizer", "cpus")
+HERE: Final = "here"
+"""Stands for this machine."""
+_FOLLOW: Final = {
+    "tensorrt_llm": ("build", "serve", "examples", "triton", "model_optimizer"),
+    "sm": ("gpu", "gpu_memory_gib"),
+    "gpus": _OF_GPUS,
+}
+"""Key -> those that are no longer this machine's where it is changed."""
 _VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer")
 """Keys that take `==` as well."""
 
@@ -51,8 +59,10 @@ def parse(text: str) -> Machine:
     """The machine that a line describes. Raises UsageError with all faults of the line.
 
     Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
+    A line that begins with `here` describes this machine, with what else it says in place of its values.
     """
-    read = _AssumedValues(text)
+    first, _, others = text.partition(",")
+    read = _AssumedValues(_here(others) if first.strip() == HERE else text)
     gpus = _gpus(read)
     tensorrt_llm = _tensorrt_llm(read)
     machine = Machine(
@@ -148,6 +158,17 @@ class _AssumedValues:
         """A version or name; None for "no"."""
         value = self.values.get(key, "yes" if usually else "no")
         return None if value == "no" else ASSUMED if value == "yes" else value
+
+
+def _here(changes: str) -> str:
+    """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
+    from trtllm_pipeline.machine.probe import machine
+
+    own = dict(part.split("=", 1) for part in describe(machine()).split(","))
+    given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}
+    follow = {key for changed in given for key in _FOLLOW.get(changed, ())}
+    kept = [f"{key}={value}" for key, value in own.items() if key not in {*given, *follow}]
+    return ",".join([*kept, *([changes] if changes.strip() else [])])
 
 
 def _gpus(read: _AssumedValues) -> tuple[Gpu, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,34 +19,61 @@ from trtllm_pipeline.planning.request import FILE as REQUEST
 from trtllm_pipeline.planning.request import Request, read_request
 from trtllm_pipeline.store.store import Store
 
-_LATEST: Final = re.compile(r"latest(?:~(\d+))?")
+LATEST: Final = "latest"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+_BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
+
+
+def check_name(name: str) -> str:
+    """`name`, if a run can be called so: nothing that ids begin with. Raises UsageError."""
+    if not _NAME.fullmatch(name) or name == LATEST:
+        raise UsageError(
+            f"--name {name}: a run cannot be called so",
+            hint="a letter, then letters, digits, '.', '_' and '-', such as nightly-1234",
+        )
+    return name
+
+
+def run_id(started_s: float, name: str) -> str:
+    """The id of a run: ids are in the order of time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started_s))}-{name}"
+
+
+def _name_of(run: str) -> str:
+    return run.split("-", 2)[-1]
 
 
 def run_folders(store: Store) -> tuple[Path, ...]:
     """The folders of all runs, the last that began first. Raises UsageError where there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
-    order = {run.id: -place for place, run in enumerate(store.index.runs())}
+    order = {run.id: place for place, run in enumerate(store.index.runs())}
     # Ids begin with their time, so runs that the index has lost are still in order, after those it knows.
-    known.sort(key=lambda run: (run not in order, -order.get(run, 0), run))
+    known.sort(reverse=True)
+    known.sort(key=lambda run: order.get(run, len(order)))
     if not known:
         raise UsageError(f"{store.workspace}: no runs in this workspace yet", hint="pipeline run --matrix FILE")
     return tuple(store.runs_dir / run for run in known)
 
 
 def find_run(store: Store, wanted: str | None) -> Path:
-    """The folder of a run: `latest` or None, `latest~2`, an id, or the beginning of one. Raises UsageError."""
+    """The folder of a run: `latest` or None, an id, the beginning of one, or a name. Raises UsageError.
+
+    `latest~2` is the run two before the latest, `NAME~1` the one before the latest that is called NAME.
+    """
+    wanted = wanted or LATEST
     folders = run_folders(store)
     known = [folder.name for folder in folders]
-    latest = _LATEST.fullmatch(wanted or "latest")
-    if latest is not None:
-        back = int(latest[1] or 0)
-        if back < len(folders):
-            return folders[back]
+    back = _BACK.fullmatch(wanted)
+    called = [] if back is None else [each for each in folders if back[1] in {LATEST, _name_of(each.name)}]
+    if back is not None and called:
+        place = int(back[2] or 0)
+        if place < len(called):
+            return called[place]
+        runs = "is 1 run" if len(called) == 1 else f"are {len(called)} runs"
         raise UsageError(
-            f"{wanted}: there {'is 1 run' if len(known) == 1 else f'are {len(known)} runs'} in {store.workspace}",
+            f"{wanted}: there {runs}{'' if back[1] == LATEST else f' called {back[1]}'} in {store.workspace}",
             hint="pipeline run --matrix FILE makes another; pipeline runs lists them",
         )
-    assert wanted is not None
     found = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
     if len(found) == 1:
         return store.runs_dir / found[0]

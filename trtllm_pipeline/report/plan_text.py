@@ -1,9 +1,10 @@
-"""A plan for people, as text: `pipeline plan`, and `pipeline explain` also as JSON."""
+"""A plan for people, as text or Markdown: `pipeline plan`; and `pipeline explain`, as text or JSON."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
@@ -11,6 +12,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
 from trtllm_pipeline.planning.names import about, count
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
 
 _ACTIONS: Final = {"run": "run", "up_to_date": "up to date", "skip": "not needed"}
 """What becomes of a stage run, as in a plan's JSON, in words."""
@@ -20,37 +22,64 @@ _LIST_UP_TO: Final = 40
 
 def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
     """What a plan comes to: totals by stage, why, and what can never work."""
-    feasible = len(plan.feasible)
-    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
-    lines = [
-        count(len(plan.cells), "cell")
-        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
-        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else ""),
-    ]
-    lines += (_work(plan, seen, verbose=verbose) if feasible else []) + _never(plan, verbose=verbose)
+    lines = [_cells(plan)]
+    lines += (_work(plan, seen, verbose=verbose) if plan.feasible else []) + _never(plan, verbose=verbose)
     return "\n".join(lines)
 
 
-def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
-    """What there is to do, by stages."""
-    lines = ["", f"{'stage':<12}{'runs':>6}{'up to date':>12}{'to run':>8}{'expected':>12}"]
+def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
+    """The same for the summary of a CI job."""
+    blocks: list[Block] = [Heading(title), TextLine(_cells(plan))]
+    if plan.feasible:
+        blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), TextLine(". ".join(_takes(plan, seen)))]
+        counted = Counter(seen.reasons.values()).most_common()
+        blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
+    never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
+    return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
+
+
+_HEADS: Final = ("stage", "runs", "up to date", "to run", "expected")
+
+
+def _cells(plan: Plan) -> str:
+    feasible = len(plan.feasible)
+    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
+    return (
+        count(len(plan.cells), "cell")
+        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
+        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else "")
+    )
+
+
+def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
+    """A row for each stage, as `_HEADS` say."""
     for stage in _in_order(plan):
         runs = [run for run in plan.stage_runs.values() if run.stage.name == stage]
         todo = [run for run in runs if run.id in seen.to_run]
         done = sum(run.id in seen.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
         seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
-        lines.append(f"{stage:<12}{len(runs):>6}{kept:>12}{len(todo):>8}{seconds:>12}")
-    lines.append("")
+        yield stage, str(len(runs)), kept, str(len(todo)), seconds
+
+
+def _takes(plan: Plan, seen: Forecast) -> list[str]:
+    """Time, disk and memory."""
     if not seen.to_run:
-        lines.append("nothing to do: every result that is asked for is up to date")
-    else:
-        some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
-        every = "a guess: nothing like it has run here"
-        guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
-        where = "the assumed machine" if plan.machine.assumed else "this machine"
-        lines.append(f"time: about {about(seen.total_s)} on {where}{guess}")
-        lines += [needs] if (needs := seen.needs(plan.machine)) else []
+        return ["nothing to do: every result that is asked for is up to date"]
+    some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
+    every = "a guess: nothing like it has run here"
+    guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
+    where = "the assumed machine" if plan.machine.assumed else "this machine"
+    needs = seen.needs(plan.machine)
+    return [f"time: about {about(seen.total_s)} on {where}{guess}", *([needs] if needs else [])]
+
+
+def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What there is to do, by stages."""
+    rows = (_HEADS, *_by_stage(plan, seen))
+    lines = ["", *(f"{stage:<12}{runs:>6}{kept:>12}{todo:>8}{took:>12}" for stage, runs, kept, todo, took in rows)]
+    lines += ["", *_takes(plan, seen)]
+    if seen.to_run:
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:
         lines += _listing(plan, seen.to_run if not verbose else frozenset(plan.stage_runs), seen)

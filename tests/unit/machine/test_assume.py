@@ -171,3 +171,26 @@ def test_a_machine_that_was_found_is_described_by_its_weakest_gpu() -> None:
         "examples=no,templates=no,triton=assumed,model_optimizer=no,cpus=48"
     )
     assert len(parse(told).gpus) == 2
+
+
+def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Machine(
+        cpus=48,
+        cpu="CPU",
+        gpus=(Gpu(0, "GPU-a", "NVIDIA L40S", 48 * 2**30, 89),),
+        tensorrt_llm=TensorRTLLM("1.2.0", build="/usr/bin/trtllm-build", examples="/src/examples"),
+        triton=TritonServer("/opt/tritonserver/bin/tritonserver", "2.62.0", ("python", "tensorrtllm")),
+        model_optimizer="0.33.0",
+    )
+    monkeypatch.setattr("trtllm_pipeline.machine.probe.machine", lambda: found)
+    assert parse("here") == parse(describe(found))
+    newer = parse("here, tensorrt-llm == 1.3.0")
+    assert newer.gpus == parse("here").gpus
+    assert newer.cpus == 48
+    assert newer.tensorrt_llm == TensorRTLLM("1.3.0", serve="trtllm-serve")  # templates=no is said of this machine
+    assert newer.triton is not None
+    assert (newer.triton.version, newer.model_optimizer) == (ASSUMED, ASSUMED)
+    assert [(gpu.name, gpu.sm) for gpu in parse("here,sm=90").gpus] == [("sm90", 90)]
+    assert parse("here,gpus=0").gpus == ()
+    with pytest.raises(UsageError, match="unknown key 'gpsu'"):
+        parse("here,gpsu=2")

@@ -15,7 +15,7 @@ from trtllm_pipeline.errors import StageError, UsageError
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.planning.request import FILE, Request
-from trtllm_pipeline.planning.runs import find_cell, find_run, newest_cells
+from trtllm_pipeline.planning.runs import check_name, find_cell, find_run, newest_cells, run_folders
 from trtllm_pipeline.report.results import read_results
 from trtllm_pipeline.report.rows import CellStatus, rows
 from trtllm_pipeline.report.writers import to_json
@@ -38,10 +38,12 @@ def left(store: Store) -> Left:
     """What a run leaves in its folder, and whether with its report."""
     count = 0
 
-    def leave(plan: Plan, *, matrix: str = "/m/quick.yaml", ended: bool = True, **part: object) -> Path:
+    def leave(
+        plan: Plan, *, matrix: str = "/m/quick.yaml", ended: bool = True, name: str = "aa", **part: object
+    ) -> Path:
         nonlocal count
         count += 1
-        folder = store.runs_dir / f"2026010{count}-000000-aa"
+        folder = store.runs_dir / f"2026010{count}-000000-{name}"
         store.index.begin_run(folder.name, matrix, ("pipeline", "run"))
         folder.mkdir()
         (folder / FILE).write_text(json.dumps(Request(Path(matrix), **part).to_json()))  # type: ignore[arg-type]
@@ -59,6 +61,28 @@ def left(store: Store) -> Left:
 
 def only(cell: Cell, *, until: str | None = None) -> Plan:
     return fabricated.plan(cell, until=until)
+
+
+def test_a_run_has_the_name_that_it_was_given(store: Store, left: Left) -> None:
+    first, other, second = (left(WHOLE, name=name) for name in ("night", "x-1", "night"))
+    found = {"night": second, "night~1": first, "x-1": other, second.name: second, first.name[:15]: first}
+    assert {wanted: find_run(store, wanted) for wanted in found} == found
+    with pytest.raises(UsageError, match="night~2: there are 2 runs called night"):
+        find_run(store, "night~2")
+    with pytest.raises(UsageError, match="there is no run 'nights'"):
+        find_run(store, "nights")
+
+
+def test_runs_that_the_index_lost_come_last_the_newest_first(store: Store, left: Left) -> None:
+    known = [left(WHOLE) for _ in range(2)]
+    lost = [each.rename(each.with_name(f"{each.name}-lost")) for each in (left(WHOLE), left(WHOLE))]
+    assert run_folders(store) == (*reversed(known), *reversed(lost))
+
+
+@pytest.mark.parametrize("name", ["latest", "2026", "a/b", "a b", "", "a~1", "-x", "a" * 101])
+def test_a_name_that_means_something_else_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be called so"):
+        check_name(name)
 
 
 def test_a_run_is_named_in_one_way(store: Store, left: Left) -> None:
