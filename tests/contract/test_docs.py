@@ -298,6 +298,48 @@ def test_data_blocks_are_what_they_claim(page: Path) -> None:
     }
 
 
+def _text(node: ast.AST) -> str | None:
+    """The text of a string in source, with ... for what is filled in; None for any other node."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) or "..." for part in parts)
+    return None
+
+
+@lru_cache
+def texts_in_source() -> str:
+    """Every string of the package but docstrings, a line each."""
+    texts = set()
+    for path in (ROOT / "trtllm_pipeline").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts |= {" ".join(text.split()) for node in nodes if id(node) not in docstrings and (text := _text(node))}
+    return "\n".join(sorted(texts))
+
+
+def quoted_messages(page: str) -> list[str]:
+    """The first column of a page's tables whose head is `message`: its quoted parts, one message each."""
+    tables = re.findall(
+        r"^\| message[^|]*\|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs" / page).read_text(), re.MULTILINE
+    )
+    heads = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    return [message for head in heads for message in re.findall(r"`([^`]+)`", head)]
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "models.md"])
+def test_quoted_messages_are_in_the_source(page: str) -> None:
+    messages = quoted_messages(page)
+    assert len(messages) > 10
+    missing = []
+    for message in messages:
+        pieces = [re.escape(piece.strip()) for piece in re.split(r"\.\.+", message) if piece.strip()]
+        if not re.search(".*".join(pieces), texts_in_source()):
+            missing.append(message)
+    assert missing == [], "a message of this page was reworded or is gone"
+
+
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
     from trtllm_pipeline.config.expand import expand
     from trtllm_pipeline.config.load import load_matrix
