@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.store.manifest import Discrepancy, Kind
 
 
@@ -64,13 +66,45 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
     _show({"artifacts": count}, [*_told(done)], format)
 
 
-def gc(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
-    """Remove what killed runs left behind.
+def gc(
+    unused_days: Annotated[
+        float | None,
+        options.option(
+            "--unused-days", "DAYS", "Also remove the artifacts that no run of so many days asked for.", min=0
+        ),
+    ] = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only list the artifacts that would be removed.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Remove what killed runs left behind, and with --unused-days what nobody needs any more.
+
+    What the latest run asked for stays, and what a kept server serves. Reports of runs stay too. What was removed is made
+    again when a run asks for it.
 
     examples:
       pipeline store gc
+      pipeline store gc --unused-days 30
     """
-    _show({"removed": options.known_store(workspace).sweep()}, None, format)
+    from trtllm_pipeline.planning.names import count, size
+    from trtllm_pipeline.planning.unused import unused
+
+    if dry_run and unused_days is None:
+        raise UsageError("--dry-run lists what --unused-days would remove", hint="add --unused-days DAYS")
+    store = options.known_store(workspace)
+    found = [] if unused_days is None else unused(store, unused_days)
+    swept, found = (0, found) if dry_run else (store.sweep(), store.remove(found) if found else [])
+    freed = sum(each.size_bytes for each in found)
+    artifacts: list[Json] = [
+        {"stage": each.stage, "fingerprint": each.fingerprint, "size_bytes": each.size_bytes} for each in found
+    ]
+    data = {"schema": 1, "removed": swept, "artifacts": artifacts, "freed_bytes": freed}
+    listed = [f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  {each.label}" for each in found]
+    told = f"{count(swept, 'attempt')} removed"
+    if unused_days is not None:
+        unneeded = f"{count(len(found), 'unused artifact')} with {size(freed)}"
+        told = f"{unneeded} would be removed" if dry_run else f"{unneeded} and {told}"
+    emit_as(format, data, text=lambda _: "\n".join([*listed, told]))
 
 
 def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:

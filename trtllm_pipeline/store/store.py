@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -331,6 +331,32 @@ class Store:
             sound = _damage(findings) is None
             done = "left to `store repair`" if sound else self._set_aside(folder.parent.name, folder.name)
             yield [(found, done) for found in findings]
+
+    def remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
+        """Remove artifacts; returns those that were removed: not what somebody works on.
+
+        Raises StateError while anything runs in the workspace: it may be about to read one.
+        """
+        self.check_writable()
+        if self.claimed():
+            raise StateError(
+                f"{self.workspace}: something is running in this workspace and may need what would be removed",
+                hint="try again when it has ended; pipeline status shows what is running",
+            )
+        removed = []
+        for artifact in artifacts:
+            claim = self.claim(artifact.fingerprint)
+            if claim is None:
+                continue
+            # By one rename, to where `sweep` finds it if this process is killed: never half an artifact in its place.
+            gone = self.work_dir / f"{artifact.fingerprint}.0"
+            with suppress(FileNotFoundError):
+                artifact.folder.rename(gone)
+            self.index.remove_artifact(artifact.fingerprint)
+            shutil.rmtree(gone, ignore_errors=True)
+            claim.release()
+            removed.append(artifact)
+        return removed
 
     def sweep(self) -> int:
         """Remove what killed pipelines left in `work/`, except failed attempts with their logs. Returns the number removed."""
