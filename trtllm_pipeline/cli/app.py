@@ -77,6 +77,7 @@ COMMANDS: Final = (
     Command("store list", "store:list_", "List the artifacts."),
     Command("store verify", "store:verify", "Read every file again and compare it with the manifests."),
     Command("store repair", "store:repair", "Rebuild the index from the manifests and the history."),
+    Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
     Command("store gc", "store:gc", "Remove what killed runs left behind, and unused artifacts if asked."),
     Command("repository fill", "stage:repository", STAGES["repository"]),
     Command("repository lint", "repository:lint", "Find faults in a Triton model repository."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -35,17 +36,27 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
     emit_as(format, {"schema": 1, "artifacts": found}, text=lambda _: "\n".join(lines))
 
 
-def verify(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
-    """Read every file again and compare it with the manifests.
+def verify(
+    workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Read every file again and compare it with the manifests, and with signed statements where there are any.
 
     Damaged artifacts are moved to WORKSPACE/damaged, and made again by the next run. The exit code is 1 if anything is wrong.
 
     examples:
       pipeline store verify --workspace .pipeline
+      pipeline store verify --require-signed --trusted-keys trusted/
     """
+    from trtllm_pipeline import provenance
+
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    judge = partial(provenance.check, policy=policy, contents=False)  # they have just been read
     checked = damaged = 0
     findings: list[Json] = []
-    for of_one in options.known_store(workspace).verify():
+    for of_one in options.known_store(workspace).verify(judge):
         checked += 1
         damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
         findings += _told(of_one)

@@ -11,27 +11,27 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.execution.forecast import Durations, section, tasks
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.machine.probe import here
+from trtllm_pipeline.machine.probe import here, made_by
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine
 from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.manifest import Manifest, size_bytes
+from trtllm_pipeline.store.manifest import Manifest, read, size_bytes
 from trtllm_pipeline.store.store import Attempt, Store
 
 _POLL_S: Final = 0.2
@@ -135,6 +135,7 @@ class _Execution:
     _queued: list[scheduling.Event] = field(default_factory=list)
     _begun: bool = False
     _system: dict[str, Json] | None = None
+    _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _durations: dict[str, float] = field(init=False)
     _scheduler: scheduling.Scheduler = field(init=False)
@@ -397,6 +398,8 @@ class _Execution:
             "cpu_s": round(usage.cpu_s, 3),
             "max_rss_bytes": usage.max_rss_bytes,
             "system": self._system,
+            "inputs": {**dict(self._read_by(run))},
+            **({"made_by": who} if (who := made_by()) else {}),
         }
         arguments = (held.attempt, run.key, run.label, provenance)
         if in_thread:
@@ -407,6 +410,16 @@ class _Execution:
         except (StageError, OSError) as error:
             future.set_exception(error)
         return future
+
+    def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
+        """Digests of what a stage run read, by input name: the same fingerprint may come out as other bytes another time."""
+        for name, upstream in run.inputs.items():
+            of = self._present.get(self._plan.stage_runs[upstream].fingerprint)
+            if of is not None and of.fingerprint not in self._trees:
+                with suppress(StateError):  # removed or damaged since; what was read is not known any more
+                    self._trees[of.fingerprint] = read(of.folder).tree
+            if of is not None and of.fingerprint in self._trees:
+                yield name, self._trees[of.fingerprint]
 
     def _sealed(self) -> list[scheduling.Event]:
         """Publish what has been digested."""

@@ -133,6 +133,24 @@ def here() -> dict[str, Json]:
     }
 
 
+MADE_BY: Final = "PIPELINE_MADE_BY"
+"""Says who makes artifacts, in place of user and host; empty, nothing is recorded."""
+
+
+def made_by() -> dict[str, Json]:
+    """Who makes artifacts here, for their provenance: user and host, or what the user wants to be called."""
+    said = os.environ.get(MADE_BY)
+    if said is not None:
+        return {"user": said.encode(errors="replace").decode()} if said else {}
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in containers, a number that no file names
+        user = f"uid {os.getuid()}"
+    return {"user": user.encode(errors="replace").decode(), "host": os.uname().nodename}
+
+
 def _os_name() -> str:
     import platform  # with subprocess, on Python 3.10
 

@@ -17,8 +17,10 @@ from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
 from trtllm_pipeline.planning.request import FILE as REQUEST
 from trtllm_pipeline.planning.request import Request, read_request
+from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
 
+_ARTIFACT: Final = re.compile(r"(?:([a-z_]+)[-/])?([0-9a-f]{4,32})")
 LATEST: Final = "latest"
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 _BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
@@ -180,6 +182,41 @@ def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> Outlin
         if found:
             raise UsageError(f"{wanted!r} matches {len(found)} cells", hint=f"one of {_some(found)}")
     raise UsageError(f"{wanted!r} matches none of the {len(ids)} cells", hint=_near(wanted, ids, "cells"))
+
+
+def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
+    """The artifacts that `wanted` means: one, by its stage run's id or its fingerprint's beginning, or all of a cell.
+
+    None means all that there are. Raises UsageError.
+    """
+    known = [each for each in store.index.all_artifacts() if each.folder.is_dir()]
+    if wanted is None:
+        return tuple(known)
+    named = _ARTIFACT.fullmatch(wanted)
+    if named is not None:
+        found = [each for each in known if each.fingerprint.startswith(named[2]) and named[1] in (None, each.stage)]
+        if len(found) == 1:
+            return (found[0],)
+        if found:
+            raise UsageError(
+                f"{wanted!r} begins {len(found)} artifacts",
+                hint=f"one of {_some([each.fingerprint for each in found])}",
+            )
+    try:
+        outline = newest_cells(store).outline
+        cell = find_cell(outline, wanted)
+    except UsageError as error:
+        raise UsageError(
+            f"there is no artifact {wanted!r}, and no cell: {error.message}",
+            hint=f"pipeline store list has the artifacts; {error.hint}",
+        ) from error
+    made = {each.fingerprint: each for each in known}
+    found = [
+        made[fingerprint] for run in cell.stage_runs if (fingerprint := outline.stage_runs[run].fingerprint) in made
+    ]
+    if not found:
+        raise UsageError(f"{cell.id} has no artifacts yet", hint=f"pipeline run --cells '{cell.id}'")
+    return tuple(found)
 
 
 def find_stage(outline: Outline, cell: OutlineCell, stage: str) -> OutlineRun:

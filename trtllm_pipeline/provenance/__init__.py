@@ -9,11 +9,13 @@
 """
 
 from trtllm_pipeline.provenance.checking import Looked, Policy, Signed, check, look, policy, require
+from trtllm_pipeline.provenance.described import Described, envelope_line, read_file, statement_line
 from trtllm_pipeline.provenance.dsse import Envelope, SigningKey, TrustedKey
 from trtllm_pipeline.provenance.signing import attach, sign
 from trtllm_pipeline.provenance.statement import statement_of
 
 __all__ = [
+    "Described",
     "Envelope",
     "Looked",
     "Policy",
@@ -22,9 +24,12 @@ __all__ = [
     "TrustedKey",
     "attach",
     "check",
+    "envelope_line",
     "look",
     "policy",
+    "read_file",
     "require",
     "sign",
+    "statement_line",
     "statement_of",
 ]

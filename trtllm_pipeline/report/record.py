@@ -28,6 +28,8 @@ from trtllm_pipeline.terminal import clean
 
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"
+_NOT_SHOWN: Final = {"system", "inputs", "made_by"}
+"""Of an artifact's provenance: a report shows systems by themselves, and names no user and no host."""
 _TAIL_BYTES: Final = 1_500
 _FAILED_TAIL_BYTES: Final = 8_000
 """Of a log's end: enough to see what the last thing was, and for a failure what led to it."""
@@ -185,7 +187,7 @@ def _stage(
         resources={name: int(resources.get(name) or 0) for name in ("cpus", "gpus", "downloads", "exclusive")},
         gpus=tuple(map(str, job.get("gpus") or ())),
         # The page's head says what system it was.
-        provenance={} if made is None else {k: each for k, each in made.provenance.items() if k != "system"},
+        provenance={} if made is None else {k: each for k, each in made.provenance.items() if k not in _NOT_SHOWN},
         key={} if made is None else json.loads(made.key),
         files=0 if made is None else len(made.files),
         size_bytes=None if made is None else made.size_bytes,

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -319,10 +319,12 @@ class Store:
             beside.rmdir()
             self._adopt(folder)
 
-    def verify(self) -> Iterator[list[tuple[Discrepancy, str]]]:
+    def verify(
+        self, judge: Callable[[Path], Iterable[Discrepancy]] = lambda _: ()
+    ) -> Iterator[list[tuple[Discrepancy, str]]]:
         """Compare the contents of every artifact with its manifest; yields discrepancies with what was done about them.
 
-        Damaged artifacts are set aside, so that a run makes them again; in a read-only workspace nothing is moved. Other
+        `judge` may have more to say of an artifact that is not damaged. Damaged artifacts are set aside, so that a run makes them again; in a read-only workspace nothing is moved. Other
         discrepancies are left to `repair`. Raises StateError for an artifact that cannot be read or that another release
         wrote.
         """
@@ -330,7 +332,8 @@ class Store:
             findings = inspect(folder, contents=True)
             sound = _damage(findings) is None
             done = "left to `store repair`" if sound else self._set_aside(folder.parent.name, folder.name)
-            yield [(found, done) for found in findings]
+            judged = judge(folder) if sound else ()
+            yield [(found, done) for found in findings] + [(found, "left as it is") for found in judged]
 
     def remove(self, artifacts: Sequence[Artifact]) -> list[Artifact]:
         """Remove artifacts; returns those that were removed: not what somebody works on.
