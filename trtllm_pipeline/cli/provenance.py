@@ -40,13 +40,14 @@ def provenance(
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
     format: Annotated[
-        Literal["text", "json", "statement", "envelope"], options.option("--format", None, "Output format.")
+        Literal["text", "json", "statement", "envelope", "bundle"], options.option("--format", None, "Output format.")
     ] = "text",
 ) -> None:
     """Show what artifacts were made from, by which commands and versions, where and when, and who signed that.
 
-    `statement` prints in-toto statements, and `envelope` signed ones, a line for each. The passphrase of an encrypted key is
-    asked for, or taken from PIPELINE_SIGNING_PASSPHRASE. The exit code is 1 if anything is wrong.
+    `statement` prints in-toto statements, `envelope` signed ones, and `bundle` Sigstore bundles around these, a line for
+    each. The passphrase of an encrypted key is asked for, or taken from PIPELINE_SIGNING_PASSPHRASE. The exit code is 1
+    if anything is wrong.
 
     examples:
       pipeline store provenance 'smollm2*/int8_wo/*/bs4'
@@ -74,13 +75,12 @@ def provenance(
         emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})
     elif format == "text":
         emit("\n\n".join(each.text() for each in found))
-    else:
+    elif format == "statement":
         for folder in folders:
-            emit(
-                library.statement_line(folder, anonymous=anonymous)
-                if format == "statement"
-                else library.envelope_line(folder)
-            )
+            emit(library.statement_line(folder, anonymous=anonymous))
+    else:
+        for envelope in map(library.envelope_of, folders):
+            emit(envelope.text() if format == "envelope" else "\n".join(envelope.bundles()))
     findings = [finding for each in found for finding in each.looked.findings]
     for finding in findings:
         note(str(finding))

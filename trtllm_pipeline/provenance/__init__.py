@@ -9,7 +9,7 @@
 """
 
 from trtllm_pipeline.provenance.checking import Looked, Policy, Signed, check, look, policy, require
-from trtllm_pipeline.provenance.described import Described, envelope_line, read_file, statement_line
+from trtllm_pipeline.provenance.described import Described, envelope_of, read_file, statement_line
 from trtllm_pipeline.provenance.dsse import Envelope, SigningKey, TrustedKey
 from trtllm_pipeline.provenance.signing import attach, sign
 from trtllm_pipeline.provenance.statement import statement_of
@@ -24,7 +24,7 @@ __all__ = [
     "TrustedKey",
     "attach",
     "check",
-    "envelope_line",
+    "envelope_of",
     "look",
     "policy",
     "read_file",

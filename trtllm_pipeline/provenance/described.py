@@ -84,12 +84,12 @@ def statement_line(folder: Path, *, anonymous: bool = False) -> str:
     return canonical(full_statement(folder, anonymous=anonymous)) if envelope is None else envelope.payload.decode()
 
 
-def envelope_line(folder: Path) -> str:
-    """The signed statement on one line. Raises UsageError where nobody signed."""
+def envelope_of(folder: Path) -> Envelope:
+    """The signed statement. Raises UsageError where nobody signed."""
     envelope = _envelope(folder)
     if envelope is None:
         raise UsageError(f"{folder}: is not signed", hint="pipeline store provenance --sign KEY")
-    return envelope.text()
+    return envelope
 
 
 def _envelope(folder: Path) -> Envelope | None:

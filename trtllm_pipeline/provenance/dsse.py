@@ -11,7 +11,7 @@ import binascii
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
+_BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MAX_BYTES: Final = 64 << 20
 """Of an envelope: enough for a hundred thousand files."""
 _MAX_SIGNATURES: Final = 64
@@ -88,9 +89,18 @@ class Envelope:
 
     def text(self) -> str:
         """One line of JSON."""
+        return _line(self._json())
+
+    def bundles(self) -> Iterator[str]:
+        """The same as Sigstore bundles, a line for each signature, for tools that read nothing else."""
+        for each in self.signatures:
+            alone = Envelope(self.payload, (each,))
+            material = {"publicKey": {"hint": each.keyid}, "tlogEntries": []}
+            yield _line({"mediaType": _BUNDLE, "verificationMaterial": material, "dsseEnvelope": alone._json()})
+
+    def _json(self) -> dict[str, object]:
         signatures = [{"keyid": each.keyid, "sig": _base64(each.value)} for each in self.signatures]
-        envelope = {"payloadType": PAYLOAD_TYPE, "payload": _base64(self.payload), "signatures": signatures}
-        return json.dumps(envelope, separators=(",", ":"))
+        return {"payloadType": PAYLOAD_TYPE, "payload": _base64(self.payload), "signatures": signatures}
 
     @property
     def signed_bytes(self) -> bytes:
@@ -103,6 +113,10 @@ def _signature(found: Any) -> Signature:
     if not isinstance(found, dict) or not isinstance(keyid := found.get("keyid") or "", str):
         raise EnvelopeError("a signature is not an object with keyid and sig")
     return Signature(keyid, _bytes(found.get("sig"), "sig"))
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _base64(data: bytes) -> str:
@@ -125,13 +139,16 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
         if path.is_symlink():
             raise EnvelopeError("is a link") from None
         raise
-    with open(fd, "rb") as file:  # noqa: PTH123 - of a descriptor
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise EnvelopeError("is not a file")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise EnvelopeError(f"has more than {most >> 20} MiB")
-    return data
+        if found.st_size > most:
+            raise EnvelopeError(f"has more than {most >> 10} KiB")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
