@@ -96,7 +96,7 @@ def test_openssl_makes_keys_and_verifies_as_the_page_says(store: Store, tmp_path
     artifact = publish(store)
     provenance.sign(store, artifact.folder, key)
     page = (Path(__file__).parents[3] / "docs/provenance.md").read_text()
-    lines = page.split("```bash\n")[1].split("```")[0]
+    lines = page.split("```text\n")[1].split("```")[0]
     shutil.copy(artifact.folder / ENVELOPE, tmp_path)
     shutil.copytree(artifact.out, tmp_path / "out")
     assert "Signature Verified Successfully" in shell(lines)
