@@ -101,12 +101,12 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
         ]
         stop = threading.Event()
 
-        def sample() -> None:
+        def keep_sampling() -> None:
             while not stop.wait(SAMPLE_S):
                 for handle, device in zip(handles, devices, strict=True):
-                    device["samples"].append(_sample(ask, handle))
+                    device["samples"].append(sample(ask, handle))
 
-        thread = threading.Thread(target=sample, name="NVML", daemon=True)
+        thread = threading.Thread(target=keep_sampling, name="NVML", daemon=True)
         thread.start()
         try:
             yield found
@@ -116,7 +116,8 @@ def gpus() -> Iterator[list[dict[str, Any]]]:
             found.extend(devices)
 
 
-def _sample(ask: Nvml, handle: Any) -> list[float | None]:
+def sample(ask: Nvml, handle: Any) -> list[float | None]:
+    """Time ns, watts, bytes in use, SM clock MHz, busy %, °C of a GPU now, null where not known."""
     milliwatts, memory = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetMemoryInfo", handle)
     load = ask("nvmlDeviceGetUtilizationRates", handle)
     values = (

@@ -87,6 +87,7 @@ COMMANDS: Final = (
     Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
+    Command("serve top", "monitoring:top", "Show live what servers do: requests, tokens, latency, queue, GPUs."),
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),

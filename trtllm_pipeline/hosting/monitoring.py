@@ -73,32 +73,36 @@ def _before(file: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _targets(server: HostedServer) -> list[dict[str, Any]]:
-    """Where a server can be scraped: itself, and the gateway in front of it."""
-    addresses: dict[str, str] = {}
+def metrics_urls(server: HostedServer) -> dict[str, str]:
+    """URLs of metrics by part, `gateway` before the server itself; none while it is not ready."""
     try:
         service = Service.read(server.folder / SERVICE_FILE)
     except ServerError:
-        return []  # it is not ready
-    if service.kind == "openai":
-        addresses[TRTLLM_SERVE] = urlsplit(service.http).netloc or service.http
-    elif service.metrics is not None:
-        addresses["triton"] = service.metrics
+        return {}
+    urls = {}
     gateway = (read_object(server.folder / GATEWAY_FILE) or {}).get("url")
     if isinstance(gateway, str):
-        addresses["gateway"] = urlsplit(gateway).netloc
+        urls["gateway"] = f"{gateway.rstrip('/')}/metrics"
+    if service.kind == "openai":
+        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{TRTLLM_SERVE_PATH}"
+    elif service.metrics is not None:
+        urls["triton"] = f"http://{service.metrics}/metrics"
+    return urls
+
+
+def _targets(server: HostedServer) -> list[dict[str, Any]]:
     cell = {} if server.cell is None else {"cell": server.cell}
     return [
         {
-            "targets": [address],
+            "targets": [parts.netloc],
             "labels": {
                 "server": server.name,
                 "part": part,
                 **cell,
-                **({"__metrics_path__": TRTLLM_SERVE_PATH} if part == TRTLLM_SERVE else {}),
+                **({} if parts.path == "/metrics" else {"__metrics_path__": parts.path}),
             },
         }
-        for part, address in addresses.items()
+        for part, parts in ((part, urlsplit(url)) for part, url in metrics_urls(server).items())
     ]
 
 

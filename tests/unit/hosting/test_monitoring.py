@@ -44,8 +44,8 @@ def targets(workspace: Path) -> list[dict[str, Any]]:
 def test_a_server_and_its_gateway_are_targets(tmp_path: Path) -> None:
     keep(tmp_path, "one", "ready", TRITON, "http://127.0.0.1:9000")
     assert targets(tmp_path) == [
-        {"targets": ["127.0.0.1:8002"], "labels": {"server": "one", "part": "triton", "cell": "tiny/int8"}},
         {"targets": ["127.0.0.1:9000"], "labels": {"server": "one", "part": "gateway", "cell": "tiny/int8"}},
+        {"targets": ["127.0.0.1:8002"], "labels": {"server": "one", "part": "triton", "cell": "tiny/int8"}},
     ]
 
 
