@@ -20,7 +20,7 @@ from trtllm_pipeline.store.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """An artifact, its statement (as it was signed, if that is in order) and what was found out about signatures."""
+    """An artifact, its statement as the manifest and the job give it, and what was found out about signatures."""
 
     folder: Path
     sealed: Manifest
@@ -30,10 +30,14 @@ class Described:
     @staticmethod
     def of(folder: Path, policy: Policy, *, anonymous: bool = False) -> Described:
         """Reads the files of a signed artifact. Raises StateError."""
-        looked = look(folder, policy)
-        as_signed = looked.payload is not None and not looked.findings
-        statement = json.loads(looked.payload or b"") if as_signed else statement_of(folder, anonymous=anonymous)
-        return Described(folder, manifest.read(folder), statement, looked)
+        statement = statement_of(folder, anonymous=anonymous)
+        return Described(folder, manifest.read(folder), statement, look(folder, policy))
+
+    @property
+    def _shown(self) -> dict[str, Any]:
+        """The statement as a trusted key signed it; of others nothing is believed."""
+        trusted = any(each.trusted for each in self.looked.signed) and not self.looked.findings
+        return dict(json.loads(self.looked.payload or b"")) if trusted else self.statement
 
     def to_json(self) -> dict[str, Json]:
         """As `pipeline store provenance --format json` prints it."""
@@ -43,7 +47,7 @@ class Described:
             "folder": str(self.folder),
             "signed": [asdict(each) for each in self.looked.signed],
             "findings": [asdict(each) for each in self.looked.findings],
-            "statement": self.statement,
+            "statement": self._shown,
         }
 
     def text(self) -> str:

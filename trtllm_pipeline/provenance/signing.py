@@ -51,24 +51,34 @@ def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False
     that are not what was made, and UsageError for an envelope that does not fit the artifact.
     """
     before = _sound(folder)
-    statement = full_statement(folder, anonymous=anonymous)
+    statement = full_statement(folder, anonymous=anonymous)  # also where it is signed already: files may have changed
+    if before is not None and anonymous and b'"made_by":' in before.payload:
+        raise UsageError(f"{folder / ENVELOPE}: was signed with the names of user and host", hint=_AGAIN)
     payload = canonical(statement).encode() if before is None else before.payload
-    envelope = Envelope(payload, ())
-    others = () if before is None else tuple(each for each in before.signatures if each.keyid != key.keyid)
-    envelope = replace(envelope, signatures=(*others, key.sign(envelope.signed_bytes)))
-    store.attach(folder, f"{envelope.text()}\n")
-    return envelope
+    envelope = Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),))
+    return _keep(store, folder, before, envelope)
 
 
-def attach(store: Store, folder: Path, envelope: Envelope) -> None:
+def attach(store: Store, folder: Path, envelope: Envelope) -> Envelope:
     """Keep an envelope that was signed elsewhere. Raises UsageError where its statement is not of this artifact."""
     wrong = list(mismatches(envelope.payload, manifest.read(folder)))
     if wrong:
         raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
-    _sound(folder)
-    store.attach(folder, f"{envelope.text()}\n")
+    return _keep(store, folder, _sound(folder), envelope)
 
 
+def _keep(store: Store, folder: Path, before: Envelope | None, envelope: Envelope) -> Envelope:
+    """Write `envelope`, with the signatures that other keys have made of the same statement."""
+    if before is not None and before.payload != envelope.payload:
+        raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement of this artifact", hint=_AGAIN)
+    new = {each.keyid for each in envelope.signatures}
+    others = () if before is None else tuple(each for each in before.signatures if each.keyid not in new)
+    kept = replace(envelope, signatures=(*others, *envelope.signatures))
+    store.attach(folder, f"{kept.text()}\n")
+    return kept
+
+
+_AGAIN = "find out who did; with that file moved away, sign again"
 _HINT = "sign what `pipeline store provenance ARTIFACT --format statement` prints, byte for byte"
 
 
@@ -80,7 +90,5 @@ def _sound(folder: Path) -> Envelope | None:
     except EnvelopeError as error:
         wrong = [str(error)]
     if wrong:
-        raise UsageError(
-            f"{folder / ENVELOPE}: {'; '.join(wrong)}", hint="find out who changed it; without it, sign again"
-        )
+        raise UsageError(f"{folder / ENVELOPE}: {'; '.join(wrong)}", hint=_AGAIN)
     return found

@@ -570,6 +570,42 @@ def test_a_signature_made_elsewhere_is_taken_over_if_it_fits(
     assert provenance.check(other.folder, NOTHING) == ()
 
 
+def test_an_envelope_does_not_push_out_another_s(store: Store, key: SigningKey, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = read_key(write_key(tmp_path / "theirs", "her"))
+    artifact = publish(store, made_by={"user": "ann"})
+    mine = provenance.sign(store, artifact.folder, key)
+    hers = Envelope(mine.payload, (theirs.sign(mine.signed_bytes),))
+    assert [each.keyid for each in provenance.attach(store, artifact.folder, hers).signatures] == [
+        key.keyid,
+        theirs.keyid,
+    ]
+    other = canonical(full_statement(artifact.folder, anonymous=True)).encode()
+    with pytest.raises(UsageError, match="another statement"):
+        provenance.attach(store, artifact.folder, Envelope(other, (theirs.sign(Envelope(other, ()).signed_bytes),)))
+    with pytest.raises(UsageError, match="names of user and host"):
+        provenance.sign(store, artifact.folder, key, anonymous=True)
+    (artifact.folder / ENVELOPE).unlink()
+    assert b"ann" not in provenance.sign(store, artifact.folder, key, anonymous=True).payload
+
+
+def test_what_nobody_trusted_says_is_not_shown(store: Store, key: SigningKey, strict: Policy) -> None:
+    artifact = publish(store)
+
+    def lie(statement: dict[str, Any]) -> None:
+        statement["predicate"]["buildDefinition"]["internalParameters"] = ["\x1b[31mlies"]
+        statement["predicate"]["runDetails"]["builder"] = 7
+
+    resigned(artifact, key, lie)
+    described = Described.of(artifact.folder, NOTHING)
+    assert described.looked.findings == ()
+    assert "lies" not in described.text()
+    assert "lies" not in json.dumps(described.to_json())
+    trusted = Described.of(artifact.folder, strict)
+    assert "lies" in json.dumps(trusted.to_json()), "what a trusted key signed is shown, as it is"
+    assert "lies" not in trusted.text()
+
+
 def test_a_killed_signer_leaves_nothing_in_the_artifact(store: Store, key: SigningKey, monkeypatch: Any) -> None:
     artifact = publish(store)
 
