@@ -414,12 +414,12 @@ class _Execution:
     def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
         """Digests of what a stage run read, by input name: the same fingerprint may come out as other bytes another time."""
         for name, upstream in run.inputs.items():
-            of = self._present.get(self._plan.stage_runs[upstream].fingerprint)
-            if of is not None and of.fingerprint not in self._trees:
+            fingerprint = self._plan.stage_runs[upstream].fingerprint
+            if fingerprint not in self._trees and fingerprint in self._present:
                 with suppress(StateError):  # removed or damaged since; what was read is not known any more
-                    self._trees[of.fingerprint] = read(of.folder).tree
-            if of is not None and of.fingerprint in self._trees:
-                yield name, self._trees[of.fingerprint]
+                    self._trees[fingerprint] = read(self._present[fingerprint].folder).tree
+            if fingerprint in self._trees:
+                yield name, self._trees[fingerprint]
 
     def _sealed(self) -> list[scheduling.Event]:
         """Publish what has been digested."""
@@ -428,13 +428,15 @@ class _Execution:
             future = self._sealing.pop(run_id)
             held = self._running.pop(run_id)
             try:
-                artifact = self._store.publish(held.attempt, future.result())
+                sealed = future.result()
+                artifact = self._store.publish(held.attempt, sealed)
             except (StageError, OSError) as error:
                 failed = error if isinstance(error, StageError) else _disk_error(held, error)
                 self._store.fail(held.attempt, "failed", failed)
                 events.append(self._failure(held.run, failed))
             else:
                 self._present[held.run.fingerprint] = artifact
+                self._trees[held.run.fingerprint] = sealed.tree
                 events.append(_ended_event(held.run, None))
             _release(held.claims)
         return events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from trtllm_pipeline.execution.scheduler import Capacity
 from trtllm_pipeline.machine import model as machines
 from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
 from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.store import claims, manifest
 from trtllm_pipeline.store.store import Store
 
 USAGE = Usage(0.1, 0.1, 1000)
@@ -366,3 +367,43 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     assert outcome.exit_code == 0
     seen = {job.stage: job.environment.get("CUDA_VISIBLE_DEVICES") for job in executor.jobs}
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
+
+
+def made(store: Store, plan: Plan) -> dict[str, manifest.Manifest]:
+    """Manifests by stage, of a plan with one cell."""
+    present = store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+    return {each.stage: manifest.read(each.folder) for each in present.values()}
+
+
+def test_artifacts_record_the_bytes_that_they_were_made_from(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPELINE_MADE_BY", "nightly")
+    plan = plan_of()
+    run(plan, store, PretendExecutor())
+    first = made(store, plan)
+    readers = 0
+    for stage_run in plan.stage_runs.values():
+        if stage_run.stage.scope is Scope.SERVICE:
+            continue
+        about = first[stage_run.stage.name].provenance
+        assert about["made_by"] == {"user": "nightly"}
+        upstream = {name: plan.stage_runs[each].stage for name, each in stage_run.inputs.items()}
+        expected = {name: first[stage.name].tree for name, stage in upstream.items() if stage.scope is Scope.ARTIFACT}
+        assert about["inputs"] == expected
+        readers += len(expected)
+    assert readers == 2, "make read get, and look read make; a service leaves nothing to read"
+    # Of what was made in an earlier run, the manifest tells.
+    look = next(each for each in plan.stage_runs.values() if each.stage.name == "look")
+    shutil.rmtree(store.folder("look", look.fingerprint))
+    monkeypatch.setenv("PIPELINE_MADE_BY", "")
+    run(plan, store, PretendExecutor())
+    again = made(store, plan)["look"].provenance
+    assert again["inputs"] == first["look"].provenance["inputs"] != {}
+    assert "made_by" not in again
+
+
+def test_user_and_host_are_recorded_where_nobody_says_who(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIPELINE_MADE_BY", raising=False)
+    monkeypatch.setenv("LOGNAME", "ann\udcff")
+    plan = plan_of(until="get")
+    run(plan, store, PretendExecutor())
+    assert made(store, plan)["get"].provenance["made_by"] == {"user": "ann?", "host": os.uname().nodename}
