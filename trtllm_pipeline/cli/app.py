@@ -81,16 +81,23 @@ COMMANDS: Final = (
     Command("store gc", "store:gc", "Remove what killed runs left behind, and unused artifacts if asked."),
     Command("repository fill", "stage:repository", STAGES["repository"]),
     Command("repository lint", "repository:lint", "Find faults in a Triton model repository."),
+    Command("serve start", "serve:start", "Start a server and keep it running after this terminal is closed."),
+    Command("serve ps", "serve:ps", "List the servers that are kept: state, ports, GPUs."),
+    Command("serve status", "serve:status", "Show all about kept servers: endpoints, processes, why one ended."),
+    Command("serve logs", "serve:logs", "Print what a kept server wrote, and follow it."),
+    Command("serve stop", "serve:stop", "Stop servers; nothing of them is left running."),
+    Command("serve restart", "serve:restart", "Stop servers, and start them again on the same ports."),
+    Command("serve install", "serve:install", "Write a systemd unit that keeps a server over restarts of the machine."),
+    Command("serve top", "monitoring:top", "Show live what servers do: requests, tokens, latency, queue, GPUs."),
+    Command(
+        "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
+    ),
     Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
     Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
     Command("bench self-test", "bench:self_test", "Measure the error of the load client on this machine."),
     Command("evaluate answers", "evaluate:answers", "Score the answers of any server."),
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
-    Command("serve top", "monitoring:top", "Show live what servers do: requests, tokens, latency, queue, GPUs."),
-    Command(
-        "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
-    ),
     Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains it can use.", _HERE),
 )
 GROUPS: Final = {

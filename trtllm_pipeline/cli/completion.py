@@ -63,6 +63,18 @@ def cells(ctx: typer.Context) -> list[str]:
         return []
 
 
+def servers(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Names of the servers that are kept in the workspace, and how they stand."""
+    from trtllm_pipeline.cli.options import WORKSPACE
+    from trtllm_pipeline.hosting.servers import find
+
+    workspace = Path(ctx.params.get("workspace") or WORKSPACE)
+    try:
+        return [(server.name, server.state.value) for server in find(workspace)]
+    except OSError:
+        return []
+
+
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
     from trtllm_pipeline.errors import PipelineError

@@ -111,6 +111,7 @@ MeasuredRun = Annotated[
         complete=completion.runs,
     ),
 ]
+Server = Annotated[str, argument("NAME", "A kept server (pipeline serve ps).", complete=completion.servers)]
 Allow = Annotated[
     str,
     option(

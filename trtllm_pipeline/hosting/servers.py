@@ -5,8 +5,8 @@
       job.json          the launch stage, as its program reads it
       service.json      endpoints of the server; there while it is ready
       gateway-config.json, gateway.json    the OpenAI endpoint in front of it: what it is told, and where it listens
-      log               of the launch stage;  server.log: of the server;  gateway.log: of the endpoint
-      lock              a flock that the keeper and all below it hold while they live
+      log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
+      lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity
 
 A keeper is recognised by its process id, start time and boot, so neither a reused id nor a restarted machine is taken for
 it. What it has said last stands in server.json; what has become of it since is found here, by looking.
@@ -17,14 +17,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store import claims
@@ -33,6 +33,8 @@ SCHEMA: Final = 1
 FOLDER: Final = "serve"
 SERVER_FILE: Final = "server.json"
 GATEWAY_FILE: Final = "gateway.json"
+GATEWAY_CONFIG: Final = "gateway-config.json"
+GATEWAY_LOG: Final = "gateway.log"
 LOCK: Final = "lock"
 
 
@@ -44,7 +46,7 @@ class State(str, Enum):
     READY = "ready"
     """It answers."""
     RESTARTING = "restarting"
-    """It has died and will be started again; `reason` says why it died."""
+    """It has died and is started again; `reason` says why it died."""
     STOPPING = "stopping"
     """It was told to end, or its keeper is gone and what it left is being ended."""
     STOPPED = "stopped"
@@ -85,6 +87,61 @@ def boot_id() -> str:
     return ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What server.json holds: first what was asked, then how it stands as its keeper said last."""
+
+    toolchain: str
+    cell: str | None = None
+    """Id of the cell that is served; None for a folder."""
+    folder: str | None = None
+    """The engine or repository folder that is served; None for a cell."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Stage -> fingerprint of the artifacts that it is served from."""
+    model: str
+    """What OpenAI clients call it."""
+    model_folder: str | None = None
+    """Folder with tokenizer and chat template."""
+    openai: bool = False
+    """Whether the gateway stands in front of it."""
+    restart: bool = False
+    """Whether it is started again when it dies."""
+    gpus_needed: int = 0
+    command: tuple[str, ...] = ()
+    """What was typed to start it."""
+    state: State = State.STARTING
+    reason: str | None = None
+    hint: str | None = None
+    since_s: float
+    """Unix time since when it stands so."""
+    started_s: float
+    """Unix time at which it was started."""
+    restarts: int = 0
+    """How often it was started again since."""
+    keeper: Keeper | None = None
+    gpus: tuple[str, ...] = ()
+    """Those it has, as CUDA_VISIBLE_DEVICES names them."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """By http, grpc, metrics and openai, those it listens on, or did last."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into the server's folder."""
+        write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Record:
+        """The record that `write` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, this release reads {SCHEMA}")
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        keeper = known.get("keeper")
+        numbers = {name: float(known[name]) for name in ("since_s", "started_s")}
+        lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus")}
+        maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "ports")}
+        keepers = None if keeper is None else Keeper(**keeper)
+        return cls(**{**known, **numbers, **lists, **maps, "keeper": keepers, "state": State(known["state"])})
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a server that is ready is reached."""
@@ -97,6 +154,8 @@ class Endpoint:
     """What OpenAI clients call the model."""
     model_folder: Path | None
     """Folder with tokenizer and chat template."""
+    metrics: tuple[str, ...]
+    """URLs of Prometheus metrics: the gateway's, then the server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +166,10 @@ class HostedServer:
     state: State
     reason: str | None
     """Why it ended, or is not ready."""
-    data: Mapping[str, Any]
-    """server.json."""
+    record: Record | None
+    """None where server.json is damaged."""
     keeper: Keeper | None
+    """The process that keeps it, while that lives."""
 
     @property
     def name(self) -> str:
@@ -119,28 +179,33 @@ class HostedServer:
     @property
     def cell(self) -> str | None:
         """The cell that it serves; None for a folder."""
-        return self.data.get("cell")
+        return None if self.record is None else self.record.cell
 
     def endpoint(self) -> Endpoint | None:
         """Where it is reached; None unless it is ready."""
-        if self.state is not State.READY:
+        if self.state is not State.READY or self.record is None:
             return None
         try:
             service = Service.read(self.folder / SERVICE_FILE)
         except ServerError:
             return None  # it has ended just now
-        gateway = read_object(self.folder / GATEWAY_FILE) or {}
-        openai = f"{gateway['url'].rstrip('/')}/v1" if isinstance(gateway.get("url"), str) else None
-        if openai is None and service.kind == "openai":
-            openai = f"{service.http}/v1"
-        folder = self.data.get("model_folder")
-        model = self.data.get("model") if gateway else service.model
-        return Endpoint(service, openai, str(model), None if folder is None else Path(folder))
+        url = (read_object(self.folder / GATEWAY_FILE) or {}).get("url") if self.record.openai else None
+        base = f"{url.rstrip('/')}" if isinstance(url, str) else service.http if service.kind == "openai" else None
+        metrics = [f"{url.rstrip('/')}/metrics"] if isinstance(url, str) else []
+        metrics += [f"http://{service.metrics}/metrics"] if service.kind == "triton" and service.metrics else []
+        folder = self.record.model_folder
+        return Endpoint(
+            service,
+            None if base is None else f"{base}/v1",
+            self.record.model if self.record.openai else service.model,
+            None if folder is None else Path(folder),
+            tuple(metrics),
+        )
 
 
 def folder_of(workspace: Path, name: str) -> Path:
     """The folder of the kept server `name`."""
-    return workspace / FOLDER / name
+    return workspace.absolute() / FOLDER / name
 
 
 def find(workspace: Path) -> list[HostedServer]:
@@ -153,20 +218,62 @@ def find(workspace: Path) -> list[HostedServer]:
 
 
 def look(folder: Path) -> HostedServer:
-    """How the kept server in `folder` stands now."""
-    data = read_object(folder / SERVER_FILE)
-    if data is None or data.get("schema") != SCHEMA:
-        why = "server.json is damaged" if data is None else f"server.json has schema {data.get('schema')}"
-        return HostedServer(folder, State.STOPPING if _held(folder) else State.FAILED, why, data or {}, None)
+    """How the kept server in `folder` stands now. Reads only."""
+    data = read_object(folder / SERVER_FILE) or {}
+    held = _held(folder)
+    named = _named_in(folder / LOCK) if held else None
+    living = named if named is not None and named.lives() else None
     try:
-        told, reason = State(data["state"]), data.get("reason")
-        keeper = Keeper(**data["keeper"]) if data.get("keeper") else None
+        record = Record.of(data)
+        living = living or (record.keeper if record.keeper is not None and record.keeper.lives() else None)
     except (ValueError, KeyError, TypeError) as error:
-        return HostedServer(folder, State.FAILED, f"server.json is damaged: {error}", data, None)
-    if not told.alive or (keeper is not None and keeper.lives()):
-        return HostedServer(folder, told, reason, data, keeper)
-    state, reason = _ended(told, reason, keeper, held=_held(folder), boot=boot_id())
-    return HostedServer(folder, state, reason, data, keeper)
+        why = f"server.json is damaged: {type(error).__name__}: {error}" if data else "server.json is damaged"
+        state = State.FAILED if not held else State.STOPPING if living is None else State.READY
+        return HostedServer(folder, state, why, None, living)
+    state, reason = standing(record, held=held, lives=living is not None, boot=boot_id())
+    return HostedServer(folder, state, reason, record, living)
+
+
+def standing(record: Record, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
+    """How a server stands, and why, from what its keeper said last and what is seen now.
+
+    `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now.
+    """
+    keeper, reason = record.keeper, record.reason
+    if lives:
+        return record.state, reason
+    if held and keeper is None:
+        return State.STARTING, reason  # `start` is about to start the keeper
+    if held:
+        return State.STOPPING, "its keeper was killed; its processes are being ended"
+    if not record.state.alive:
+        return record.state, reason
+    if keeper is None:
+        return State.FAILED, "it was interrupted before it was started"
+    if keeper.boot_id != boot:
+        return State.STOPPED, "the machine was restarted"
+    if record.state is State.STOPPING:
+        return State.STOPPED, reason
+    return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
+
+
+def told(folder: Path) -> Record:
+    """What server.json says. Raises ValueError, KeyError or TypeError where it is damaged."""
+    return Record.of(read_object(folder / SERVER_FILE) or {})
+
+
+def changed(record: Record, state: State, reason: str | None, hint: str | None, now_s: float) -> Record:
+    """`record` with another state; its time changes only when the state does."""
+    since_s = record.since_s if state is record.state else now_s
+    return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)
+
+
+def _named_in(lock: Path) -> Keeper | None:
+    """The keeper that says in its lock who it is."""
+    try:
+        return Keeper(**(read_object(lock) or {}))
+    except TypeError:
+        return None
 
 
 def _held(folder: Path) -> bool:
@@ -174,18 +281,3 @@ def _held(folder: Path) -> bool:
         return claims.is_held(folder / LOCK)
     except OSError:
         return False
-
-
-def _ended(
-    told: State, reason: str | None, keeper: Keeper | None, *, held: bool, boot: str
-) -> tuple[State, str | None]:
-    """How a server stands whose keeper is gone but had not said that it ends."""
-    if keeper is None:  # `start` is between writing server.json and starting the keeper, or was killed there
-        return (State.STARTING, reason) if held else (State.FAILED, "it was interrupted before it was started")
-    if keeper.boot_id != boot:
-        return State.STOPPED, "the machine was restarted"
-    if held:
-        return State.STOPPING, f"its keeper (process {keeper.pid}) was killed; its processes are being ended"
-    if told is State.STOPPING:
-        return State.STOPPED, reason
-    return State.FAILED, f"its keeper (process {keeper.pid}) was killed"

@@ -169,7 +169,7 @@ def free_ports(host: str = LOOPBACK) -> Ports:
         return Ports(*(each.getsockname()[1] for each in sockets))
 
 
-def busy_ports(ports: Ports, host: str = LOOPBACK) -> list[int]:
+def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:
     """Those of `ports` that are in use."""
     busy = []
     for port in ports:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from trtllm_pipeline.hosting import monitoring
 from trtllm_pipeline.hosting.dashboard import ROWS, dashboard
-from trtllm_pipeline.hosting.servers import Keeper
+from trtllm_pipeline.hosting.servers import Keeper, Record, State
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
 TRITON = {
@@ -27,8 +26,9 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
     """A kept server, as its files say."""
     folder = workspace / "serve" / name
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"schema": 1, "state": state, "cell": "tiny/int8", "keeper": asdict(Keeper.here())}
-    (folder / "server.json").write_text(json.dumps(told))
+    openai = gateway is not None
+    about: dict[str, Any] = {"toolchain": "embedded", "model": "tiny", "cell": "tiny/int8", "openai": openai}
+    Record(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
     for file, content in (("service.json", service), ("gateway.json", gateway and {"url": gateway})):
         (folder / file).unlink(missing_ok=True)
         if content:

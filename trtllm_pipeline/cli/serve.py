@@ -1,0 +1,453 @@
+"""`pipeline serve`: servers that outlive the command that started them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from trtllm_pipeline.cli import completion, options, stage_options
+from trtllm_pipeline.cli.output import aligned, emit, emit_as, note, write_output
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.gateway.config import GatewayParams
+from trtllm_pipeline.hosting import control, shown, systemd
+from trtllm_pipeline.hosting.servers import HostedServer, State, find
+from trtllm_pipeline.hosting.servers import look as look_at
+from trtllm_pipeline.hosting.target import Target, of_cell, of_folder
+from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.processes.process import allow_open_files
+from trtllm_pipeline.serving.command_lines import reachable
+from trtllm_pipeline.stages.params import table
+from trtllm_pipeline.terminal import clean
+
+_where: Final = partial(options.option, rich_help_panel="Where it listens")
+_openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
+_NOT_TYPED: Final = ("stop_timeout_s",)
+"""Limits of the gateway that the matrix has alone: the server has an option of this name."""
+_LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
+_POLL_S: Final = 0.2
+
+Servers = Annotated[
+    list[str] | None, options.argument("NAME", "Kept servers (pipeline serve ps).", complete=completion.servers)
+]
+Port = Annotated[
+    int | None, _where("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
+]
+ServerPort = Annotated[
+    int | None, _where("--http-port", "PORT", "Triton's HTTP, or trtllm-serve (default: a free one).", min=0, max=65535)
+]
+GrpcPort = Annotated[
+    int | None, _where("--grpc-port", "PORT", "Triton's gRPC (default: a free one).", min=0, max=65535)
+]
+MetricsPort = Annotated[
+    int | None, _where("--metrics-port", "PORT", "Triton's metrics (default: a free one).", min=0, max=65535)
+]
+
+
+def _start(
+    what: Annotated[
+        str,
+        options.argument(
+            "CELL",
+            "A cell's id, a pattern or part of it; or an engine or repository folder.",
+            complete=completion.cells,
+        ),
+    ],
+    matrix: options.MatrixOrLatest = None,
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    name: Annotated[
+        str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
+    ] = None,
+    restart_: Annotated[
+        bool, options.switch("--restart", "Start it again when it dies, after 1, 2, 4 and up to 60 seconds.")
+    ] = False,
+    wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
+    host: Annotated[
+        str, _where("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in.")
+    ] = "127.0.0.1",
+    http_port: ServerPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    threads: Annotated[
+        int | None,
+        options.option("--threads", "N", "CPU threads of the embedded runtime (default: one a core).", min=0, max=4096),
+    ] = None,
+    ready_timeout_s: Annotated[
+        float | None,
+        options.option("--ready-timeout-s", "S", "Limit from start to ready (default: the matrix's, or 600)."),
+    ] = None,
+    stop_timeout_s: Annotated[
+        float | None, options.option("--stop-timeout-s", "S", "Limit for a polite stop (default: the matrix's, or 3).")
+    ] = None,
+    openai: Annotated[
+        bool,
+        _openai("--openai/--no-openai", None, "Put an OpenAI endpoint in front of it: chat, completions, metrics."),
+    ] = False,
+    port: Port = None,
+    model_name: Annotated[
+        str | None, _openai("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
+    ] = None,
+    model_folder: Annotated[
+        str | None,
+        _openai("--model-folder", "DIR", "Tokenizer and chat template (default: those of the cell or engine)."),
+    ] = None,
+    dialect: Annotated[
+        str | None,
+        _openai("--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."),
+    ] = None,
+    api_keys: Annotated[
+        str | None, _openai("--api-keys", "FILE", "Only clients with one of its keys, one a line, may ask.")
+    ] = None,
+    form: options.TextOrJson = "text",
+    **gateway: Any,
+) -> None:
+    """Start a server and keep it running after this terminal is closed.
+
+    A cell is one of --matrix, or else of the workspace's latest run, and must be built. With --openai an OpenAI endpoint
+    listens at --host and --port, and the server behind it on this machine alone.
+
+    examples:
+      pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
+      pipeline serve start qwen2-7b/fp8 --restart --host 0.0.0.0 --http-port 8000 --name chat
+      pipeline serve start ./engine --name mine --no-wait
+    """
+    typed = {each: value for each, value in gateway.items() if value not in (None, [])}
+    params = {
+        each: value
+        for each, value in zip(
+            _LAUNCH, (http_port, grpc_port, metrics_port, ready_timeout_s, stop_timeout_s, threads), strict=True
+        )
+        if value is not None
+    }
+    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
+    _check_folders(model_folder, api_keys)
+    control.check_name(name) if name is not None else None
+    target = _target(what, matrix, sets, toolchain, workspace, model_folder)
+    if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
+        raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
+    if wrong := stage_options.wrong(target.launch, params):
+        raise UsageError("\n  ".join(wrong))
+    _warn(target, host, openai=openai, keys=api_keys is not None)
+    allow_open_files()
+    limits = stage_options.read_class(GatewayParams, typed, target.gateway)
+    wish = control.Wish(
+        name=name,
+        params=params,
+        restart=restart_,
+        openai=openai,
+        host=host,
+        port=port or 0,
+        model=model_name,
+        api_keys_file=None if api_keys is None else Path(api_keys).absolute(),
+        gateway=limits,
+        command=("pipeline", *sys.argv[1:]),
+        **({} if dialect is None else {"dialect": dialect}),
+    )
+    server = control.start(target, wish, Path(workspace))
+    if wait:
+        server = _until_ready(server)
+    _show_started(server, form)
+
+
+def _target(
+    what: str,
+    matrix: str | None,
+    sets: list[str] | None,
+    toolchain: str | None,
+    workspace: str,
+    model_folder: str | None,
+) -> Target:
+    """What is to be served. Raises UsageError, PlanError."""
+    from dataclasses import replace
+
+    from trtllm_pipeline import flow
+    from trtllm_pipeline.machine.probe import machine
+    from trtllm_pipeline.store.store import Store
+
+    tokenizer = None if model_folder is None else Path(model_folder).absolute()
+    if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        if only := [flag for flag, value in (("--matrix", matrix), ("--set", sets)) if value]:
+            raise UsageError(f"{only[0]} is for a cell, and {what} is a folder")
+        return of_folder(Path(what), tokenizer, machine())
+    if matrix is None:
+        store = options.known_store(workspace)
+        found = flow.latest_request(store).changed(Request(Path(), tuple(sets or ()), (what,), None, toolchain, None))
+    else:
+        store = Store(Path(workspace))
+        found = options.request(matrix, [what], sets, None, toolchain, assume=None)
+    store.check_writable()
+    target = of_cell(flow.served_cell(found, store))
+    return target if tokenizer is None else replace(target, model_folder=tokenizer)
+
+
+def _check_openai(openai: bool, typed: dict[str, Any]) -> None:
+    if not openai and (only := [each for each, value in typed.items() if value is not None]):
+        raise UsageError(f"{stage_options.flag(only[0])} is of the OpenAI endpoint", hint="give --openai as well")
+
+
+def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
+    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
+    if api_keys is not None and not os.path.isfile(api_keys):
+        raise UsageError(f"--api-keys {api_keys}: there is no such file")
+
+
+def _warn(target: Target, host: str, *, openai: bool, keys: bool) -> None:
+    of_matrix = str(target.params.host)
+    if of_matrix != host and reachable(of_matrix) and not reachable(host):
+        note(f"note: the matrix's serve.host {of_matrix} is for runs; a server is kept on {host}, --host changes it")
+    warning = reachable(host)
+    if warning and openai:
+        warning = (
+            f"the OpenAI endpoint listens on {host}: anyone who can reach it can send prompts"
+            f"{' with a key' if keys else ' without a key; --api-keys FILE asks for one'}. Nothing is encrypted; "
+            "docs/security.md shows how to add TLS with a proxy"
+        )
+    if warning:
+        note(f"warning: {warning}")
+
+
+def _until_ready(server: HostedServer) -> HostedServer:
+    """The server once it is ready; when that is interrupted, it is stopped."""
+    note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
+    try:
+        return control.wait_ready(server)
+    except KeyboardInterrupt:
+        note(f"stopping {server.name}")
+        control.stop(look_at(server.folder))
+        raise
+
+
+def _show_started(server: HostedServer, form: str) -> None:
+    emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
+    if form == "text" and server.state is State.READY:
+        note(f"For instance:\n  {_example(server)}\npipeline serve stop {server.name} ends it")
+
+
+def _example(server: HostedServer) -> str:
+    """A command line that asks a server that is ready."""
+    endpoint = server.endpoint()
+    assert endpoint is not None
+    if endpoint.openai is not None:
+        body: dict[str, Any] = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8}
+        key = "-H 'Authorization: Bearer KEY' " if _has_keys(server) else ""
+        return (
+            f"curl -s {endpoint.openai}/completions {key}-H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(body))}"
+        )
+    service = endpoint.service
+    body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
+    return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
+
+
+def _has_keys(server: HostedServer) -> bool:
+    from trtllm_pipeline.files.writing import read_object
+    from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG
+
+    return bool((read_object(server.folder / GATEWAY_CONFIG) or {}).get("api_keys_file"))
+
+
+def _with_gateway(function: Any) -> Any:
+    """`function` as a command whose further options are the gateway's."""
+
+    def command(**values: Any) -> None:
+        function(**values)
+
+    signature = inspect.signature(function, eval_str=True)
+    own = [
+        each.replace(kind=each.KEYWORD_ONLY)
+        for each in signature.parameters.values()
+        if each.kind is not each.VAR_KEYWORD
+    ]
+    gateway = [each for each in stage_options.of_class(GatewayParams) if each.name not in _NOT_TYPED]
+    vars(command)["__signature__"] = inspect.Signature([*own, *gateway])
+    command.__doc__ = function.__doc__
+    return command
+
+
+start = _with_gateway(_start)
+
+
+def ps(
+    workspace: options.Workspace = options.WORKSPACE,
+    form: Annotated[Literal["table", "json"], options.option("--format", None, "Output format.")] = "table",
+) -> None:
+    """List the servers that are kept in the workspace: state, ports, GPUs.
+
+    examples:
+      pipeline serve ps
+      pipeline serve ps --format json
+    """
+    found = find(Path(workspace))
+    emit_as(form, shown.to_json(found), table=lambda _: shown.to_table(found))
+
+
+def status(
+    names: Servers = None, workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJson = "text"
+) -> None:
+    """Show all about kept servers: endpoints, processes, why one has ended.
+
+    examples:
+      pipeline serve status
+      pipeline serve status chat --format json
+    """
+    found = _named(names, workspace) if names else find(Path(workspace))
+    emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
+
+
+def _named(names: list[str], workspace: str) -> list[HostedServer]:
+    return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
+
+
+def logs(
+    name: options.Server,
+    workspace: options.Workspace = options.WORKSPACE,
+    part: Annotated[
+        Literal["server", "keeper", "gateway"],
+        options.option("--part", None, "Whose log: keeper tells of starts and ends."),
+    ] = "server",
+    follow: Annotated[bool, options.switch("-f --follow", "Keep printing, also over restarts, until Ctrl-C.")] = False,
+    lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
+) -> None:
+    """Print what a kept server wrote.
+
+    examples:
+      pipeline serve logs chat -f
+      pipeline serve logs chat --part keeper --lines 20
+    """
+    server = control.find(Path(workspace), name)
+    if server.state is not State.READY:
+        note(f"{name} is {server.state.value}{f': {server.reason}' if server.reason else ''}")
+    path = shown.log_of(server, part)
+    if not path.exists() and not follow:
+        there = ", ".join(each for each in shown.LOGS if shown.log_of(server, each).exists())
+        raise UsageError(f"{name} has no log of its {part}", hint=f"--part is one of {there}" if there else None)
+    try:
+        _print(path, lines, server, follow=follow)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool) -> None:
+    """Copy a log to stdout, and with `follow` what comes, also where the file is begun anew."""
+    out, at = sys.stdout, 0
+    while True:
+        size = path.stat().st_size if path.exists() else 0
+        at = 0 if size < at else at
+        if size > at:
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+            at += len(data)
+            text = clean(data.decode("utf-8", "replace"))
+            if lines is not None:
+                text = "".join(text.splitlines(keepends=True)[-lines:])
+                lines = None
+            out.write(text)
+            out.flush()
+        if not follow:
+            return
+        time.sleep(_POLL_S)
+        seen = look_at(server.folder)
+        if seen.state is not server.state:
+            note(f"{seen.name} is {seen.state.value}{f': {seen.reason}' if seen.reason else ''}")
+            server = seen
+
+
+def stop(
+    names: Servers = None,
+    every: Annotated[bool, options.switch("--all", "All of the workspace.")] = False,
+    remove: Annotated[bool, options.switch("--remove", "Forget them as well: their settings and logs.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+) -> None:
+    """Stop servers; nothing of them is left running. Answers in progress have a moment to come to their end.
+
+    examples:
+      pipeline serve stop chat
+      pipeline serve stop --all --remove
+    """
+    if bool(names) == every:
+        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
+    for server in find(Path(workspace)) if every else _named(names or [], workspace):
+        ended = control.stop(server) if server.state.alive else server
+        if remove:
+            control.remove(ended)
+        elif not server.state.alive:
+            note(f"{server.name} was {server.state.value} already")
+        emit(server.name)
+
+
+def restart(
+    names: Servers = None,
+    every: Annotated[bool, options.switch("--all", "All of the workspace.")] = False,
+    wait: Annotated[
+        bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that starts.")
+    ] = True,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+) -> None:
+    """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
+
+    examples:
+      pipeline serve restart chat
+      pipeline serve restart --all --no-wait
+    """
+    if bool(names) == every:
+        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
+    allow_open_files()
+    done = []
+    for server in find(Path(workspace)) if every else _named(names or [], workspace):
+        if server.state.alive:
+            server = control.stop(server)
+        server = control.start_again(server)
+        done.append(_until_ready(server) if wait else server)
+    emit_as(form, shown.to_json(done), text=lambda _: shown.to_text(done))
+
+
+def install(
+    name: options.Server,
+    workspace: options.Workspace = options.WORKSPACE,
+    system: Annotated[
+        bool, options.switch("--system", "For the machine's systemd, instead of this user's own.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        options.option("-o --output", "FILE", "Write it there (default: where systemd looks for it); - is stdout."),
+    ] = None,
+) -> None:
+    """Write a systemd unit that starts a kept server with the machine.
+
+    The unit runs the server as it was started last, with its ports. `pipeline serve ps`, `stop` and `logs` work on it.
+
+    examples:
+      pipeline serve install chat
+      pipeline serve install chat --system --output chat.service
+    """
+    server = control.find(Path(workspace), name)
+    if server.record is None:
+        raise UsageError(
+            f"server {name}: {server.reason}", hint=f"pipeline serve stop {name} --remove, then start it anew"
+        )
+    text = systemd.unit(server.folder, server.record, system=system, environment=os.environ)
+    if output == "-":
+        return emit(text.rstrip("\n"))
+    path = Path(output).absolute() if output is not None else systemd.default_path(name, system=system)
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(systemd.MARK):
+        raise UsageError(f"{path} is there already, and pipeline serve install did not write it", hint="--output FILE")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_output(str(path), text)
+    return note(
+        "next:\n"
+        + "\n".join(
+            f"  {line}"
+            for line in systemd.next_steps(path, name, system=system, running=server.state.alive).splitlines()
+        )
+    )

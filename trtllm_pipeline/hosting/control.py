@@ -1,0 +1,323 @@
+"""Starting, stopping and starting again of kept servers, from a command that ends before they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import ServerError, StateError, UsageError
+from trtllm_pipeline.execution.executor import Job, read_job
+from trtllm_pipeline.files import disk
+from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting.servers import (
+    FOLDER,
+    GATEWAY_CONFIG,
+    GATEWAY_FILE,
+    LOCK,
+    HostedServer,
+    Keeper,
+    Record,
+    State,
+)
+from trtllm_pipeline.hosting.target import Target, write_repository
+from trtllm_pipeline.serving.triton import remove_stale_leftovers
+from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
+from trtllm_pipeline.stages.params import class_name, to_json
+from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.store import LOG
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_POLL_S: Final = 0.1
+_STOP_S: Final = 30.0
+"""What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
+_KILLED_S: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is asked of a server beside what it serves."""
+
+    name: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the launch stage that were typed."""
+    restart: bool = False
+    openai: bool = False
+    host: str = "127.0.0.1"
+    """Where clients reach it: the gateway's address, or without one the server's."""
+    port: int = 0
+    """Of the gateway."""
+    model: str | None = None
+    dialect: str = AUTO
+    api_keys_file: Path | None = None
+    gateway: GatewayParams = field(default_factory=GatewayParams)
+    command: Sequence[str] = ()
+
+
+def check_name(name: str) -> str:
+    """`name`, if a server can be called so. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a server",
+            hint="up to 64 letters, digits and . _ - of ASCII; the first is a letter or digit",
+        )
+    return name
+
+
+def find(workspace: Path, name: str) -> HostedServer:
+    """The kept server called `name`. Raises UsageError."""
+    known = servers.find(workspace)
+    for server in known:
+        if server.name == name:
+            return server
+    names = ", ".join(server.name for server in known)
+    raise UsageError(
+        f"{workspace}: there is no server {name!r}",
+        hint=f"the servers are {names}" if names else "pipeline serve start CELL starts one",
+    )
+
+
+def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
+    """Start a server and its keeper; does not wait until it is ready.
+
+    Raises UsageError for a name that cannot be or is in use, StateError where the workspace cannot be written, StageError
+    where a repository that has to be written first cannot.
+    """
+    name = check_name(wish.name or target.name)
+    folder = servers.folder_of(workspace, name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = claims.take(folder / LOCK, remove=False)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if lock is None:
+        raise UsageError(
+            f"a server {name} is there already: {servers.look(folder).state.value}",
+            hint=f"pipeline serve restart {name} or stop {name}; --name gives the new one another name",
+        )
+    try:
+        remove_stale_leftovers()
+        os.truncate(lock.fd, 0)
+        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE):
+            (folder / each).unlink(missing_ok=True)
+        ports = _ports_before(folder)
+        shutil.rmtree(folder / OUT, ignore_errors=True)
+        (folder / OUT).mkdir()
+        repository = folder / "repository"
+        shutil.rmtree(repository, ignore_errors=True)
+        if "repository" not in target.inputs:
+            repository.mkdir()
+        record = _record(target, wish, ports)
+        record.write(folder)
+        _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
+        if wish.openai:
+            _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
+        _spawn(folder, lock)
+    except OSError as error:
+        lock.release()
+        raise _unwritable(folder, error) from error
+    except BaseException:
+        lock.release()
+        raise
+    return servers.look(folder)
+
+
+def _unwritable(folder: Path, error: OSError) -> StateError:
+    return StateError(
+        f"{folder} cannot be written: {disk.no_room(error, folder) or error.strerror or error}",
+        hint="pipeline serve start --workspace DIR keeps it in another workspace",
+    )
+
+
+def _record(target: Target, wish: Wish, ports: Mapping[str, int]) -> Record:
+    now = time.time()
+    return Record(
+        toolchain=target.toolchain,
+        cell=target.cell,
+        folder=None if target.folder is None else str(target.folder),
+        fingerprints={stage: artifact.fingerprint for stage, artifact in target.artifacts.items()},
+        model=wish.model or target.model,
+        model_folder=None if target.model_folder is None else str(target.model_folder),
+        openai=wish.openai,
+        restart=wish.restart,
+        gpus_needed=target.gpus,
+        command=tuple(wish.command),
+        since_s=now,
+        started_s=now,
+        ports=ports,
+    )
+
+
+def _ports_before(folder: Path) -> Mapping[str, int]:
+    """The ports that clients of a server of this name know."""
+    try:
+        return servers.told(folder).ports
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _job(target: Target, wish: Wish, repository: Path, folder: Path) -> Job:
+    """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business."""
+    host = "127.0.0.1" if wish.openai else wish.host
+    params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
+    inputs = {name: target.inputs.get(name, repository) for name in target.launch.inputs}
+    return Job(
+        id=StageRunId(f"serve-{folder.name}"),
+        stage=target.launch.name,
+        toolchain=target.toolchain,
+        fingerprint="",
+        scope=Scope.SERVICE,
+        commands=((sys.executable, "-m", "trtllm_pipeline.worker", str(folder / JOB)),),
+        environment={"PYTHONUNBUFFERED": "1"},
+        program=target.launch.program,
+        params_class=class_name(params),
+        params=to_json(params),
+        inputs={name: str(path) for name, path in inputs.items()},
+        files={},
+        out=str(folder / OUT),
+        attempt=str(folder),
+        timeout_s=target.launch.timeout_s,
+        section="serve",
+    )
+
+
+def _gateway(target: Target, wish: Wish, folder: Path) -> GatewayConfig:
+    model = ServedModel(
+        name=wish.model or target.model,
+        service=folder / SERVICE_FILE,
+        model_folder=target.model_folder,
+        dialect=wish.dialect,
+        max_seq_len=target.max_seq_len,
+        max_input_len=target.max_input_len,
+    )
+    return GatewayConfig(
+        models=(model,), host=wish.host, port=wish.port, api_keys_file=wish.api_keys_file, params=wish.gateway
+    )
+
+
+def _spawn(folder: Path, lock: claims.Claim) -> None:
+    """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal."""
+    with (folder / LOG).open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "trtllm_pipeline.hosting.keeper", str(folder), str(lock.fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=(lock.fd,),
+            start_new_session=True,
+            cwd=folder,
+        )
+    os.close(lock.fd)  # not released: it is the keeper's now
+    lock.fd = -1
+
+
+def wait_ready(server: HostedServer, look: Callable[[HostedServer], None] = lambda _server: None) -> HostedServer:
+    """The server once it is ready. Raises ServerError when it is not going to be; `look` is told each change."""
+    seen = server
+    while True:
+        server = servers.look(server.folder)
+        if (server.state, server.reason) != (seen.state, seen.reason):
+            look(server)
+            seen = server
+        if server.state is State.READY:
+            return server
+        if not server.state.alive:
+            log = next((path for path in (server.folder / "server.log", server.folder / LOG) if path.exists()), None)
+            hint = None if server.record is None else server.record.hint
+            raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=log)
+        time.sleep(_POLL_S)
+
+
+def stop(server: HostedServer) -> HostedServer:
+    """End a server and wait until nothing of it is left. Returns how it stands then; one that has ended is left alone.
+
+    Raises StateError where its keeper cannot be ended.
+    """
+    folder = server.folder
+    limits = [read_object(folder / name) or {} for name in (JOB, GATEWAY_CONFIG)]
+    known = [limit for each in limits for limit in [(each.get("params") or {}).get("stop_timeout_s")]]
+    patience_s = _STOP_S + sum(limit for limit in known if isinstance(limit, (int, float)))
+    signo, deadline = signal.SIGTERM, time.monotonic() + patience_s
+    if server.keeper is not None:
+        _tell(server.keeper, signo, server)
+    while True:
+        server = servers.look(folder)
+        if not server.state.alive:
+            break
+        if time.monotonic() > deadline:
+            if server.keeper is None or signo is signal.SIGKILL:
+                raise StateError(
+                    f"server {server.name} does not end: some process still holds {folder / LOCK}",
+                    hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
+                )
+            signo, deadline = signal.SIGKILL, time.monotonic() + _KILLED_S  # its guardian ends the rest
+            _tell(server.keeper, signo, server)
+        time.sleep(_POLL_S)
+    remove_stale_leftovers()
+    for each in (SERVICE_FILE, GATEWAY_FILE):
+        (folder / each).unlink(missing_ok=True)
+    shutil.rmtree(folder / "links", ignore_errors=True)
+    return server
+
+
+def _tell(keeper: Keeper, signo: int, server: HostedServer) -> None:
+    try:
+        os.kill(keeper.pid, signo)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise StateError(
+            f"server {server.name} belongs to another user; its keeper is process {keeper.pid}",
+            hint="stop it as that user",
+        ) from error
+
+
+def start_again(server: HostedServer) -> HostedServer:
+    """Start a server that has ended, as it was asked for. Raises UsageError, StateError."""
+    folder = server.folder
+    if server.record is None:
+        raise StateError(
+            f"server {server.name}: {server.reason}",
+            hint=f"pipeline serve stop {server.name} --remove, then start it anew",
+        )
+    anew = shlex.join(server.record.command) or "pipeline serve start CELL"
+    job = read_job(folder / JOB)
+    if gone := [path for path in job.inputs.values() if path.startswith("/") and not os.path.exists(path)]:  # noqa: PTH110
+        raise StateError(
+            f"server {server.name}: {gone[0]} is gone: removed, or the workspace was moved",
+            hint=f"start it anew: {anew}",
+        )
+    try:
+        lock = claims.take(folder / LOCK, remove=False)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if lock is None:
+        raise UsageError(f"server {server.name} is {servers.look(folder).state.value}", hint="pipeline serve ps")
+    try:
+        os.truncate(lock.fd, 0)
+        replace(server.record, state=State.STARTING, reason=None, keeper=None).write(folder)
+        _spawn(folder, lock)
+    except OSError as error:
+        lock.release()
+        raise _unwritable(folder, error) from error
+    return servers.look(folder)
+
+
+def remove(server: HostedServer) -> None:
+    """Forget a server that has ended: its folder with all logs."""
+    shutil.rmtree(server.folder)
+    parent = server.folder.parent
+    if parent.name == FOLDER and not any(parent.iterdir()):
+        parent.rmdir()

@@ -1,0 +1,379 @@
+"""`python -m trtllm_pipeline.hosting.keeper FOLDER [FD]`: the process that keeps one server; FD is its lock, held already.
+
+It runs the launch stage of the server's toolchain, and the gateway beside it, below a guardian: should this process be
+killed, the guardian ends them. What dies is started again if that was asked, after 1, 2, 4 and up to 60 seconds; what has
+never been ready is not. SIGTERM, SIGINT and SIGHUP end it in order: the gateway finishes its answers, then the server ends.
+
+Exit status 0 when it was told to end, 1 when the server cannot be kept: what systemd's Restart=on-failure goes by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline import terminal
+from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
+from trtllm_pipeline.execution.executor import Job, failure_of, read_job, tail
+from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_FILE, GATEWAY_LOG, LOCK, Keeper, State
+from trtllm_pipeline.planning.names import count
+from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.process import Exited, Guardian, Refused
+from trtllm_pipeline.serving.triton import busy_ports
+from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, SERVICE_FILE
+from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end
+from trtllm_pipeline.store import claims
+from trtllm_pipeline.store.store import LOG
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+STEADY_S: Final = 60.0
+"""A program that was ready for so long has earned a short pause when it dies."""
+MOST_LOG_BYTES: Final = 64 << 20
+"""A log that has grown beyond is begun anew; what it held stays as LOG.1."""
+_POLL_S: Final = 0.2
+_LOOK_AT_LOGS_S: Final = 10.0
+_FORCED_GRACE_S: Final = 2.0
+_PORT: Final = re.compile(r":(\d+)/?$")
+
+
+def next_pause(pause_s: float, ready_for_s: float | None) -> tuple[float, float]:
+    """How long to wait before what has died is started again, and the pause after that."""
+    if ready_for_s is not None and ready_for_s >= STEADY_S:
+        pause_s = FIRST_PAUSE_S
+    return pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+@dataclass(slots=True)
+class _Program:
+    """The server, or the gateway in front of it."""
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    ready_file: Path
+    grace_s: float
+    """What a polite stop may take."""
+    after: _Program | None = None
+    """Which must be ready before this is started the first time."""
+    runs: bool = False
+    due_s: float = 0.0
+    """Monotonic time at which to start it, where it does not run."""
+    ready_s: float | None = None
+    """Monotonic time since when it is ready."""
+    worked: bool = False
+    """Whether it was ever ready."""
+    pause_s: float = FIRST_PAUSE_S
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+
+
+class _Kept:
+    """A server that is kept."""
+
+    def __init__(self, folder: Path, lock: claims.Claim) -> None:
+        self.folder = folder
+        self.lock = lock
+        self.record = replace(
+            servers.told(folder),
+            keeper=Keeper.here(),
+            state=State.STARTING,
+            reason=None,
+            hint=None,
+            since_s=time.time(),
+            started_s=time.time(),
+            restarts=0,
+        )
+        self.job = _here(read_job(folder / JOB), folder)
+        self.fds = [lock.fd]
+        self.guardian: Guardian | None = None
+        self.look_at_logs_s = 0.0
+        stop_s = float(str(self.job.params.get("stop_timeout_s", 3.0)))
+        server = _Program("server", self.job.commands[0], folder / LOG, folder / SERVICE_FILE, stop_s + 5.0)
+        self.programs = [server]
+        if self.record.openai:
+            params = (read_object(folder / GATEWAY_CONFIG) or {}).get("params") or {}
+            self.programs.append(
+                _Program(
+                    "gateway",
+                    _ending_with_parent(
+                        (sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / GATEWAY_CONFIG))
+                    ),
+                    folder / GATEWAY_LOG,
+                    folder / GATEWAY_FILE,
+                    float(params.get("stop_timeout_s", 10.0)) + 2.0,
+                    after=server,
+                )
+            )
+
+    # Telling.
+
+    def say(self, text: str) -> None:
+        """A line of the log, and for whoever started this by hand."""
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} keeper: {text}\n"
+        with suppress(OSError):
+            with (self.folder / LOG).open("a", encoding="utf-8") as file:
+                file.write(line)
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
+    def tell(self, state: State, reason: str | None = None, hint: str | None = None) -> None:
+        """Say how it stands. A disk that is full must not end a server: what it says then is only late."""
+        self.record = servers.changed(self.record, state, reason, hint, time.time())
+        with suppress(OSError):
+            self.record.write(self.folder)
+
+    # Keeping.
+
+    def keep(self, ended: threading.Event) -> int:
+        """Keep it until `ended`, or until it cannot be kept. Returns the exit status."""
+        os.truncate(self.lock.fd, 0)
+        os.pwrite(self.lock.fd, json.dumps(asdict(Keeper.here())).encode(), 0)
+        self.record.write(self.folder)  # where this fails, nobody could find the server
+        try:
+            held, gpus = lease(self.record.gpus_needed)
+            self.fds += [claim.fd for claim in held]
+            self.record = replace(self.record, gpus=gpus)
+            self.say(f"process {os.getpid()} starts {self.record.cell or self.record.folder}")
+            while not ended.is_set():
+                self._step()
+        except PipelineError as error:
+            self.say(f"error: {error.message}")
+            self._end(error.message)
+            self.tell(State.FAILED, error.message, error.hint)
+            return 1
+        self.tell(State.STOPPING)
+        self._end(None)
+        self.tell(State.STOPPED, "it was stopped")
+        self.say("stopped")
+        return 0
+
+    def _step(self) -> None:
+        if self.guardian is None:
+            self.guardian = Guardian()
+        now = time.monotonic()
+        for program in self.programs:
+            first = program.after is None or program.after.worked
+            if not program.runs and now >= program.due_s and first:
+                self._spawn(program)
+        self._look()
+        select.select([self.guardian], [], [], _POLL_S)
+        try:
+            events = self.guardian.read_events()
+        except PipelineError as error:
+            self.guardian = None
+            for program in self.programs:
+                if program.runs:
+                    self._died(program, ServerError(error.message, hint=error.hint))
+            return
+        for event in events:
+            if isinstance(event, (Exited, Refused)):
+                program = next(each for each in self.programs if each.name == event.id)
+                self._died(program, self._why(program, event))
+
+    def _spawn(self, program: _Program) -> None:
+        program.runs, program.ready_s, program.before = True, None, out_of_memory.counts()
+        for stale in (program.ready_file, self.folder / FAILURE_FILE):
+            stale.unlink(missing_ok=True)
+        if program.after is None:
+            self._write_job()
+        else:
+            self._write_gateway_config()
+        assert self.guardian is not None
+        self.guardian.spawn(
+            program.name,
+            program.argv,
+            env={**os.environ, **self.job.environment, **_visible(self.record.gpus)},
+            cwd=self.folder,
+            log=program.log,
+            claim_fds=self.fds,
+        )
+
+    def _write_job(self) -> None:
+        """The launch stage's job: on the ports that clients know, as far as nobody else has them."""
+        params = dict(self.job.params)
+        known = {f"{name}_port": port for name, port in self.record.ports.items() if f"{name}_port" in params}
+        for name, port in known.items():
+            if not params[name] and not busy_ports([port], str(params["host"])):
+                params[name] = port
+        replace(self.job, params=params, gpus=self.record.gpus).write(self.folder / JOB)
+
+    def _write_gateway_config(self) -> None:
+        path = self.folder / GATEWAY_CONFIG
+        config = read_object(path) or {}
+        port = self.record.ports.get("openai")
+        if port and not config.get("port") and not busy_ports([port], str(config.get("host"))):
+            write_json(path, {**config, "port": port})
+
+    def _look(self) -> None:
+        """Notice what has become ready, and logs that have grown."""
+        now = time.monotonic()
+        for program in self.programs:
+            if program.runs and program.ready_s is None and program.ready_file.exists():
+                program.ready_s, program.worked = now, True
+                self.record = replace(self.record, ports={**self.record.ports, **_ports(self.folder)})
+                self.say(f"the {program.name} is ready")
+        if self.record.state is not State.READY and all(program.ready_s is not None for program in self.programs):
+            self.tell(State.READY)
+        if now >= self.look_at_logs_s:
+            self.look_at_logs_s = now + _LOOK_AT_LOGS_S
+            for name in (LOG_FILE, GATEWAY_LOG):
+                with suppress(OSError):
+                    begin_anew(self.folder / name, MOST_LOG_BYTES)
+
+    def _died(self, program: _Program, error: PipelineError) -> None:
+        """Arrange for its next start. Raises `error` where there is none."""
+        now = time.monotonic()
+        ready_for_s = None if program.ready_s is None else now - program.ready_s
+        program.runs, program.ready_s = False, None
+        program.ready_file.unlink(missing_ok=True)  # what was killed could not
+        if not (self.record.restart and program.worked):
+            raise error
+        pause_s, program.pause_s = next_pause(program.pause_s, ready_for_s)
+        program.due_s = now + pause_s
+        self.record = replace(self.record, restarts=self.record.restarts + 1)
+        self.tell(State.RESTARTING, error.message, error.hint)
+        self.say(f"{error.message}; started again in {pause_s:g} s")
+
+    def _why(self, program: _Program, event: Exited | Refused) -> PipelineError:
+        if isinstance(event, Refused):
+            return ServerError(f"the {program.name} cannot be started: {event.message}", failure=FailureClass.USER)
+        if program.name == "server":
+            if event.returncode == 0:
+                return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
+            return failure_of(self.job, event.returncode, timed_out=False, before=program.before)
+        last = tail(program.log, 1)
+        how = f"signal {-event.returncode}" if event.returncode < 0 else f"exit code {event.returncode}"
+        said = f"; its last line: {last[0]}" if last else ""
+        return ServerError(f"the gateway ended with {how}{said}", log=program.log)
+
+    def _end(self, reason: str | None) -> None:
+        """End what runs, the gateway first: it lets answers come to their end."""
+        guardian = self.guardian
+        if guardian is None:
+            return
+        if reason is not None:
+            self.tell(State.STOPPING, reason)
+        try:
+            for program in reversed(self.programs):
+                if program.runs:
+                    self._end_one(guardian, program)
+        except PipelineError as error:
+            self.say(f"error: {error.message}")
+        finally:
+            guardian.close()
+            for program in self.programs:
+                program.ready_file.unlink(missing_ok=True)
+            shutil.rmtree(self.folder / "links", ignore_errors=True)
+
+    def _end_one(self, guardian: Guardian, program: _Program) -> None:
+        guardian.signal(program.name, signal.SIGTERM)
+        deadline = time.monotonic() + program.grace_s
+        forced = False
+        while program.runs:
+            if not forced and time.monotonic() > deadline:
+                forced = True
+                guardian.end(program.name, _FORCED_GRACE_S)
+            select.select([guardian], [], [], _POLL_S)
+            for event in guardian.read_events():
+                if isinstance(event, (Exited, Refused)):
+                    next(each for each in self.programs if each.name == event.id).runs = False
+
+
+def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
+    """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
+    known: list[str] = []
+    if gpus:
+        from trtllm_pipeline.machine.probe import machine
+
+        known = [gpu.uuid for gpu in machine().gpus]
+        if len(known) < gpus:
+            raise StateError(
+                f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"
+            )
+    found = claims.lease_machine(tuple(known[:gpus]), exclusive=False, others=known)
+    if found is not None:
+        return found
+    folder = claims.machine_leases()
+    held = sum(claims.is_held(folder / f"gpu-{gpu}") for gpu in known)
+    if len(known) - held < gpus:
+        raise StateError(
+            f"the server needs {count(gpus, 'GPU')}; of {len(known)} on this machine, other servers and runs hold {held}",
+            hint="pipeline serve ps shows the GPUs of servers; stop one, or wait for the run",
+        )
+    raise StateError(
+        "a run measures on this machine now, and nothing else may run beside it",
+        hint="wait for its end: `pipeline status` in its workspace",
+    )
+
+
+def begin_anew(log: Path, most_bytes: int) -> None:
+    """Empty a log that has more than `most_bytes`, keeping what it held beside it. Who appends to it goes on doing so."""
+    if log.exists() and log.stat().st_size > most_bytes:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
+
+
+def _here(job: Job, folder: Path) -> Job:
+    """The job with the paths and the interpreter of now: the workspace may have been moved."""
+    command = (sys.executable, "-m", "trtllm_pipeline.worker", str(folder / JOB))
+    return replace(job, commands=(command,), attempt=str(folder), out=str(folder / "out"))
+
+
+def _visible(gpus: Sequence[str]) -> Mapping[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:
+    """`argv`, told to end when its guardian is killed, where the system can tell it."""
+    setpriv = shutil.which("setpriv")
+    return (setpriv, "--pdeathsig", "TERM", *argv) if setpriv else tuple(argv)
+
+
+def _ports(folder: Path) -> dict[str, int]:
+    """The ports in service.json and gateway.json."""
+    service, gateway = read_object(folder / SERVICE_FILE) or {}, read_object(folder / GATEWAY_FILE) or {}
+    told: dict[str, Any] = {name: service.get(name) for name in ("http", "grpc", "metrics")}
+    told["openai"] = gateway.get("url")
+    found = {name: _PORT.search(value) for name, value in told.items() if isinstance(value, str)}
+    return {name: int(match[1]) for name, match in found.items() if match}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Keep a server. Returns the exit status."""
+    folder = Path(argv[0]).absolute()
+    if len(argv) > 1:
+        lock: claims.Claim | None = claims.Claim(int(argv[1]), folder / LOCK, remove=False)
+        os.set_inheritable(int(argv[1]), False)
+    else:
+        lock = claims.take(folder / LOCK, remove=False)
+    if lock is None:
+        print(f"error: the server {folder.name} is kept already", file=sys.stderr)  # noqa: T201
+        return 1
+    try:
+        with told_to_end() as ended:
+            return _Kept(folder, lock).keep(ended)
+    except (PipelineError, OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(error, (PipelineError, OSError)):
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+if __name__ == "__main__":
+    terminal.start()
+    sys.exit(main(sys.argv[1:]))

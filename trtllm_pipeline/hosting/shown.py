@@ -1,0 +1,143 @@
+"""Kept servers as people and programs see them: the table of `ps`, the text and the JSON of `status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.hosting.servers import GATEWAY_LOG, HostedServer
+from trtllm_pipeline.planning.names import duration
+from trtllm_pipeline.report.tables import plain_table
+from trtllm_pipeline.stages.launch import LOG_FILE
+from trtllm_pipeline.store.store import LOG
+
+LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
+"""What a kept server writes, by which of its programs."""
+
+
+def to_json(found: Sequence[HostedServer]) -> dict[str, Any]:
+    """All about servers, see docs/formats.md."""
+    return {"schema": 1, "servers": [entry(server) for server in found]}
+
+
+def entry(server: HostedServer) -> dict[str, Json]:
+    """One of them."""
+    record, endpoint = server.record, server.endpoint()
+    logs: dict[str, Json] = {
+        part: str(server.folder / name) for part, name in LOGS.items() if (server.folder / name).exists()
+    }
+    found: dict[str, Json] = {
+        "name": server.name,
+        "state": server.state.value,
+        "reason": server.reason,
+        "hint": None if record is None else record.hint,
+        "folder": str(server.folder),
+        "keeper_pid": None if server.keeper is None else server.keeper.pid,
+        "endpoints": None,
+        "logs": logs,
+    }
+    if endpoint is not None:
+        service = endpoint.service
+        triton = service.kind == "triton"
+        found["endpoints"] = {
+            "openai": endpoint.openai,
+            "model": endpoint.model,
+            "http": service.http if triton else None,
+            "grpc": service.grpc if triton else None,
+            "metrics": list(endpoint.metrics),
+            "triton_model": service.model if triton else None,
+            "server_pid": service.pid,
+        }
+    if record is not None:
+        found |= {
+            "cell": record.cell,
+            "served_folder": record.folder,
+            "toolchain": record.toolchain,
+            "fingerprints": dict(record.fingerprints),
+            "model_folder": record.model_folder,
+            "gpus": list(record.gpus) if server.state.alive else [],
+            "ports": dict(record.ports),
+            "restart": record.restart,
+            "restarts": record.restarts,
+            "started_s": round(record.started_s, 3),
+            "since_s": round(record.since_s, 3),
+            "command": list(record.command),
+        }
+    return found
+
+
+def to_table(found: Sequence[HostedServer]) -> str:
+    """One line each."""
+    if not found:
+        return "no servers are kept in this workspace"
+    return plain_table([_row(server) for server in found])
+
+
+def _row(server: HostedServer) -> dict[str, object]:
+    record = server.record
+    if record is None:
+        return {"name": server.name, "state": server.state.value, "serves": server.reason, **_NOTHING}
+    ports = record.ports if server.state.alive else {}
+    gpus = record.gpus if server.state.alive else ()
+    return {
+        "name": server.name,
+        "state": server.state.value,
+        "for": duration(max(0.0, time.time() - record.since_s)),
+        "restarts": record.restarts,
+        "openai": ports.get("openai", "-"),
+        "http": ports.get("http", "-"),
+        "grpc": ports.get("grpc", "-"),
+        "GPUs": ",".join(gpus) or "-",
+        "pid": "-" if server.keeper is None else server.keeper.pid,
+        "serves": record.cell or record.folder,
+    }
+
+
+_NOTHING = {"for": "-", "restarts": "-", "openai": "-", "http": "-", "grpc": "-", "GPUs": "-", "pid": "-"}
+
+
+def to_text(found: Sequence[HostedServer]) -> str:
+    """All about each, a paragraph each."""
+    return "\n\n".join(_paragraph(server) for server in found) or to_table(found)
+
+
+def _paragraph(server: HostedServer) -> str:
+    record, endpoint = server.record, server.endpoint()
+    lines = {"name": server.name, "state": server.state.value + (f": {server.reason}" if server.reason else "")}
+    if record is not None:
+        lines["serves"] = record.cell or record.folder or ""
+        lines["since"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since_s))
+        if server.state.alive and record.gpus:
+            lines["GPUs"] = ", ".join(record.gpus)
+        if record.restarts:
+            lines["restarts"] = str(record.restarts)
+    if endpoint is not None:
+        lines |= endpoints(server)
+    if server.keeper is not None:
+        lines["keeper"] = f"process {server.keeper.pid}"
+    lines["folder"] = str(server.folder)
+    return _aligned(lines)
+
+
+def endpoints(server: HostedServer) -> dict[str, str]:
+    """Where a server that is ready is reached, in words."""
+    endpoint = server.endpoint()
+    if endpoint is None:
+        return {}
+    service = endpoint.service
+    found = {} if endpoint.openai is None else {"openai": endpoint.openai, "model": endpoint.model}
+    if service.kind == "triton":
+        found |= {"http": service.http, "grpc": service.grpc}
+    return found | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})
+
+
+def _aligned(lines: dict[str, str]) -> str:
+    return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
+
+
+def log_of(server: HostedServer, part: str) -> Path:
+    """The file that a part of a server writes."""
+    return server.folder / LOGS[part]

@@ -1,0 +1,235 @@
+"""What a server is started from: a cell of a workspace, or a folder with a repository or an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.errors import PlanError, UsageError
+from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.flow import ServedCell
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.stages.base import OUT, Stage, StageContext
+from trtllm_pipeline.stages.params import load
+from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.store.index import Artifact
+
+_ENGINES: Final = "tensorrt_llm"
+_WEIGHTS: Final = "tensorrt_llm_pytorch"
+_EMBEDDED: Final = "embedded"
+_SERVE_FILE: Final = "serve.json"
+_EMBEDDED_WEIGHTS: Final = "model.gguf"
+_EXPECTED: Final = (
+    "a folder with a Triton repository (ENSEMBLE/config.pbtxt), what the repository stage wrote for trtllm-serve "
+    "(serve.json), or an engine (config.json)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """All that starting a server takes, whatever it is started from."""
+
+    toolchain: str
+    launch: Stage
+    params: Any
+    """Of the launch stage."""
+    inputs: Mapping[str, Path]
+    """Of the launch stage. `repository` is missing where it has to be written first, for `engine`."""
+    model: str
+    """What OpenAI clients call the model, where nobody says anything else."""
+    name: str
+    """What the server is called, where nobody says anything else."""
+    model_folder: Path | None
+    max_seq_len: int | None = None
+    max_input_len: int | None = None
+    gpus: int = 0
+    cell: str | None = None
+    folder: Path | None = None
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    gateway: Mapping[str, Json] = field(default_factory=dict)
+    """The matrix's settings of the gateway."""
+
+
+def of_cell(found: ServedCell) -> Target:
+    """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
+    cell, machine = found.cell, found.plan.machine
+    _check_runs(cell.toolchain, machine)
+    stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
+    return Target(
+        toolchain=cell.toolchain,
+        launch=found.launch.stage,
+        params=found.launch.params,
+        inputs=found.inputs,
+        model=cell.model,
+        name=_name(f"{cell.model}-{cell.precision}"),
+        model_folder=found.model_folder,
+        max_seq_len=found.max_seq_len,
+        max_input_len=cell.isl,
+        gpus=found.launch.stage.resources(cell, machine).gpus,
+        cell=cell.id,
+        artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
+        gateway=cell.settings.get("gateway", {}),
+    )
+
+
+def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+    """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
+    folder = folder.absolute()
+    if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
+        folder /= OUT  # an artifact's
+    if (folder / _SERVE_FILE).is_file():
+        return _of_serve_file(folder, model_folder, machine)
+    if (folder / ENSEMBLE / model_config.FILE_NAME).is_file() or (
+        folder / ENGINE_MODEL / model_config.FILE_NAME
+    ).is_file():
+        return _of_repository(folder, model_folder, machine)
+    if (folder / "config.json").is_file():
+        return _of_engine(folder, model_folder, machine)
+    raise UsageError(f"{folder} cannot be served", hint=f"name a cell, or {_EXPECTED}")
+
+
+def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import serve_command
+
+    words = serve_command(folder)
+    paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
+    toolchain = _WEIGHTS if "pytorch" in words else _ENGINES
+    engine = next((each for each in map(_engine, paths) if each is not None and each.rank_files[0].exists()), None)
+    tokenizer = model_folder or next((path for path in paths if (path / "tokenizer_config.json").exists()), None)
+    ranks = engine.world_size if engine else _number(words, "--tp_size") * _number(words, "--pp_size")
+    inputs = {"repository": folder, "engine": engine.folder if engine else folder, "model": tokenizer or folder}
+    return _of(toolchain, machine, inputs, folder, tokenizer, engine, ranks, frontend="trtllm_serve")
+
+
+def _number(words: list[str], option: str) -> int:
+    """The value of an option of a command line, 1 where it has none."""
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == option:
+            value = value or "".join(words[place + 1 : place + 2])
+            return int(value) if value.isdigit() else 1
+    return 1
+
+
+def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+    inner = folder / ENGINE_MODEL
+    settings = inner / "1" / "model.yaml"
+    if settings.is_file():
+        return _of_llmapi(folder, settings, model_folder, machine)
+    try:
+        parameters = model_config.string_parameters(model_config.read(inner / model_config.FILE_NAME))
+    except (OSError, model_config.ModelConfigError) as error:
+        raise UsageError(
+            f"{folder} cannot be served: {error}", hint=f"pipeline repository lint {folder} says what is wrong with it"
+        ) from error
+    named = parameters.get("gpt_model_path") or parameters.get("engine_dir") or ""
+    engine = _engine(Path(named)) if named else None
+    if engine is None:
+        raise UsageError(
+            f"{folder}: its model {ENGINE_MODEL} names no engine folder that is there: {named or 'none'}",
+            hint="write the repository again: pipeline stage repository --engine DIR --output-dir DIR",
+        )
+    try:
+        code = (inner / "1" / "model.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        code = ""
+    inputs = {"repository": folder, "engine": engine.folder}
+    if "trtllm_pipeline.toolchains.embedded" in code:
+        return _of(_EMBEDDED, machine, inputs, folder, model_folder or engine.folder, engine, 0)
+    return _of(_ENGINES, machine, inputs, folder, model_folder or engine.folder, engine, engine.world_size)
+
+
+def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> Target:
+    try:
+        found = decode_yaml(settings.read_bytes())
+        model = Path(str(found["model"]))
+        sizes = [found.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        gpus = int(sizes[0]) * int(sizes[1])
+        longest = found.get("max_seq_len")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{settings} is not the LLM API's model.yaml: {error}") from error
+    tokenizer = model_folder or (model if model.is_dir() else None)
+    made = _of(_WEIGHTS, machine, {"repository": folder, "model": model}, folder, tokenizer, None, gpus)
+    return made if longest is None else replace(made, max_seq_len=int(longest))
+
+
+def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+    engine = _engine(folder)
+    embedded = (folder / _EMBEDDED_WEIGHTS).is_file()
+    if engine is None or not (embedded or engine.rank_files[0].is_file()):
+        raise UsageError(
+            f"{folder} is no engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
+        )
+    inputs = {"engine": folder, "model": model_folder or folder}
+    toolchain = _EMBEDDED if embedded else _ENGINES
+    ranks = 0 if embedded else engine.world_size
+    return _of(toolchain, machine, inputs, folder, model_folder or folder, engine, ranks)
+
+
+def _of(
+    toolchain: str,
+    machine: Machine,
+    inputs: Mapping[str, Path],
+    folder: Path,
+    tokenizer: Path | None,
+    engine: Engine | None,
+    gpus: int,
+    **params: Json,
+) -> Target:
+    _check_runs(toolchain, machine)
+    launch = toolchains.load(toolchain).stage("launch")
+    name = folder.parent.name if folder.name == OUT else folder.name
+    return Target(
+        toolchain=toolchain,
+        launch=launch,
+        params=load(launch.params, {**params, "restarts": 0}),
+        inputs=inputs,
+        model=name,
+        name=_name(name),
+        model_folder=tokenizer,
+        max_seq_len=None if engine is None else engine.max_seq_len,
+        max_input_len=None if engine is None else engine.max_input_len,
+        gpus=gpus,
+        folder=folder,
+    )
+
+
+def write_repository(target: Target, out: Path) -> Path:
+    """The repository of a target; one that has an engine alone is written into the empty folder `out`. Raises StageError."""
+    if "repository" in target.inputs:
+        return target.inputs["repository"]
+    from trtllm_pipeline.worker import run_program
+
+    stage = toolchains.load(target.toolchain).stage("repository")
+    engine = Engine.read(target.inputs["engine"])
+    params = load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
+    assert stage.program is not None
+    run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
+    return out
+
+
+def _check_runs(toolchain: str, machine: Machine) -> None:
+    missing = toolchains.load(toolchain).missing(machine)
+    if missing is not None:
+        raise PlanError(f"toolchain {toolchain} cannot run on this machine: {missing}", hint="pipeline doctor")
+
+
+def _engine(folder: Path) -> Engine | None:
+    try:
+        return Engine.read(folder)
+    except EngineError:
+        return None
+
+
+def _name(text: str) -> str:
+    """A name that a folder can have, made of any text."""
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in text)
+    return plain.strip("._-")[:64] or "server"
