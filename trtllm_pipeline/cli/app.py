@@ -92,6 +92,7 @@ COMMANDS: Final = (
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),
+    Command("gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints.", _SERVERS),
     Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
     Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
     Command("bench self-test", "bench:self_test", "Measure the error of the load client on this machine."),

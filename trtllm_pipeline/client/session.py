@@ -81,10 +81,14 @@ class Answer:
     finish_reason: str | None = None
     """Why the server stopped, if it says so: stop, length, ..."""
     end_ns: int = 0
+    log_probs: list[float] = field(default_factory=list)
+    """Of the tokens of the latest response, where `return_log_probs` was asked for."""
     late_ns: int = 0
     """Longest delay between arrival and reading of this answer's bytes, caused by load on the client. A single event still has
     its time of arrival; several events of one read have that of the last."""
     error: str | None = None
+    timed_out: bool = False
+    """Whether the error is that the answer was not complete in time."""
 
     @property
     def text(self) -> str:
@@ -126,6 +130,11 @@ class BaseClient(ABC):
         self._sessions.append(self._new_session())
         return self._sessions[-1]
 
+    def drop(self, session: Session) -> None:
+        """Give up a session that has no request; its connection is closed at once."""
+        self._sessions.remove(session)
+        session.shut()
+
     @abstractmethod
     def _new_session(self) -> Session: ...
 
@@ -158,15 +167,20 @@ class Session(ABC):
     @abstractmethod
     async def _connect(self) -> bool: ...
 
-    async def generate(self, request: GenerationRequest) -> Answer:
-        """Send `request` and wait for the complete answer."""
-        answer = Answer()
+    async def generate(self, request: GenerationRequest, answer: Answer | None = None) -> Answer:
+        """Send `request` and wait for the complete answer.
+
+        A subclass of Answer that is given sees each response in `received` when it arrives. A call that is cancelled has to
+        be followed by `cancel`.
+        """
+        answer = Answer() if answer is None else answer
         message = self._encode(request)
         self._messages, self._asked_tokens = 0, request.max_tokens
         try:
             await asyncio.wait_for(self._exchange(message, answer), self._timeout_s)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
             answer.error = f"no complete answer within {self._timeout_s:g} s: {_so_far(answer)}"
+            answer.timed_out = True
         except (ProtocolError, OSError) as error:
             answer.error = str(error) or type(error).__name__
         answer.end_ns = time.monotonic_ns()
@@ -199,9 +213,17 @@ class Session(ABC):
     @abstractmethod
     async def _exchange(self, message: bytes, answer: Answer) -> None: ...
 
-    @abstractmethod
+    async def cancel(self) -> None:
+        """End the request whose `generate` was cancelled, on the server too where the protocol can say so."""
+        await self.close()
+
     async def close(self) -> None:
         """Release what is held between requests."""
+        self.shut()
+
+    @abstractmethod
+    def shut(self) -> None:
+        """The same, at once."""
 
 
 def _so_far(answer: Answer) -> str:
@@ -285,7 +307,7 @@ class HttpSession(Session):
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         """Record one response. Raises ProtocolError if it is invalid."""
 
-    async def close(self) -> None:
+    def shut(self) -> None:
         """Close the connection: an answer that was not read to its end cannot be followed by another."""
         self._connection.close()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,6 +61,12 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "stop_words": ("sampling_param_stop",),
     "stream": ("streaming",),
 }
+
+_STOP: Final[Mapping[str, Option]] = {"input_ids": 0, "input_lengths": 1, "request_output_len": 1, "stop": True}
+"""How TensorRT-LLM's engine model is told to end the request of the same id; the lengths are required and not read."""
+_STOP_S: Final = 2.0
+_SESSION_BITS: Final = 31
+_COUNT_BITS: Final = 32
 
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded, or for a server of ours that is started again."""
@@ -121,6 +128,10 @@ class ServedModel:
             )
         return values
 
+    def takes(self, name: str) -> bool:
+        """Whether the model has an input of this name, or of another that means the same."""
+        return self._input(name) in self.inputs
+
     def _input(self, name: str) -> str:
         """This model's name for the input `name`; `name` itself if it has no such input."""
         return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
@@ -141,6 +152,7 @@ class Client(BaseClient):
         self.service = service
         self.protocol = protocol
         self._name = model
+        self.stopped_by: ServedModel | None = None
         super().__init__(timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -168,6 +180,18 @@ class Client(BaseClient):
             return await self._config_over_http(model)
         request = service_pb2.ModelConfigRequest(name=model)
         return (await self._call("ModelConfig", request, service_pb2.ModelConfigResponse)).config
+
+    async def stop_by(self, engine: str) -> None:
+        """End cancelled requests at the model `engine` behind an ensemble, if the server has one with an input `stop`.
+
+        An ensemble does not pass the cancellation of a call on to its steps; it gives them its request's id.
+        """
+        try:
+            found = ServedModel.of(await self.config(engine))
+        except ServerError:
+            return
+        if _STOP.keys() <= found.inputs.keys():
+            self.stopped_by = found
 
     async def _config_when_loaded(self) -> model_config_pb2.ModelConfig:
         """The configuration of the client's model, waiting while the server loads it."""
@@ -279,9 +303,12 @@ class _GrpcUnary(Session):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client.timeout_s)
+        self._client = client
         self._model = client.model
         self._call = GrpcCall(client.service.grpc)
-        self._count = 0
+        # Requests are ended by their id, so two sessions never have the same. Engines want a number.
+        self._count = secrets.randbits(_SESSION_BITS) << _COUNT_BITS
+        self._log_probs = self._input_tokens = False
 
     def _encode(self, request: GenerationRequest) -> bytes:
         message: bytes = self._request(request, stream=False).SerializeToString()
@@ -289,7 +316,17 @@ class _GrpcUnary(Session):
 
     def _request(self, request: GenerationRequest, *, stream: bool) -> service_pb2.ModelInferRequest:
         self._count += 1
+        self._log_probs = bool(request.options.get("return_log_probs"))
+        self._input_tokens = bool(request.options.get("return_num_input_tokens"))
         return infer_request(self._model, self._model.tensors(request, stream=stream), request_id=str(self._count))
+
+    def _take(self, now_ns: int, response: service_pb2.ModelInferResponse, answer: Answer) -> None:
+        """Record one response. Raises ProtocolError if it is invalid."""
+        if self._log_probs:
+            answer.log_probs = output_log_probs(response)
+        if self._input_tokens:
+            answer.input_tokens = token_count(response, "num_input_tokens") or answer.input_tokens
+        answer.received(now_ns, text_output(response), num_output_tokens(response))
 
     async def _connect(self) -> bool:
         return await self._call.connect()
@@ -307,9 +344,9 @@ class _GrpcUnary(Session):
         except DecodeError as error:
             raise Http2Error(f"not a response of ModelInfer: {error}") from error
         answer.arrived(now_ns, self._call.late_ns)
-        answer.received(now_ns, text_output(response), num_output_tokens(response))
+        self._take(now_ns, response, answer)
 
-    async def close(self) -> None:
+    def shut(self) -> None:
         """End the call and its connection: Triton does not shut down while a stream is open."""
         self._call.close()
 
@@ -318,7 +355,7 @@ class _GrpcStream(_GrpcUnary):
     """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
 
     def _encode(self, request: GenerationRequest) -> bytes:
-        message = self._request(request, stream=True)
+        message = self._request(request, stream=self._model.decoupled)
         # Without it the end of an answer is visible only when the last token carries text.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         data: bytes = message.SerializeToString()
@@ -351,7 +388,7 @@ class _GrpcStream(_GrpcUnary):
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
-            answer.received(now_ns, text_output(response), num_output_tokens(response))
+            self._take(now_ns, response, answer)
             if response.parameters["triton_final_response"].bool_param:
                 return end(None)
             return None
@@ -362,6 +399,47 @@ class _GrpcStream(_GrpcUnary):
         answer.error = await done
         if self._model.accumulates:
             answer.events = list(deltas(answer.events))
+
+    async def cancel(self) -> None:
+        """End the running request and wait until the server has ended it; then the stream is free for another.
+
+        Without an engine that can be told, or an answer of it, the call is reset and the connection closed.
+        """
+        from google.protobuf.message import DecodeError
+        from tritonclient.grpc import service_pb2
+
+        call, engine = self._call, self._client.stopped_by
+        if not call.open or engine is None:
+            return await self.close()
+        request_id, parse = str(self._count), service_pb2.ModelStreamInferResponse.FromString
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def end(well: bool) -> None:
+            if not ended.done():
+                ended.set_result(well)
+
+        def arrived(_now_ns: int, raw: bytes) -> None:
+            try:
+                message_in = parse(raw)
+            except DecodeError:
+                return end(False)
+            response = message_in.infer_response
+            # The answer to `stop` has the same id; it comes from the engine itself.
+            if response.id == request_id and response.model_name != engine.name:
+                final = response.parameters["triton_final_response"].bool_param
+                if message_in.error_message or final:
+                    return end(True)
+            return None
+
+        call.arrived, call.ended = arrived, lambda _reason: end(False)
+        message = infer_request(engine, _STOP, request_id=request_id)
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        try:
+            call.send(message.SerializeToString())
+            if not await asyncio.wait_for(ended, _STOP_S):
+                await self.close()
+        except (ProtocolError, OSError, asyncio.TimeoutError):
+            await self.close()
 
 
 class _Http(HttpSession):
@@ -469,17 +547,33 @@ def text_output(response: service_pb2.ModelInferResponse) -> str:
 
 
 def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
-    """First element of the tensor `num_output_tokens` of a response, None when there is none.
+    """The tensor `num_output_tokens` of a response, None when there is none. Raises ProtocolError."""
+    return token_count(response, "num_output_tokens")
+
+
+def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:
+    """First element of the tensor `name` of a response, None when there is none.
 
     Raises ProtocolError for a tensor that is cut off, and for a negative number.
     """
     for index, tensor in enumerate(response.outputs):
-        if tensor.name == "num_output_tokens":
+        if tensor.name == name:
             if index < len(response.raw_output_contents):
                 raw = _part(response.raw_output_contents[index], tensor.name, 0, 4)
                 return fields.count(int.from_bytes(raw, "little", signed=True), tensor.name)
             return fields.count(int(_first(tensor.contents.int_contents, tensor.name)), tensor.name)
     return None
+
+
+def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
+    """The tensor `output_log_probs` of a response, [] when there is none. Raises ProtocolError for one that is cut off."""
+    for index, tensor in enumerate(response.outputs):
+        if tensor.name == "output_log_probs":
+            if index >= len(response.raw_output_contents):
+                return list(tensor.contents.fp32_contents)
+            raw = response.raw_output_contents[index]
+            return list(struct.unpack(f"<{len(raw) // 4}f", _part(raw, tensor.name, 0, len(raw) // 4 * 4)))
+    return []
 
 
 def _part(raw: bytes, name: str, start: int, size: int) -> bytes:

@@ -85,7 +85,7 @@ class GatewayParams:
     ] = 1024
     max_body_bytes: Annotated[
         int, Param("largest request in bytes; more are refused (413)", ge=1024, le=1 << 28, runtime=True)
-    ] = 4 << 20
+    ] = 2 << 20
     header_timeout_s: Annotated[
         float, Param("limit for the header of a request, from its first byte (408)", gt=0, le=1e9, runtime=True)
     ] = 10.0
@@ -132,7 +132,7 @@ class ServedModel:
             raise UsageError("a served model needs a name")
         if (self.service is None) == (self.url is None):
             raise UsageError(f"model {self.name}: expected a service.json or a url, one of them")
-        if self.url is not None and (urlsplit(self.url).scheme not in _SCHEMES or not urlsplit(self.url).hostname):
+        if self.url is not None and not _is_address(self.url):
             raise UsageError(
                 f"model {self.name}: {self.url!r} is no address of a server",
                 hint="grpc://HOST:PORT of a Triton, http://HOST:PORT/v1 of an OpenAI-compatible server",
@@ -202,6 +202,14 @@ class GatewayConfig:
         checked["models"] = tuple(_model(each, folder) for each in given.get("models") or ())
         checked["api_keys_file"] = _path(given.get("api_keys_file"), folder)
         return cls(**checked)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in _SCHEMES and bool(url.hostname) and (url.scheme != "grpc" or url.port is not None)
+    except ValueError:
+        return False
 
 
 def _json(model: ServedModel) -> dict[str, Any]:

@@ -239,6 +239,16 @@ class Connection:
         """Delay between arrival and reading of the latest bytes."""
         return 0 if self._socket is None else self._socket.late_ns
 
+    def pause(self) -> None:
+        """Read nothing of the response for the moment: its reader is slow."""
+        if self._socket is not None:
+            self._socket.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._socket is not None:
+            self._socket.resume()
+
     async def open(self) -> bool:
         """Connect unless connected; whether that was needed. Raises OSError."""
         if self._socket is not None and self._socket.open:

@@ -132,6 +132,16 @@ class TimestampedSocket:
         if self._unsent and self.open:
             self._loop.add_writer(self._sock, self._writable)
 
+    def pause(self) -> None:
+        """Read nothing for the moment, so that the peer has to wait."""
+        if self.open:
+            self._loop.remove_reader(self._sock)
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.open:
+            self._loop.add_reader(self._sock, self._readable)
+
     def close(self) -> None:
         """Close at once, without a call of `ended`."""
         if self.open:

@@ -1,0 +1,42 @@
+"""`python -m trtllm_pipeline.gateway CONFIG.json`: a gateway without the command line's packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.gateway.config import GatewayConfig
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the gateway that a file describes; its gateway.json stands beside it and is printed as a line."""
+    if len(argv) != 1:
+        print("usage: python -m trtllm_pipeline.gateway CONFIG.json", file=sys.stderr)  # noqa: T201
+        return 2
+    path = Path(argv[0])
+    try:
+        from trtllm_pipeline.gateway.server import run
+
+        run(GatewayConfig.read(path), path.absolute().parent, _announce)
+    except PipelineError as error:
+        print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except ImportError as error:
+        print(f"error: the gateway needs the package {error.name}", file=sys.stderr)  # noqa: T201
+        print("hint: pip install 'trtllm-pipeline[gateway]'", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _announce(told: Mapping[str, Any]) -> None:
+    print(json.dumps(told), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

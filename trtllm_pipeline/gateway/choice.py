@@ -1,0 +1,161 @@
+"""One answer of a request while it is generated: what the server sends becomes text without stop words, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from trtllm_pipeline.client.session import Answer
+from trtllm_pipeline.gateway.api_error import ApiError
+from trtllm_pipeline.gateway.dialects import CallArguments, Content, Delta, Reasoning
+from trtllm_pipeline.gateway.stops import StopWords
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.gateway.dialects import Parser
+
+_CUT: Final = "\ufffd"
+
+
+class Token(NamedTuple):
+    """What was generated at a time: its text, and log probabilities of its tokens."""
+
+    text: str
+    log_probs: list[float]
+
+
+class Choice(Answer):
+    """The answer as it arrives. `deltas` waits to be sent; whoever sends takes it. `changed` is called after each addition.
+
+    Texts that arrive while nobody sends are joined, so an answer that is not read takes the memory of its text.
+    """
+
+    __slots__ = (
+        "_accumulated",
+        "_accumulates",
+        "_changed",
+        "_parser",
+        "_raw",
+        "_stops",
+        "deltas",
+        "enough",
+        "failure",
+        "finish",
+        "index",
+        "max_tokens",
+        "responses",
+        "tokens",
+        "wants_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        stops: StopWords,
+        parser: Parser | None,
+        *,
+        max_tokens: int,
+        accumulates: bool,
+        wants_tokens: bool,
+        changed: Callable[[Choice, int], None],
+        enough: Callable[[Choice], None],
+    ) -> None:
+        super().__init__()
+        self.index = index
+        self.deltas: list[Delta] = []
+        self.tokens: list[Token] = []
+        self.finish: str | None = None
+        """Why it ended, in OpenAI's words; None while it is generated."""
+        self.failure: ApiError | None = None
+        self.max_tokens = max_tokens
+        self.responses = 0
+        self.wants_tokens = wants_tokens
+        self.enough = enough
+        self._stops = stops
+        self._parser = parser
+        self._accumulates = accumulates
+        self._accumulated = ""
+        self._raw: list[str] = []
+        self._changed = changed
+
+    @property
+    def raw(self) -> str:
+        """All text that the server sent."""
+        return "".join(self._raw)
+
+    def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:  # noqa: ARG002
+        """Take one response of the server."""
+        if self.finish is not None:
+            return
+        if self.first_event_ns is None:
+            self.first_event_ns = now_ns
+        self.responses += 1
+        if tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + tokens
+        if self._accumulates:
+            text = self._added(text)
+        if text:
+            self._take(text, tokens)
+        else:
+            self._changed(self, tokens or 0)
+
+    def _added(self, text: str) -> str:
+        """What a response adds that repeats all text so far. A character that is cut comes whole with a later one."""
+        whole = text.rstrip(_CUT)
+        seen = len(self._accumulated)
+        if len(whole) <= seen or not whole.startswith(self._accumulated):
+            return ""
+        self._accumulated = whole
+        return whole[seen:]
+
+    def _take(self, text: str, tokens: int | None) -> None:
+        self._raw.append(text)
+        shown = self._stops.feed(text)
+        stopped = self._stops.found is not None
+        if self.wants_tokens and (shown or not stopped):
+            # Some servers repeat those of earlier responses.
+            self.tokens.append(
+                Token(shown if stopped else text, self.log_probs[-tokens:] if tokens else self.log_probs)
+            )
+        if shown:
+            self._put(shown)
+        self._changed(self, tokens or 0)
+        if stopped or (self._parser is not None and self._parser.done):
+            self.end("stop")
+            self.enough(self)
+
+    def _put(self, text: str) -> None:
+        for delta in (Content(text),) if self._parser is None else self._parser.feed(text):
+            self._append(delta)
+
+    def _append(self, delta: Delta) -> None:
+        last = self.deltas[-1] if self.deltas else None
+        if isinstance(last, Content) and isinstance(delta, Content):
+            self.deltas[-1] = Content(last.text + delta.text)
+        elif isinstance(last, Reasoning) and isinstance(delta, Reasoning):
+            self.deltas[-1] = Reasoning(last.text + delta.text)
+        elif isinstance(last, CallArguments) and isinstance(delta, CallArguments) and last.index == delta.index:
+            self.deltas[-1] = CallArguments(last.index, last.text + delta.text)
+        else:
+            self.deltas.append(delta)
+
+    def end(self, reason: str | None = None) -> None:
+        """It has ended, by itself where no reason is given."""
+        if self.finish is not None:
+            return
+        if rest := self._stops.end():
+            self._put(rest)
+        if self._parser is not None:
+            for delta in self._parser.end():
+                self._append(delta)
+        if reason is None:
+            made = self.output_tokens if self.output_tokens is not None else self.responses
+            reason = "length" if made >= self.max_tokens else "stop"
+        called = self._parser is not None and self._parser.called
+        self.finish = "tool_calls" if called and reason == "stop" else reason
+        self._changed(self, 0)
+
+    def fail(self, failure: ApiError) -> None:
+        """It has failed; what came before stays."""
+        if self.finish is None:
+            self.finish, self.failure = "error", failure
+            self._changed(self, 0)

@@ -1,0 +1,39 @@
+"""API keys: a file with one on each line. They are compared in constant time and never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.user_files import read_text
+
+_SHORTEST: Final = 8
+
+
+class Keys:
+    """The keys that are accepted. Only their digests are kept."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a file; empty lines and lines that begin with # are left alone. Raises MatrixError or UsageError."""
+        lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise UsageError(f"{path} has no key", hint="write one on each line: openssl rand -hex 24")
+        if any(len(key) < _SHORTEST for key in keys):
+            raise UsageError(f"{path} has a key of fewer than {_SHORTEST} characters")
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def accept(self, authorization: bytes) -> bool:
+        """Whether a header field `Authorization: Bearer KEY` has one of the keys."""
+        scheme, _, key = authorization.partition(b" ")
+        given = _digest(key.strip())
+        # All are compared, each in constant time: how long it takes says nothing about any.
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(found)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,127 @@
+"""What is known of a model from its folder: its tokenizer, its chat template, its default sampling, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline import chat
+from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.files.model_files import Fields, read_tokenizer
+from trtllm_pipeline.gateway.api_error import ApiError, bad
+from trtllm_pipeline.triton_repository.engine import Engine, EngineError
+
+_SHORT: Final = 2_000
+"""Characters that are tokenized in less time than a thread takes to begin."""
+_LIMITS: Final = chat.RenderLimits(time_s=2.0)
+_DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class ModelTexts:
+    """Counts tokens and renders conversations, off the event loop where that takes long."""
+
+    def __init__(self, folder: Path, renderers: int) -> None:
+        """Read `folder`. Raises DownloadError for files that cannot be read."""
+        self.tokenizer = read_tokenizer(folder)
+        self.template = chat.read(folder)
+        self.config = Fields.read_optional(folder, "config.json").values
+        generation = Fields.read_optional(folder, "generation_config.json")
+        self.defaults: dict[str, float] = {
+            name: generation.number(name, above=-1) for name in _DEFAULTS if generation.has(name)
+        }
+        """Sampling that the model's makers recommend."""
+        if generation.values.get("do_sample") is False:
+            self.defaults = {"temperature": 0.0}
+        named = Fields.read_optional(folder, "tokenizer_config.json").token("eos_token")
+        ends = generation.token_ids("eos_token_id")
+        tokens = (self.tokenizer.id_to_token(end) for end in ends)
+        self.more_ends = tuple(token for token in tokens if token is not None and token != named)
+        """Tokens that end an answer beside the tokenizer's own, which is the only one that TensorRT-LLM knows."""
+        self.max_seq_len, self.max_input_len = _limits(folder)
+        vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
+        self._longest = max((len(token) for token in vocabulary), default=1)
+        beginning = self.template.tokens.get("bos_token", "") if self.template is not None else ""
+        ids = self.tokenizer.encode(beginning).ids if beginning else []
+        self._double = beginning if len(ids) > 1 and ids[0] == ids[1] else ""
+        """The token that both the template and the tokenizer put at the beginning."""
+        self._threads = ThreadPoolExecutor(renderers, thread_name_prefix="gateway-texts")
+        self._renderers: deque[chat.Renderer] = deque()
+        if self.template is not None:
+            self._renderers.extend(chat.Renderer(self.template, _LIMITS) for _ in range(renderers))
+
+    def close(self) -> None:
+        """End the processes and threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for renderer in self._renderers:
+            renderer.close()
+
+    async def count(self, text: str, *, special: bool = True, most: int | None = None) -> int:
+        """Tokens of a text, with `special` as a prompt; more than `most` need not be exact."""
+        if most is not None and len(text) > most * self._longest:
+            return len(text) // self._longest
+        if len(text) <= _SHORT:
+            return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+        def encode() -> int:
+            # encode_batch lets other threads run meanwhile, encode does not.
+            return len(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    async def render(self, conversation: chat.Chat, *, special: bool) -> str:
+        """The prompt of a conversation. Raises ApiError.
+
+        `special`: the server puts the tokenizer's special tokens before it, so they are left out here.
+        """
+        try:
+            text = await asyncio.get_running_loop().run_in_executor(self._threads, self._render, conversation)
+        except chat.RefusedError as error:
+            raise bad("messages", error.message) from None
+        except chat.LimitError as error:
+            raise bad("messages", f"{error.message}; shorten the conversation") from None
+        except chat.TemplateError as error:
+            status = 503 if error.failure is FailureClass.TRANSIENT else 500
+            raise ApiError(status, error.message, code="chat_template_failed", reason="template") from None
+        return text.removeprefix(self._double) if special and self._double else text
+
+    def _render(self, conversation: chat.Chat) -> str:
+        renderer = self._renderers.popleft()  # as many as threads
+        try:
+            return renderer.render(conversation)
+        finally:
+            self._renderers.append(renderer)
+
+    def warm(self) -> None:
+        """Start the processes that render, before the first request has to wait for one."""
+        for _ in range(len(self._renderers)):
+            self._threads.submit(self._warm)
+
+    def _warm(self) -> None:
+        with suppress(chat.TemplateError):  # whoever asks is told
+            self._render(chat.Chat([{"role": "user", "content": ""}]))
+
+    def pieces(self, text: str, count: int) -> list[str]:
+        """`text` as `count` tokens; all of it as the first where the tokenizer cuts it otherwise."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if count > 1 and len(ids) == count:
+            parts = [self.tokenizer.decode([each]) for each in ids]
+            if "".join(parts) == text:
+                return parts
+        return [text, *[""] * (count - 1)]
+
+
+def _limits(folder: Path) -> tuple[int | None, int | None]:
+    """max_seq_len and max_input_len of an engine's folder, None for what it does not say."""
+    try:
+        engine = Engine.read(folder)
+    except EngineError:
+        return None, None
+    longest = engine.max_seq_len
+    if longest is None:
+        longest = Fields.read_optional(folder, "config.json").optional_integer("max_position_embeddings")
+    return longest, engine.max_input_len

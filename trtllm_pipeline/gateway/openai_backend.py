@@ -1,0 +1,186 @@
+"""An OpenAI-compatible server behind the gateway: requests and answers pass through, only the model's name is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
+from trtllm_pipeline.client.transport.timestamped_socket import MAX_STREAM_BYTES
+from trtllm_pipeline.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.gateway.asked import PATHS, Endpoint
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.client.service import Service
+    from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+
+IDLE_S: Final = 4.0
+"""Servers close a connection that has no request after some time, uvicorn's after 5 s."""
+_CONNECT_S: Final = 5.0
+_MOST_WAITING_BYTES: Final = 1 << 18
+"""Of an answer that its reader has not taken; then the server has to wait."""
+_MOST_ERROR_BYTES: Final = 1 << 16
+
+
+class Passed:
+    """An answer that is passed on. `waiting` is what has not been taken; `changed` is called after each addition."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.waiting = bytearray()
+        self.began = False
+        self.over = False
+        self.failure: ApiError | None = None
+        self.paused: Connection | None = None
+        self.changed = changed
+
+    def take(self) -> bytes:
+        """All that waits."""
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        if self.paused is not None:
+            self.paused.resume()
+            self.paused = None
+        return data
+
+    def end(self, failure: ApiError | None = None) -> None:
+        """It is whole, or has failed."""
+        if not self.over:
+            self.over, self.failure = True, failure
+            self.changed()
+
+
+class OpenAiBackend:
+    """One model of a running server."""
+
+    def __init__(self, service: Service, served: ServedModel, params: GatewayParams) -> None:
+        url = service.http if "://" in service.http else f"http://{service.http}"
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._served = served
+        self._timeout_s = params.generation_timeout_s
+        self._model = served.model or service.model or served.name
+        self._idle: deque[tuple[Connection, float]] = deque()
+        self._closed = False
+        said, wanted = json.dumps(self._model), json.dumps(served.name)
+        # Quotes within a text are escaped, so this is found nowhere else.
+        self._names = [(f'"model":{space}{said}'.encode(), f'"model":{space}{wanted}'.encode()) for space in ("", " ")]
+
+    async def ready(self) -> bool:
+        """Whether the server answers."""
+        try:
+            return (await fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
+        except (OSError, HttpError):
+            return False
+
+    async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
+        """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
+        message = json.dumps({**body, "model": self._model}, ensure_ascii=False).encode(errors="replace")
+        try:
+            await asyncio.wait_for(self._ask(PATHS[endpoint], message, passed), self._timeout_s)
+        except asyncio.TimeoutError:
+            passed.end(
+                ApiError(504, f"no complete answer within {self._timeout_s:g} s", code="timeout", reason="timeout")
+            )
+        except OSError:
+            passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
+        except HttpError as error:
+            passed.end(
+                ApiError(
+                    502,
+                    f"the server of model {self._served.name} failed: {error}",
+                    code="bad_gateway",
+                    reason="upstream",
+                )
+            )
+
+    async def _ask(self, path: str, message: bytes, passed: Passed) -> None:
+        while True:
+            kept = bool(self._idle)
+            connection = self._idle.pop()[0] if kept else Connection(self._url)
+            answer = _Answer(connection, passed, self._names if self._model != self._served.name else [])
+            try:
+                await connection.open()
+                status = await connection.request("POST", path, message, answer.take, max_bytes=MAX_STREAM_BYTES)
+            except HttpError:
+                if not kept or connection.answer.began:
+                    raise
+                continue  # the server had closed the kept connection
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append((connection, time.monotonic()))
+            if self._closed:
+                self.forget_idle()
+            answer.rest()
+            passed.end(None if status == 200 else _error(status, bytes(answer.refused)))
+            return
+
+    def forget_idle(self, older_than_s: float = 0.0) -> None:
+        """Close the connections that have not been used for some time."""
+        before = time.monotonic() - older_than_s
+        while self._idle and self._idle[0][1] <= before:
+            self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Close what is idle; the rest when its request ends."""
+        self._closed = True
+        self.forget_idle()
+
+
+class _Answer:
+    """Reads one answer. Names are changed in whole lines."""
+
+    def __init__(self, connection: Connection, passed: Passed, names: list[tuple[bytes, bytes]]) -> None:
+        self.refused = bytearray()
+        self._connection = connection
+        self._passed = passed
+        self._names = names
+        self._line = b""
+
+    def take(self, _now_ns: int, part: bytes) -> None:
+        """One read of the body."""
+        if self._connection.answer.status != 200:
+            if len(self.refused) < _MOST_ERROR_BYTES:
+                self.refused += part
+            return
+        if self._names:
+            whole, newline, self._line = (self._line + part).rpartition(b"\n")
+            part = self._renamed(whole + newline)
+        passed = self._passed
+        if part:
+            passed.began = True
+            passed.waiting += part
+            if len(passed.waiting) > _MOST_WAITING_BYTES and passed.paused is None:
+                passed.paused = self._connection
+                self._connection.pause()
+            passed.changed()
+
+    def rest(self) -> None:
+        """The line that did not end."""
+        self._passed.waiting += self._renamed(self._line)
+
+    def _renamed(self, text: bytes) -> bytes:
+        for said, wanted in self._names:
+            text = text.replace(said, wanted)
+        return text
+
+
+def _error(status: int, body: bytes) -> ApiError:
+    """The server's error in OpenAI's envelope, which not all servers use."""
+    try:
+        told = json.loads(body)
+        told = told.get("error", told)
+        message = str(told["message"]) if isinstance(told, dict) else str(told)
+        param, code = (told.get("param"), told.get("code")) if isinstance(told, dict) else (None, None)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        message, param, code = f"the server answered with HTTP status {status}", None, None
+    return ApiError(
+        status if status >= 400 else 502,
+        message[:1000],
+        param=param if isinstance(param, str) else None,
+        code=str(code) if code is not None else None,
+        reason="upstream",
+    )

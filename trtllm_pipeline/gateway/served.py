@@ -1,0 +1,103 @@
+"""One model that the gateway offers: its server, which may be started again at any time, and who may ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.errors import ServerError
+from trtllm_pipeline.gateway import openai_backend, triton_backend
+from trtllm_pipeline.gateway.admission import Admission
+from trtllm_pipeline.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+from trtllm_pipeline.gateway.model_texts import ModelTexts
+from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
+from trtllm_pipeline.gateway.triton_backend import TritonBackend
+
+Backend = TritonBackend | OpenAiBackend
+
+
+class Served:
+    """A model and its server."""
+
+    def __init__(self, model: ServedModel, params: GatewayParams) -> None:
+        """Read the model's folder. Raises DownloadError for files that cannot be read."""
+        self.model = model
+        self.params = params
+        self.admission = Admission(
+            model.max_concurrency or params.max_concurrency, params.max_queue, params.queue_timeout_s
+        )
+        self.texts = None if model.model_folder is None else ModelTexts(model.model_folder, params.renderers)
+        self._backend: Backend | None = None
+        self._key: Hashable = None
+        self._lock = asyncio.Lock()
+
+    async def backend(self) -> Backend:
+        """The server as it is now. Raises ApiError where it cannot be asked."""
+        if self._backend is not None and self._key == self._current():
+            return self._backend
+        async with self._lock:
+            key = self._current()
+            if key is None:
+                raise unavailable(f"the server of model {self.model.name} is not running")
+            if self._backend is None or self._key != key:
+                self.forget()
+                self._backend, self._key = await self._connect(), key
+            return self._backend
+
+    def forget(self) -> None:
+        """Ask the server again what it is before the next request."""
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = self._key = None
+
+    async def ready(self) -> bool:
+        """Whether the server can be asked."""
+        try:
+            return await (await self.backend()).ready()
+        except (ApiError, OSError):
+            return False
+
+    def tidy(self) -> None:
+        """Close connections that have not been used for some time."""
+        if isinstance(self._backend, TritonBackend):
+            self._backend.forget_idle(triton_backend.IDLE_S)
+        elif self._backend is not None:
+            self._backend.forget_idle(openai_backend.IDLE_S)
+
+    def close(self) -> None:
+        """End what runs beside the gateway, and close what is idle."""
+        self.forget()
+        if self.texts is not None:
+            self.texts.close()
+
+    def _current(self) -> Hashable:
+        """Equal as long as the server is the same; None for a service.json that is not there."""
+        if self.model.service is None:
+            return self.model.url
+        try:
+            told = self.model.service.stat()
+        except OSError:
+            return None
+        return told.st_mtime_ns, told.st_ino
+
+    async def _connect(self) -> Backend:
+        service = self._service()
+        if service.kind == "openai":
+            return OpenAiBackend(service, self.model, self.params)
+        return await TritonBackend.connect(service, self.model, self.params, self.texts)
+
+    def _service(self) -> Service:
+        if self.model.service is not None:
+            try:
+                return Service.read(self.model.service)
+            except ServerError as error:
+                raise unavailable(f"the server of model {self.model.name} is not running") from error
+        assert self.model.url is not None
+        url = urlsplit(self.model.url)
+        name = self.model.model or self.model.name
+        if url.scheme == "grpc":
+            return Service("", url.netloc, None, None, name, None)
+        return Service(self.model.url, "", None, None, name, None, "openai")

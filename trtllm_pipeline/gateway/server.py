@@ -1,0 +1,120 @@
+"""Runs a gateway: listens, says where in gateway.json, and ends in order when told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.files.writing import write_json
+from trtllm_pipeline.gateway.app import Gateway
+from trtllm_pipeline.gateway.config import FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.gateway.http_protocol import limited
+from trtllm_pipeline.serving.command_lines import reachable
+
+_BACKLOG: Final = 2048
+Announce = Callable[[Mapping[str, Any]], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that announces itself, and lets running answers end before it does."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        if not self.force_exit:
+            await self._gateway.drain(self._gateway.params.stop_timeout_s)
+        await super().shutdown(sockets)
+
+
+def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
+    """Serve until SIGTERM or SIGINT. `folder` gets gateway.json while it listens, and `announce` what stands in it.
+
+    Raises PipelineError for what cannot be read or listened on.
+    """
+    gateway = Gateway(config)
+    listener = _listen(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    told = {
+        "schema": SCHEMA,
+        "url": f"http://{shown}:{port}",
+        "pid": os.getpid(),
+        "models": list(gateway.served),
+        "api_keys": gateway.keys is not None,
+    }
+    path = folder / FILE
+
+    def listening() -> None:
+        write_json(path, told)
+        announce(told)
+
+    if warning := reachable(config.host):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
+    server = _Server(
+        uvicorn.Config(
+            gateway.app,
+            http=limited(
+                header_timeout_s=config.params.header_timeout_s, max_connections=config.params.max_connections
+            ),
+            loop="uvloop",
+            ws="none",
+            lifespan="on",
+            backlog=_BACKLOG,
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=config.params.keep_alive_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=2,
+        ),
+        gateway,
+        listening,
+    )
+    # uvicorn raises the signals again that it has obeyed.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run([listener])
+    finally:
+        path.unlink(missing_ok=True)
+        listener.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on which nobody else listens. Raises UsageError."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+    except (OSError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {said}", hint="choose another --port, or 0 for a free one"
+        ) from error

@@ -1,0 +1,329 @@
+"""A Triton server behind the gateway: requests become tensors of its model, over gRPC streams that are kept between requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.client.fields import shortened
+from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.client.session import GenerationRequest, Option, Session
+from trtllm_pipeline.client.transport.timestamped_socket import ProtocolError
+from trtllm_pipeline.client.triton import Client, failure_class
+from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
+from trtllm_pipeline.gateway.asked import Asked, Guide
+from trtllm_pipeline.gateway.choice import Choice
+from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for
+from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+    from trtllm_pipeline.gateway.dialects import Dialect, Parser
+    from trtllm_pipeline.gateway.model_texts import ModelTexts
+
+CONNECT_S: Final = 5.0
+IDLE_S: Final = 15.0
+"""How long a stream is kept without a request: Triton does not end while one is open."""
+_COMPLETION_TOKENS: Final = 16
+"""Length of a completion where nobody says one, as OpenAI has it."""
+_CHAT_TOKENS: Final = 1024
+"""Length of an answer where neither the request nor the limit of the model says one."""
+_PREPROCESSING: Final = "preprocessing"
+_NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
+_OF_THE_REQUEST: Final = re.compile(
+    r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
+    re.IGNORECASE,
+)
+"""What servers say of a request that they refuse; a stream's errors carry no code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the server gets it."""
+
+    text: str
+    tokens: int | None
+    """None where the model's tokenizer is not known."""
+    max_tokens: int
+    parser: Parser | None = None
+    guide: Guide | None = None
+    """What the text has to follow."""
+
+
+class TritonBackend:
+    """One model of a running server."""
+
+    def __init__(
+        self, client: Client, served: ServedModel, params: GatewayParams, texts: ModelTexts | None, *, special: bool
+    ) -> None:
+        self._client = client
+        self._served = served
+        self._params = params
+        self._texts = texts
+        self._special = special
+        self._idle: deque[tuple[Session, float]] = deque()
+        self._closed = False
+        self.max_seq_len = served.max_seq_len or (texts.max_seq_len if texts else None)
+        self.max_input_len = served.max_input_len or (texts.max_input_len if texts else None)
+        self._dialect: Dialect | None = None
+        if texts is not None and texts.template is not None:
+            self._dialect = dialect_for(served.dialect, texts.template.source, texts.config)
+        self._more_stops = texts.more_ends if texts is not None and client.model.takes("stop_words") else ()
+
+    @classmethod
+    async def connect(
+        cls, service: Service, served: ServedModel, params: GatewayParams, texts: ModelTexts | None
+    ) -> TritonBackend:
+        """Ask the server what its model takes. Raises ApiError 503 or 502."""
+        client = Client(service, served.model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
+        try:
+            await client.__aenter__()
+            await client.stop_by(ENGINE_MODEL)
+            special = await _adds_special_tokens(client)
+        except ServerError as error:
+            if error.failure is FailureClass.TRANSIENT:
+                raise unavailable(f"the server of model {served.name} does not answer") from error
+            raise ApiError(
+                502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
+            ) from error
+        client.timeout_s = params.generation_timeout_s
+        return cls(client, served, params, texts, special=special)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether each response repeats all text so far."""
+        return self._client.model.accumulates
+
+    async def ready(self) -> bool:
+        """Whether the server says that it can be asked."""
+        self._client.timeout_s, before = CONNECT_S, self._client.timeout_s
+        try:
+            return (await self._client.ready()).get("grpc", False)
+        finally:
+            self._client.timeout_s = before
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    async def prompts(self, asked: Asked) -> list[Prompt]:
+        """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
+        if asked.endpoint == "completions":
+            found = [await self._prompt(asked, text) for text in asked.prompts]
+            return [prompt for prompt in found for _ in range(asked.n)]
+        if self._texts is None or self._dialect is None:
+            raise bad(
+                "messages",
+                f"model {asked.model} has no chat template here; ask /v1/completions",
+                code="unsupported_parameter",
+            )
+        guided = self._client.model.takes("guided_decoding_guide")
+        turn = Turn(asked.messages, asked.tools, asked.tool_choice, asked.parallel_tool_calls, asked.variables)
+        try:
+            prepared = self._dialect.prepare(turn)
+            rendered = await self._texts.render(prepared.chat, special=self._special)
+            started = [
+                prepared.start(rendered, stream=asked.stream, guided=guided, answer_only=asked.guide is not None)
+                for _ in range(asked.n)  # a parser each
+            ]
+        except DialectError as error:
+            raise bad(error.param, error.message + (f"; {error.hint}" if error.hint else "")) from None
+        guide = started[0].guide
+        given = asked.guide if guide is None else Guide("json_schema", json.dumps(guide, ensure_ascii=False))
+        first = await self._prompt(asked, started[0].prompt)
+        return [replace(first, parser=each.parser, guide=given) for each in started]
+
+    async def _prompt(self, asked: Asked, text: str) -> Prompt:
+        tokens = None
+        if self._texts is not None:
+            most = self.max_input_len or self.max_seq_len
+            tokens = await self._texts.count(text, special=self._special, most=most)
+        return Prompt(text, tokens, self._max_tokens(asked, tokens), guide=asked.guide)
+
+    def _max_tokens(self, asked: Asked, tokens: int | None) -> int:
+        """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
+        param = "messages" if asked.endpoint == "chat" else "prompt"
+        if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
+            raise bad(
+                param,
+                f"this model takes prompts of at most {self.max_input_len} tokens; this one has {tokens}",
+                code=CONTEXT_LENGTH,
+            )
+        wanted = asked.max_tokens or self._params.max_tokens
+        if wanted is None and asked.endpoint == "completions":
+            wanted = _COMPLETION_TOKENS
+        if self.max_seq_len is None or tokens is None:
+            return wanted or _CHAT_TOKENS
+        left = self.max_seq_len - tokens
+        if left < 1 or (asked.max_tokens is not None and asked.max_tokens > left):
+            answer = f" and max_tokens is {asked.max_tokens}" if asked.max_tokens is not None else ""
+            raise bad(
+                param,
+                f"this model's context is {self.max_seq_len} tokens; the prompt has {tokens}{answer}",
+                code=CONTEXT_LENGTH,
+            )
+        return min(left, wanted or left)
+
+    def inputs(self, asked: Asked, prompt: Prompt, number: int) -> dict[str, Option]:
+        """Input tensors of choice `number` beside prompt and length. Raises ApiError for what the model does not take."""
+        model = self._client.model
+        given: dict[str, Option] = {}
+        needed: dict[str, str] = {}
+        for name, value in asked.sampling.items():
+            if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
+                given[name], needed[name] = value, name
+        given |= self._sampled(asked, number, needed)
+        if asked.logprobs:
+            given["return_log_probs"], needed["return_log_probs"] = True, "logprobs"
+        if asked.bad_words:
+            given["bad_words"], needed["bad_words"] = asked.bad_words, "bad_words"
+        if prompt.guide is not None:
+            tensors = guided(prompt.guide)
+            given |= tensors
+            needed |= dict.fromkeys(tensors, "response_format")
+        self._refuse(needed)
+        if (penalty := self._default("repetition_penalty")) not in (None, 1) and "repetition_penalty" not in given:
+            given["repetition_penalty"] = penalty or 1.0
+        stops = (*asked.stop, *self._params.stop, *self._more_stops)
+        if stops and model.takes("stop_words"):
+            given["stop_words"] = stops
+        for name in ("end_id", "pad_id"):
+            if (token := getattr(self._params, name)) is not None:
+                given.setdefault(name, token)
+        if model.takes("exclude_input_in_output"):
+            given["exclude_input_in_output"] = True
+        if self._texts is None and model.takes("return_num_input_tokens"):
+            given["return_num_input_tokens"] = True
+        return given
+
+    def _sampled(self, asked: Asked, number: int, needed: dict[str, str]) -> dict[str, Option]:
+        """How tokens are drawn. TensorRT-LLM is greedy unless top_k or top_p says otherwise, and draws by the seed alone."""
+        model, asks = self._client.model, asked.sampling
+        temperature = asks.get("temperature", self._default("temperature"))
+        top_k, top_p = asks.get("top_k", self._default("top_k")), asks.get("top_p", self._default("top_p"))
+        if asks.get("temperature", 1) != 1:
+            needed["top_k" if temperature == 0 else "temperature"] = "temperature"
+        if asks.get("top_p", 1) != 1:
+            needed["top_p"] = "top_p"
+        if asks.get("top_k", -1) > 0:
+            needed["top_k"] = "top_k"
+        if asked.seed is not None:
+            needed["random_seed"] = "seed"
+        if temperature == 0 or top_k == 1 or top_p == 0:
+            return {"top_k": 1} if model.takes("top_k") else {}
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        drawn: dict[str, Option] = {
+            "temperature": 1.0 if temperature is None else temperature,
+            "top_p": 1.0 if top_p is None else top_p,
+            "random_seed": (seed + number) % 2**63,
+        }
+        if top_k is not None and top_k > 0:
+            drawn["top_k"] = int(top_k)
+        return {name: value for name, value in drawn.items() if name in needed or model.takes(name)}
+
+    def _default(self, name: str) -> float | None:
+        given: float | None = getattr(self._params, name)
+        return given if given is not None or self._texts is None else self._texts.defaults.get(name)
+
+    def _refuse(self, needed: Mapping[str, str]) -> None:
+        """Raise ApiError for fields of a request whose inputs the model does not have."""
+        missing = {field for name, field in needed.items() if not self._client.model.takes(name)}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise bad(
+                min(missing),
+                f"model {self._served.name} does not take {names}: its server has no such input",
+                code="unsupported_parameter",
+            )
+
+    # ----------------------------------------------------------------------------------------------------- asking it
+
+    async def generate(self, prompt: Prompt, inputs: Mapping[str, Option], choice: Choice) -> None:
+        """Fill `choice`. A call that is cancelled returns when the server has ended the request."""
+        request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
+        while True:
+            session, kept = self._session()
+            try:
+                await session.generate(request, choice)
+            except asyncio.CancelledError:
+                with suppress(ProtocolError, OSError):
+                    await session.cancel()
+                break
+            except ServerError as error:  # a value of another type than its tensor
+                choice.fail(ApiError(400, error.message, code="invalid_value"))
+                break
+            finally:
+                self._put_back(session)
+            if choice.error is None:
+                choice.end()
+                break
+            passing = failure_class(choice.error) is FailureClass.TRANSIENT
+            if not (kept and passing and choice.first_event_ns is None):
+                choice.fail(self._failure(choice, passing=passing))
+                break
+            choice.error = None  # the kept stream had broken, as after a restart: once more over a new one
+            self.forget_idle()
+
+    def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
+        said = shortened(choice.error or "", 300)
+        if choice.timed_out:
+            return ApiError(
+                504,
+                f"no complete answer within {self._params.generation_timeout_s:g} s",
+                code="timeout",
+                reason="timeout",
+            )
+        if passing and choice.first_event_ns is None:
+            return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
+        if not passing and _OF_THE_REQUEST.search(said):
+            return ApiError(400, said, code="refused_by_server")
+        return ApiError(
+            502, f"the server of model {self._served.name} failed: {said}", code="bad_gateway", reason="upstream"
+        )
+
+    def _session(self) -> tuple[Session, bool]:
+        """A session, and whether it was kept from an earlier request."""
+        if self._idle:
+            return self._idle.pop()[0], True
+        return self._client.session(), False
+
+    def _put_back(self, session: Session) -> None:
+        self._idle.append((session, time.monotonic()))
+        if self._closed:
+            self.forget_idle()
+
+    def forget_idle(self, older_than_s: float = 0.0) -> None:
+        """Close the streams that have not been used for some time."""
+        before = time.monotonic() - older_than_s
+        while self._idle and self._idle[0][1] <= before:
+            self._client.drop(self._idle.popleft()[0])
+
+    def close(self) -> None:
+        """Close what is idle; the rest when its request ends."""
+        self._closed = True
+        self.forget_idle()
+
+
+def guided(guide: Guide) -> dict[str, Any]:
+    """TensorRT-LLM's inputs for a guide."""
+    schema = {} if guide.schema is None else {"guided_decoding_guide": guide.schema}
+    return {"guided_decoding_guide_type": guide.kind, **schema}
+
+
+async def _adds_special_tokens(client: Client) -> bool:
+    """Whether the server puts the tokenizer's special tokens around a prompt, as TensorRT-LLM's preprocessing does unless told."""
+    try:
+        config = await client.config(_PREPROCESSING)
+    except ServerError:
+        return True
+    given: str = (
+        config.parameters["add_special_tokens"].string_value if "add_special_tokens" in config.parameters else ""
+    )
+    return given.strip().lower() not in {"false", "0", "no", "off"}
