@@ -75,6 +75,11 @@ def servers(ctx: typer.Context) -> list[tuple[str, str]]:
         return []
 
 
+def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
+    """What can be talked with."""
+    return [*servers(ctx), *cells(ctx)]
+
+
 def stages(ctx: typer.Context) -> list[str]:
     """Names of stages: of the latest run, or of all toolchains."""
     from trtllm_pipeline.errors import PipelineError

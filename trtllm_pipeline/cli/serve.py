@@ -130,7 +130,7 @@ def _start(
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
-    target = _target(what, matrix, sets, toolchain, workspace, model_folder)
+    target = target_of(what, matrix, sets, toolchain, workspace, model_folder)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
     if wrong := stage_options.wrong(target.launch, params):
@@ -157,7 +157,7 @@ def _start(
     _show_started(server, form)
 
 
-def _target(
+def target_of(
     what: str,
     matrix: str | None,
     sets: list[str] | None,

@@ -118,6 +118,16 @@ CALLS = {
             "<function=now></function>"
         ),
     ],
+    "glm": [
+        (
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Berlin</arg_value>\n<arg_key>days</arg_key>\n"
+            "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call><|observation|>"
+        ),
+        (
+            "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Berlin</arg_value><arg_key>days</arg_key>"
+            "<arg_value>2</arg_value></tool_call><tool_call>now</tool_call>"
+        ),
+    ],
     "llama3": [
         '{"name": "get_weather", "parameters": {"city": "Berlin", "days": 2}}; {"name": "now", "parameters": {}}',
         (
@@ -145,6 +155,7 @@ CALLS = {
     "phi": [
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Berlin", "days": 2}}, {"name": "now"}]<|/tool_call|>',
         'functools[{"name": "get_weather", "arguments": {"city": "Berlin", "days": 2}}, {"name": "now", "arguments": {}}]',
+        '[{"name": "get_weather", "arguments": {"city": "Berlin", "days": 2}}, {"name": "now", "arguments": {}}]',
     ],
     "granite": [
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Berlin", "days": 2}}, {"name": "now"}]',
@@ -230,7 +241,7 @@ def test_text_without_calls_is_content_as_it_is(name: str, text: str) -> None:
         assert found(read(start(name, tools=tools), list(text))) == Found(text)
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "deepseek", "phi", "granite", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "glm", "deepseek", "phi", "granite", "mistral"])
 def test_content_before_between_and_after_calls(name: str) -> None:
     text = CALLS[name][0]
     assert answer(name, f"First.\n\n{text} \nThen.\n{text}\n") == Found("First.Then.", "", (BERLIN, NOW, BERLIN, NOW))
@@ -379,11 +390,11 @@ def test_a_named_call_is_begun_in_the_prompt(name: str) -> None:
     started = start(name, "PROMPT ", tool_choice=choice, stream=False)
     assert started.prompt.startswith("PROMPT ")
     assert "get_weather" in started.prompt
-    rest = (
-        "<parameter=city>\nBerlin\n</parameter>\n<parameter=days>2</parameter></function>"
-        if name == "qwen3-coder"
-        else '{"city": "Berlin", "days": 2}'
-    )
+    in_tags = {
+        "qwen3-coder": "<parameter=city>\nBerlin\n</parameter>\n<parameter=days>2</parameter></function>",
+        "glm": CALLS["glm"][1].partition("get_weather")[2].partition("<tool_call>")[0],
+    }
+    rest = in_tags.get(name, '{"city": "Berlin", "days": 2}')
     assert found(read(started, [rest])) == Found("", "", (BERLIN,))
 
 

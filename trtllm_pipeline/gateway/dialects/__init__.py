@@ -39,7 +39,7 @@ from trtllm_pipeline.gateway.dialects.parsing import (
     Parser,
     Reasoning,
 )
-from trtllm_pipeline.gateway.dialects.qwen_coder import QwenCoder
+from trtllm_pipeline.gateway.dialects.tag_calls import Glm, QwenCoder
 
 __all__ = [
     "AUTO",
@@ -80,6 +80,7 @@ FAMILIES: Final = (
     Family(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
     Family(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
     Family(QwenCoder(), ("<function=", "<parameter=")),
+    Family(Glm(), ("<arg_key>",)),
     Family(MistralByName(), ("[TOOL_CALLS]", "[ARGS]")),
     Family(Mistral(), ("[TOOL_CALLS]",)),
     Family(Llama4(), ("<|python_start|>",)),

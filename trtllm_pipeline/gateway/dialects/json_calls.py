@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trtllm_pipeline.chat import Chat
@@ -20,6 +19,10 @@ class JsonCalls(Dialect):
     closings: ClassVar[tuple[str, ...]] = ()
     """What may stand after it."""
     arguments_key: ClassVar[str] = "arguments"
+    in_lists: ClassVar[bool] = False
+    """Whether calls stand in lists. One of offered tools that an answer begins with is found without its marker, which
+    backends drop where it is a special token.
+    """
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
         """The opening, and as much of the object as is known."""
@@ -37,6 +40,15 @@ class JsonCalls(Dialect):
             "required": ["name", self.arguments_key],
             "additionalProperties": False,
         }
+
+    def grammar(self, reader: Reader) -> Steps[None]:
+        """First calls whose marker was dropped."""
+        if self.in_lists and reader.expected.tools:
+            yield from reader.space()
+            if (yield from reader.ahead("[{")) and (yield from reader.attempt(reader.calls_in_json(declared=True))):
+                yield from reader.space()
+                reader.settle()
+        yield from super().grammar(reader)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
         """An object or a list."""
@@ -61,6 +73,8 @@ class Hermes(JsonCalls):
 
 class InContent(JsonCalls):
     """Families whose templates have no earlier calls: those become part of the message's content."""
+
+    in_lists = True
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
         """Earlier calls as the model wrote them."""
@@ -109,8 +123,3 @@ class Granite(InContent):
     markers = ("<|tool_call|>", "<tool_call>")
     ends = ("<|end_of_text|>",)
     opening = "<|tool_call|>["
-
-
-def function_names(tools: Mapping[str, Any]) -> list[str]:
-    """The names of tools, longest first, so that none hides another that it is the beginning of."""
-    return sorted(tools, key=len, reverse=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.gateway.dialects.base import Object
-from trtllm_pipeline.gateway.dialects.json_calls import JsonCalls, function_names
+from trtllm_pipeline.gateway.dialects.json_calls import JsonCalls
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Reader, Steps
 
 _ALPHANUMERIC: Final = string.ascii_letters + string.digits
@@ -27,6 +27,7 @@ class Mistral(JsonCalls):
     markers = ("[TOOL_CALLS]",)
     ends = ("</s>",)
     reasoning = {"[THINK]": "[/THINK]", "<think>": "</think>"}
+    in_lists = True
     by_name = False
     """Whether calls are written as a name and arguments."""
 
@@ -54,18 +55,12 @@ class Mistral(JsonCalls):
         """First calls whose marker was dropped."""
         if reader.expected.tools:
             yield from reader.space()
-            if (yield from reader.ahead("[{")):
-                yield from reader.attempt(reader.calls_in_json(declared=True))
-            else:
-                yield from self._dropped(reader)
+            openings = [f"{name}{{" for name in reader.expected.tools]
+            while (opening := (yield from reader.take(*openings))) is not None:
+                reader.back(1)
+                if not (yield from reader.attempt(reader.call(opening[:-1], reader.arguments))):
+                    break
         yield from super().grammar(reader)
-
-    def _dropped(self, reader: Reader) -> Steps[None]:
-        openings = [f"{name}{{" for name in function_names(reader.expected.tools)]
-        while (opening := (yield from reader.take(*openings))) is not None:
-            reader.back(1)
-            if not (yield from reader.attempt(reader.call(opening[:-1], reader.arguments))):
-                return
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
         """Either form."""

@@ -1,0 +1,202 @@
+"""`pipeline chat` as it is typed: in a pipe and on a terminal, against a server whose answers are known."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.bench.scripted_server import Script, config, running
+
+pytestmark = pytest.mark.integration
+PIPELINE = [sys.executable, "-m", "trtllm_pipeline", "chat"]
+
+
+def respond(_model: str, values: Mapping[str, Any]) -> Script:
+    """An answer that says what was asked."""
+    messages = values["messages"]
+    told = f"{len(messages)} messages, {messages[0]['role']}: {values['text_input']!r}"
+    match values["text_input"]:
+        case "think":
+            events = ((0.0, "Well, "), (0.02, "hm.\n"), (0.04, "It "), (0.06, "is."))
+            return Script(events, reasoning=2, counts=(1, 1, 1, 1))
+        case "error":
+            return Script(((0.0, "Now"),), error="the engine died")
+        case "drop":
+            return Script(((0.0, "Now"),), drop=True)
+        case "cut off":
+            return Script(((0.0, "Now"), (0.01, " and")), finish_reason="length", counts=(1, 1))
+        case "escapes":
+            return Script(((0.0, "\x1b]0;title\x07a\x1b"), (0.01, "[31mb")))
+        case "long":
+            return Script(tuple((at / 20, f" {at}") for at in range(600)), counts=(1,) * 600)
+    return Script.of(told)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running(respond) as (_, service):
+        yield service["http"]
+
+
+def piped(url: str, text: str, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PIPELINE, url, *more], input=text, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_lines_from_a_pipe(url: str) -> None:
+    typed = 'one\n\ntwo\n/system Be brief.\nthree\n"""\nfour\nfive\n"""\n//six\nthink\n/reset\nescapes\n/exit\nnever\n'
+    done = piped(url, typed)
+    assert done.stdout.splitlines() == [
+        "1 messages, user: 'one'",
+        "3 messages, user: 'two'",
+        "2 messages, system: 'three'",
+        "4 messages, system: 'four\\nfive'",
+        "6 messages, system: '/six'",
+        "It is.",
+        "a\\u001b[31mb",
+    ]
+    assert done.stderr.splitlines() == ["system prompt: Be brief.", "forgotten"]
+    assert done.returncode == 0
+
+
+def test_what_goes_wrong_in_a_pipe(url: str) -> None:
+    for text, words in (("error", "the server failed: the engine died"), ("drop", "the answer broke off")):
+        done = piped(url, f"{text}\nmore\n")
+        assert (done.returncode, done.stdout) == (1, "Now\n")
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+    done = piped(url, "x\n", "--model", "none")
+    assert done.returncode == 2
+    assert "has no model 'none'; it has ensemble" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("http://127.0.0.1:9", "Connect call failed"),
+        ("http://", "is not http://HOST:PORT"),
+        ("grpc", "this is Triton's gRPC port"),
+    ],
+)
+def test_addresses_where_nobody_talks(where: str, words: str) -> None:
+    with running(respond) as (_, service):
+        done = piped(service["grpc"] if where == "grpc" else where, "x\n")
+    assert done.returncode in {1, 2}
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_several_models(url: str) -> None:
+    with running(respond, {"a": config("a"), "b": config("b")}) as (_, service):
+        done = piped(service["http"], "x\n")
+        assert done.returncode == 2
+        assert "has the models a, b" in done.stderr
+        assert piped(service["http"], "x\n", "--model", "b").stdout == "1 messages, user: 'x'\n"
+
+
+class Terminal:
+    """A terminal with `pipeline chat` in it."""
+
+    def __init__(self, url: str, environment: Mapping[str, str]) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PIPELINE, url],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", **environment},
+            start_new_session=True,
+            preexec_fn=lambda: _controlling(slave),  # noqa: PLW1509 - Ctrl-C comes from the terminal
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait(self, pattern: str, timeout_s: float = 15.0) -> str:
+        """What was shown up to `pattern`, since the last time."""
+        deadline = time.monotonic() + timeout_s
+        while (found := re.search(pattern, self.seen, re.DOTALL)) is None:
+            left_s = deadline - time.monotonic()
+            assert left_s > 0, self.seen
+            if select.select([self.master], [], [], left_s)[0]:
+                self.seen += os.read(self.master, 4096).decode(errors="replace").replace("\r\n", "\n")
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+
+def _controlling(slave: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_a_terminal(url: str) -> None:
+    terminal = Terminal(url, {})
+    try:
+        assert "/help shows the commands" in terminal.wait("> ")
+        terminal.type("one\n")
+        assert "1 messages, user: 'one'\n[4 tokens" in terminal.wait(r"ms\]\n.*> ")
+        terminal.type("think\n")
+        shown = terminal.wait(r"ms\]\n.*> ")
+        assert "\x1b[2mWell, hm.\n\x1b[0mIt is.\n" in shown.replace("\x1b[0m\x1b[0m", "\x1b[0m")
+        assert "tokens/s, first after" in shown
+        terminal.type("cut off\n")
+        assert "Now and\n[cut off: the longest answer, 2 tokens" in terminal.wait(r"ms\]\n.*> ")
+        # Ctrl-C ends the answer, and what came of it stays said
+        terminal.type("long\n")
+        terminal.wait(" 3 4 5")
+        terminal.type("\x03")
+        assert "[stopped, " in terminal.wait(r"ms\]\n.*> ", 5)
+        terminal.type("next\n")
+        assert "9 messages" in terminal.wait(r"ms\]\n.*> ")
+        terminal.type("error\n")
+        assert "Now\nerror: the server failed: the engine died\n" in terminal.wait(r"died\n.*> ")
+        terminal.type("next\n")
+        assert "11 messages" in terminal.wait(r"ms\]\n.*> ")
+        # at the prompt it drops the line
+        terminal.type("half\x03")
+        terminal.wait(r"Ctrl-D or /exit ends\)\n.*> ")
+        terminal.type("/nothing\n")
+        assert "there is no command /nothing" in terminal.wait(r"several lines\n.*> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(10) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)
+
+
+def test_no_colours_where_none_are_wanted(url: str) -> None:
+    terminal = Terminal(url, {"NO_COLOR": "1", "TERM": "dumb"})
+    try:
+        terminal.wait("> ")
+        terminal.type("think\n")
+        assert "\x1b[" not in terminal.wait(r"ms\]\n")
+        terminal.type("/exit\n")
+        assert terminal.process.wait(10) == 0
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.master)
+
+
+def test_a_workspace_without_servers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*PIPELINE, "--workspace", str(tmp_path)], input="x\n", capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "no server is ready here" in done.stderr

@@ -1,0 +1,439 @@
+"""The gateway as its clients know it: OpenAI's own Python client, curl, and OpenAI's published types."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.chat_models import Running, gateway, said, spoken
+from trtllm_pipeline.bench.scripted_server import Script
+
+openai = pytest.importorskip("openai")
+
+from openai.types import Completion, Model  # noqa: E402
+from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"The {what}",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+    for name, what in (("get_weather", "weather"), ("get_time", "time"))
+]
+OURS = {"reasoning_content", "max_model_len"}
+"""Fields that OpenAI's API does not have; other servers write them as well."""
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def respond(_model: str, values: Mapping[str, Any]) -> Script:
+    """What the model says: by the last message, or to the tools' results."""
+    prompt = str(values["text_input"])
+    if "<|im_start|>" not in prompt:
+        return spoken(f" [{prompt}]")
+    messages = said(prompt)
+    begun = prompt.rpartition("<|im_start|>assistant\n")[2]
+    role, asked = messages[-1]
+    if begun:  # a call that was begun in the prompt
+        rest = (
+            'get_time", "arguments": {"city": "Rome"}}\n</tool_call>'
+            if begun.endswith('"name": "')
+            else '{"city": "Oslo"}}'
+        )
+        return spoken(rest.removesuffix("}") if "guided_decoding_guide" in values else rest)
+    if role == "tool":
+        results = [text for role, text in messages if role == "tool"]
+        return spoken(f"The tools say: {' and '.join(results)}.")
+    match asked:
+        case "weather":
+            return spoken(call("get_weather", city="Köln"))
+        case "both":
+            return spoken(
+                f"Let me look.\n\n{call('get_weather', city='Köln')}\n{call('get_time', city='Rome')}<|im_end|>",
+                gap_s=0.005,
+            )
+        case "cut":
+            return spoken(call("get_weather", city="Köln")[:60])
+        case "broken":
+            return spoken("<tool_call>nothing</tool_call>")
+        case "think":
+            return spoken("<think>\nLet me think.\n</think>\n\nIt is.")
+        case "long":
+            return spoken("word " * 2000, gap_s=0.01)
+        case "fail":
+            return Script(((0.0, "Now"),), error="the engine died")
+        case "options":
+            shown = {name: value for name, value in values.items() if name != "text_input"}
+            return spoken(json.dumps(shown, default=str))
+    return spoken(f"{len(messages)} messages: {asked}")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with gateway(tmp_path_factory.mktemp("gateway"), respond) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[Any]:
+    with openai.OpenAI(base_url=running.url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+def ask(client: Any, text: str, **more: Any) -> Any:
+    return client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": text}], **more)
+
+
+# ------------------------------------------------------------------------------------------------------ the client
+
+
+def test_chat(client: Any) -> None:
+    answer = ask(client, "hello")
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        "1 messages: hello",
+        "stop",
+    )
+    assert answer.usage.completion_tokens == 6
+    assert answer.usage.prompt_tokens > 0
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
+
+
+def test_chat_streamed(client: Any) -> None:
+    chunks = list(ask(client, "hello", stream=True, stream_options={"include_usage": True}))
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert "".join(texts) == "1 messages: hello"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 6
+    with client.chat.completions.stream(model="scripted", messages=[{"role": "user", "content": "think"}]) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0].message
+    assert "content.delta" in kinds
+    assert (final.content, final.reasoning_content) == ("It is.", "Let me think.")
+
+
+def test_several_choices_and_completions(client: Any) -> None:
+    assert [choice.message.content for choice in ask(client, "x", n=3).choices] == ["1 messages: x"] * 3
+    done = client.completions.create(model="scripted", prompt=["a", "b"], max_tokens=50)
+    assert [choice.text for choice in done.choices] == [" [a]", " [b]"]
+    parts: dict[int, str] = {}
+    for chunk in client.completions.create(model="scripted", prompt=["a", "b"], max_tokens=50, stream=True):
+        for choice in chunk.choices:
+            parts[choice.index] = parts.get(choice.index, "") + choice.text
+    assert parts == {0: " [a]", 1: " [b]"}
+
+
+def test_stop_words_and_limits(client: Any) -> None:
+    stopped = ask(client, "one two three", stop=["two"]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == ("1 messages: one ", "stop")
+    given = json.loads(
+        ask(client, "options", max_tokens=999, seed=7, temperature=0.5, extra_body={"top_k": 4})
+        .choices[0]
+        .message.content
+    )
+    assert {name: given[name] for name in ("max_tokens", "random_seed", "top_k")} == {
+        "max_tokens": 999,
+        "random_seed": 7,
+        "top_k": 4,
+    }
+
+
+def test_async_and_cancelled(running: Running) -> None:
+    async def talk() -> None:
+        async with openai.AsyncOpenAI(base_url=running.url, api_key="none", max_retries=0) as client:
+            answers = await asyncio.gather(*(ask(client, f"number {number}") for number in range(16)))
+            assert [answer.choices[0].message.content for answer in answers] == [
+                f"1 messages: number {number}" for number in range(16)
+            ]
+            stream = await ask(client, "long", stream=True)
+            seen = 0
+            async for chunk in stream:
+                seen += bool(chunk.choices and chunk.choices[0].delta.content)
+                if seen == 5:
+                    break
+            await stream.close()
+
+    asyncio.run(talk())
+
+
+def test_models(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == ["scripted"]
+    assert client.models.retrieve("scripted").object == "model"
+
+
+# -------------------------------------------------------------------------------------------------------------- tools
+
+
+def test_tools(client: Any) -> None:
+    choice = ask(client, "both", tools=TOOLS).choices[0]
+    assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
+    calls = choice.message.tool_calls
+    assert [(each.function.name, json.loads(each.function.arguments)) for each in calls] == [
+        ("get_weather", {"city": "Köln"}),
+        ("get_time", {"city": "Rome"}),
+    ]
+    assert len({each.id for each in calls}) == 2
+    # the results go back, with what was said before
+    talk = [{"role": "user", "content": "both"}, choice.message.model_dump(exclude_none=True)]
+    talk += [
+        {"role": "tool", "tool_call_id": each.id, "content": text}
+        for each, text in zip(calls, ("18 °C", "12:00"), strict=True)
+    ]
+    answer = client.chat.completions.create(model="scripted", messages=talk, tools=TOOLS)
+    assert answer.choices[0].message.content == "The tools say: 18 °C and 12:00."
+
+
+def test_tools_streamed(client: Any) -> None:
+    chunks = list(ask(client, "both", tools=TOOLS, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    parts = [part for delta in deltas for part in delta.tool_calls or []]
+    names = [(part.index, part.function.name) for part in parts if part.id]
+    assert names == [(0, "get_weather"), (1, "get_time")]
+    for index, city in enumerate(("Köln", "Rome")):
+        pieces = [part.function.arguments for part in parts if part.index == index and not part.id]
+        assert len(pieces) > 2, "arguments come as they are written"
+        assert json.loads("".join(pieces)) == {"city": city}
+    assert "".join(delta.content or "" for delta in deltas) == "Let me look."
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    # the client's own way to put them together
+    with client.chat.completions.stream(
+        model="scripted", messages=[{"role": "user", "content": "weather"}], tools=TOOLS
+    ) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+    assert [(event.name, event.arguments) for event in done] == [("get_weather", '{"city": "K\\u00f6ln"}')]
+
+
+def test_tool_choice(client: Any) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice, expected in ((named, ("get_weather", {"city": "Oslo"})), ("required", ("get_time", {"city": "Rome"}))):
+        (made,) = ask(client, "hello", tools=TOOLS, tool_choice=choice).choices[0].message.tool_calls
+        assert (made.function.name, json.loads(made.function.arguments)) == expected
+    none = ask(client, "weather", tools=TOOLS, tool_choice="none").choices[0]
+    assert none.message.content.startswith("<tool_call>")
+    assert none.finish_reason == "stop"
+    one = ask(client, "both", tools=TOOLS, parallel_tool_calls=False).choices[0]
+    assert [each.function.name for each in one.message.tool_calls] == ["get_weather"]
+    assert one.finish_reason == "tool_calls"
+
+
+def test_calls_that_are_none(client: Any) -> None:
+    broken = ask(client, "broken", tools=TOOLS).choices[0]
+    assert (broken.message.content, broken.message.tool_calls) == ("<tool_call>nothing</tool_call>", None)
+    cut = ask(client, "cut", tools=TOOLS).choices[0]
+    assert cut.message.content.startswith('<tool_call>\n{"name": "get_weather"')
+    assert cut.message.tool_calls is None
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"model": "other"}, "NotFoundError", "does not exist"),
+        ({"messages": []}, "BadRequestError", "messages"),
+        ({"temperature": 9}, "BadRequestError", "temperature"),
+        ({"n": 0}, "BadRequestError", "n is 0"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "BadRequestError",
+            "names 'x'",
+        ),
+        ({"tools": [{"type": "function", "function": {}}]}, "BadRequestError", "name is missing"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "BadRequestError",
+            "image_url",
+        ),
+        ({"response_format": {"type": "json_object"}}, "BadRequestError", "response_format"),
+        ({"max_tokens": 10**6}, "BadRequestError", "context"),
+        ({"messages": [{"role": "user", "content": "y" * 30_000}]}, "BadRequestError", "context"),
+        ({"messages": [{"role": "user", "content": "fail"}]}, "APIStatusError", "the engine died"),
+    ],
+)
+def test_errors(client: Any, asked: dict[str, Any], error: str, words: str) -> None:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], **asked}
+    for stream in (False, True):
+        if error == "APIStatusError" and stream:
+            continue
+        with pytest.raises(getattr(openai, error), match=words) as caught:
+            client.chat.completions.create(**body, stream=stream)
+        assert caught.value.body["message"]
+        assert caught.value.request is not None
+
+
+def test_an_error_within_a_stream(client: Any) -> None:
+    with pytest.raises(openai.APIError, match="the engine died"):
+        list(ask(client, "fail", stream=True))
+
+
+def test_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("right-key-of-tests\n", encoding="utf-8")
+    with gateway(tmp_path, respond, api_keys_file=keys) as found:
+        with openai.OpenAI(base_url=found.url, api_key="right-key-of-tests") as client:
+            assert ask(client, "x").choices[0].message.content == "1 messages: x"
+        with (
+            openai.OpenAI(base_url=found.url, api_key="wrong-key-of-tests", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError, match="key"),
+        ):
+            ask(client, "x")
+
+
+# --------------------------------------------------------------------------------------------------- guided decoding
+
+
+def test_what_guides_the_model(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, guided=True) as found, openai.OpenAI(base_url=found.url, api_key="x") as client:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        given = json.loads(ask(client, "options", response_format=form).choices[0].message.content)
+        assert given["guided_decoding_guide_type"] == "json_schema"
+        assert json.loads(given["guided_decoding_guide"]) == schema
+        choice = {"type": "function", "function": {"name": "get_weather"}}
+        (made,) = ask(client, "hello", tools=TOOLS, tool_choice=choice).choices[0].message.tool_calls
+        assert json.loads(made.function.arguments) == {"city": "Oslo"}
+
+
+# ------------------------------------------------------------------------------------------------------------- shapes
+
+
+def shaped(kind: type[BaseModel], data: str) -> Any:
+    """`data` as OpenAI's type, strictly, and with no field that the type does not know, but ours."""
+    found = kind.model_validate_json(data, strict=True)
+    assert unknown(found) <= OURS
+    return found
+
+
+def unknown(value: Any) -> set[str]:
+    if isinstance(value, BaseModel):
+        inner = [unknown(getattr(value, name)) for name in type(value).model_fields]
+        return set(value.model_extra or {}).union(*inner)
+    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
+
+
+REQUESTS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "hello"}]},
+    {"messages": [{"role": "user", "content": "hello"}], "n": 2},
+    {"messages": [{"role": "user", "content": "think"}]},
+    {"messages": [{"role": "user", "content": "both"}], "tools": TOOLS},
+    {"messages": [{"role": "user", "content": "cut"}], "tools": TOOLS},
+    {"messages": [{"role": "user", "content": "both"}], "tools": TOOLS, "parallel_tool_calls": False},
+    {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": "required"},
+    {"prompt": "a", "max_tokens": 50},
+    {"prompt": ["a", "b"], "max_tokens": 50, "echo": True},
+]
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=str)
+def test_every_answer_has_the_published_shape(running: Running, asked: dict[str, Any]) -> None:
+    chat = "messages" in asked
+    path = f"{running.url}/{'chat/completions' if chat else 'completions'}"
+    with httpx.Client(timeout=30) as http:
+        whole = http.post(path, json={"model": "scripted", **asked})
+        assert whole.status_code == 200
+        assert whole.headers["content-type"] == "application/json"
+        answer = shaped(ChatCompletion if chat else Completion, whole.text)
+        for usage in (False, True):
+            body = {"model": "scripted", **asked, "stream": True, "stream_options": {"include_usage": usage}}
+            streamed = http.post(path, json=body)
+            assert streamed.headers["content-type"].startswith("text/event-stream")
+            _check_stream(streamed.text, chat=chat, usage=usage, choices=len(answer.choices))
+
+
+def _check_stream(text: str, *, chat: bool, usage: bool, choices: int) -> None:
+    assert text.endswith("\n\n")
+    *events, done = text.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    chunks = [_chunk(event.removeprefix("data: "), chat=chat) for event in events]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    if usage:
+        assert all("usage" in json.loads(event.removeprefix("data: ")) for event in events)
+        assert (chunks[-1].choices, [chunk.usage for chunk in chunks[:-1]]) == ([], [None] * (len(chunks) - 1))
+        assert chunks.pop().usage.total_tokens > 0
+    else:
+        assert not any("usage" in json.loads(event.removeprefix("data: ")) for event in events)
+    for index in range(choices):
+        mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert [choice.finish_reason for choice in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1].finish_reason is not None
+        if chat:
+            assert [choice.delta.role for choice in mine] == ["assistant", *[None] * (len(mine) - 1)]
+
+
+def _chunk(event: str, *, chat: bool) -> Any:
+    if chat:
+        return shaped(ChatCompletionChunk, event)
+    # OpenAI's type of a completion has no null here; its API sends it in all events but the last.
+    found = json.loads(event)
+    reasons = [choice["finish_reason"] for choice in found["choices"]]
+    for choice in found["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+    chunk = shaped(Completion, json.dumps(found))
+    for choice, reason in zip(chunk.choices, reasons, strict=True):
+        choice.finish_reason = reason
+    return chunk
+
+
+def test_models_and_errors_have_the_published_shape(running: Running) -> None:
+    with httpx.Client(base_url=running.url, timeout=30) as http:
+        listed = http.get("/models").json()
+        assert listed["object"] == "list"
+        for model in listed["data"]:
+            shaped(Model, json.dumps(model))
+        shaped(Model, http.get("/models/scripted").text)
+        wrong = [
+            http.post("/chat/completions", content=b"{", headers={"content-type": "application/json"}),
+            http.post("/chat/completions", json={"model": "x"}),
+            http.post("/chat/completions", json={"model": "scripted", "messages": "x"}),
+            http.post("/chat/completions", content=b"x"),
+            http.get("/chat/completions"),
+            http.get("/nothing"),
+            http.get("/models/nothing"),
+        ]
+    assert [answer.status_code for answer in wrong] == [400, 404, 400, 415, 405, 404, 404]
+    for answer in wrong:
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert isinstance(error["message"], str)
+        assert isinstance(error["type"], str)
+
+
+# --------------------------------------------------------------------------------------------------------------- curl
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl(running: Running) -> None:
+    def curl(*words: str) -> str:
+        command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True})
+    url, kind = f"{running.url}/chat/completions", "Content-Type: application/json"
+    lines = curl("--no-buffer", url, "-H", kind, "-d", body).split("\n\n")
+    said = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
+    assert "".join(delta.get("content") or "" for delta in said) == "1 messages: hello"
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert json.loads(curl(f"{running.url}/models"))["data"][0]["id"] == "scripted"
+    assert json.loads(curl(running.url.removesuffix("/v1") + "/health"))["status"] == "ok"

@@ -1,0 +1,297 @@
+"""`pipeline chat`: a conversation in the terminal, with a kept server, a cell or any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from trtllm_pipeline.cli import completion, options
+from trtllm_pipeline.cli.output import explain_error, note
+from trtllm_pipeline.client.conversation import Conversation, Reply, models
+from trtllm_pipeline.errors import ServerError, UsageError
+from trtllm_pipeline.hosting import HostedServer, State, find
+from trtllm_pipeline.hosting.servers import look
+from trtllm_pipeline.terminal import raw
+
+_ADDRESS: Final = re.compile(r"https?://|[\w.-]+:[0-9]+(/|$)")
+_PROMPT: Final = "> "
+_MORE: Final = ". "
+_BLOCK: Final = '"""'
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_COMMANDS: Final = {
+    "/reset": "forget what was said",
+    "/system TEXT": "set the system prompt, and forget what was said; without TEXT show it",
+    "/exit": "end; so does Ctrl-D",
+    _BLOCK: "begins and ends a message of several lines",
+}
+
+
+def chat(
+    what: Annotated[
+        str | None,
+        options.argument(
+            "SERVER",
+            "A kept server's name; the URL of an OpenAI-compatible server; or a cell, which is served for as long as you talk "
+            "(default: the only kept server).",
+            complete=completion.servers_and_cells,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, options.option("--model", "NAME", "Model to ask (default: the server's, if it has one).")
+    ] = None,
+    system: Annotated[str | None, options.option("--system", "TEXT", "System prompt.")] = None,
+    temperature: Annotated[
+        float | None, options.option("--temperature", "T", "0 is greedy (default: the server's).", min=0, max=2)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, options.option("--max-tokens", "N", "Longest answer (default: what fits).", min=1)
+    ] = None,
+    workspace: options.Workspace = options.WORKSPACE,
+) -> None:
+    """Talk with a model in the terminal.
+
+    Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands. Input from a pipe is read line by line, a message each.
+    OPENAI_API_KEY is sent to servers that ask for a key.
+
+    examples:
+      pipeline chat
+      pipeline chat demo
+      pipeline chat qwen2-7b/fp8
+      pipeline chat http://127.0.0.1:8000/v1 --model llama --system 'Be brief.'
+      echo 'What is the capital of France?' | pipeline chat demo
+    """
+    given = {"temperature": temperature, "max_tokens": max_tokens}
+    asked = {name: value for name, value in given.items() if value is not None}
+    with _server(what, workspace) as url:
+        key = os.environ.get("OPENAI_API_KEY")
+        talk = Conversation(url, _chosen(url, model, key), api_key=key, options=asked)
+        talk.system = system
+        _Terminal(talk).run()
+
+
+@contextmanager
+def _server(what: str | None, workspace: str) -> Iterator[str]:
+    """The URL of what is to be talked with. Raises UsageError, PlanError, StageError."""
+    if what is not None and _ADDRESS.match(what):
+        yield what
+        return
+    known = {server.name: server for server in find(Path(workspace))}
+    if what is None:
+        what = _only(known, workspace)
+    if what in known:
+        yield _url(known[what])
+        return
+    with _started(what, workspace, list(known.values())) as server:
+        yield _url(server)
+
+
+@contextmanager
+def _started(what: str, workspace: str, known: Sequence[HostedServer]) -> Iterator[HostedServer]:
+    """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
+    from trtllm_pipeline.cli import stage_options
+    from trtllm_pipeline.cli.serve import target_of
+    from trtllm_pipeline.gateway.config import GatewayParams
+    from trtllm_pipeline.hosting import control
+
+    target = target_of(what, None, None, None, workspace, None)
+    for server in known:
+        there = server.endpoint()
+        if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
+            yield server
+            return
+    note(f"starting a server for {target.cell or what}; it ends with this conversation")
+    command = ("pipeline", *sys.argv[1:])
+    limits = stage_options.read_class(GatewayParams, {}, target.gateway)
+    wish = control.Wish(name=f"chat-{os.getpid()}", openai=True, gateway=limits, command=command)
+    server = control.start(target, wish, Path(workspace))
+    try:
+        yield control.wait_ready(server)
+    finally:
+        control.remove(control.stop(look(server.folder)))
+
+
+def _only(known: dict[str, HostedServer], workspace: str) -> str:
+    ready = [name for name, server in known.items() if server.state is State.READY]
+    if len(ready) == 1:
+        return ready[0]
+    if ready:
+        raise UsageError(f"{len(ready)} servers are ready: {', '.join(ready)}", hint=f"pipeline chat {ready[0]}")
+    raise UsageError(
+        f"{workspace}: no server is ready here",
+        hint="pipeline chat CELL serves a cell; pipeline chat URL asks any server",
+    )
+
+
+def _url(server: HostedServer) -> str:
+    endpoint = server.endpoint()
+    if endpoint is None:
+        why = f": {server.reason}" if server.reason else ""
+        raise UsageError(
+            f"server {server.name} is {server.state.value}{why}", hint=f"pipeline serve restart {server.name}"
+        )
+    if endpoint.openai is None:
+        raise UsageError(
+            f"server {server.name} has no OpenAI endpoint", hint="pipeline serve start CELL --openai puts one in front"
+        )
+    return endpoint.openai
+
+
+def _chosen(url: str, model: str | None, key: str | None) -> str:
+    """The model to ask. Raises ServerError, UsageError."""
+    listed = models(url, key)
+    if model is not None and (model in listed or not listed):
+        return model
+    if model is None and len(listed) == 1:
+        return listed[0]
+    names = ", ".join(listed) or "none"
+    raise UsageError(
+        f"{url} has no model {model!r}; it has {names}" if model else f"{url} has the models {names}",
+        hint="--model NAME chooses one",
+    )
+
+
+class _Terminal:
+    """Lines in, answers out."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self._typed = sys.stdin.isatty()
+        self._colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._thinking = False
+        self._column = 0
+
+    def run(self) -> None:
+        """Until the end of the input, or /exit. Raises ServerError for input that is not typed."""
+        if self._typed:
+            with suppress(ImportError):
+                import readline  # noqa: F401 - lines can be edited, and earlier ones fetched
+            note(f"{self._talk.model} at {self._talk.url}; /help shows the commands")
+        for message in self._messages():
+            if message.startswith("/") and not message.startswith("//"):
+                if self._command(*_split(message)):
+                    return
+                continue
+            try:
+                self._say(message.removeprefix("/") if message.startswith("//") else message)
+            except ServerError as error:
+                self._end_line()
+                if not self._typed:
+                    raise
+                explain_error(error)
+
+    def _messages(self) -> Iterator[str]:
+        """What is typed, a line or a block each."""
+        block: list[str] | None = None
+        while True:
+            try:
+                line = self._line(_PROMPT if block is None else _MORE)
+            except KeyboardInterrupt:
+                if not self._typed:
+                    raise
+                block = None
+                note("\n(Ctrl-D or /exit ends)")
+                continue
+            if line is None:
+                if block:
+                    yield "\n".join(block)
+                return
+            if block is None and line.startswith(_BLOCK):
+                block, line = [], line.removeprefix(_BLOCK)
+            if block is None:
+                if line.strip():
+                    yield line.strip()
+                continue
+            ended = line.endswith(_BLOCK)
+            block.append(line.removesuffix(_BLOCK))
+            if ended:
+                yield "\n".join(block).strip("\n")
+                block = None
+
+    def _line(self, prompt: str) -> str | None:
+        """The next line; None at the end."""
+        if not self._typed:
+            line = sys.stdin.readline()
+            return line.rstrip("\n") if line else None
+        try:
+            return input(prompt)
+        except EOFError:
+            note("")
+            return None
+
+    def _command(self, name: str, rest: str) -> bool:
+        """Follow a command; whether it ends the conversation."""
+        talk = self._talk
+        if name in {"/exit", "/quit", "/bye"}:
+            return True
+        if name in {"/reset", "/clear"}:
+            talk.reset()
+            note("forgotten")
+        elif name == "/system":
+            if rest:
+                talk.system = rest
+                talk.reset()
+            note(f"system prompt: {talk.system or 'none'}")
+        else:
+            if name not in {"/help", "/?"}:
+                note(f"there is no command {name}; a message that begins with / is written //...")
+            width = max(map(len, _COMMANDS))
+            note("\n".join(f"  {each:<{width}}  {text}" for each, text in _COMMANDS.items()))
+        return False
+
+    def _say(self, message: str) -> None:
+        reply = self._talk.ask(message, self._show)
+        self._end_line()
+        for call in reply.calls.values():
+            note(f"tool call: {call}")
+        if self._typed:
+            note(_summary(reply))
+
+    def _show(self, piece: str, reasoning: bool) -> None:
+        if reasoning != self._thinking:
+            if not reasoning:
+                self._end_line()
+            self._thinking = reasoning
+            self._colour(_DIM if reasoning else _PLAIN)
+        # What a model thinks is not its answer: a pipe gets the answer alone.
+        if not reasoning or self._typed:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            self._column = len(piece.rpartition("\n")[2]) + (0 if "\n" in piece else self._column)
+
+    def _end_line(self) -> None:
+        if self._thinking:
+            self._colour(_PLAIN)
+            self._thinking = False
+        if self._column:
+            print(flush=True)  # noqa: T201
+            self._column = 0
+
+    def _colour(self, code: str) -> None:
+        if self._colours:
+            raw(sys.stdout).write(code)
+
+
+def _split(message: str) -> tuple[str, str]:
+    name, _, rest = message.partition(" ")
+    return name, rest.strip()
+
+
+def _summary(reply: Reply) -> str:
+    """Below an answer: why it ended where that is not plain, and how fast it came."""
+    said: list[Any] = []
+    if reply.finish_reason is None:
+        said.append("stopped")
+    elif reply.finish_reason not in {"stop", "tool_calls"}:
+        said.append({"length": "cut off: the longest answer"}.get(reply.finish_reason, reply.finish_reason))
+    if reply.tokens is not None:
+        said.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
+    if reply.tokens_per_s is not None:
+        said.append(f"{reply.tokens_per_s:.1f} tokens/s")
+    if reply.first_token_s is not None:
+        said.append(f"first after {reply.first_token_s * 1000:.0f} ms")
+    return f"[{', '.join(said) or 'no answer'}]"
