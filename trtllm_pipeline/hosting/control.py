@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, ServedModel
 from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import (
     FOLDER,
     GATEWAY_CONFIG,
@@ -269,6 +271,8 @@ def stop(server: HostedServer) -> HostedServer:
     for each in (SERVICE_FILE, GATEWAY_FILE):
         (folder / each).unlink(missing_ok=True)
     shutil.rmtree(folder / "links", ignore_errors=True)
+    with suppress(OSError):
+        write_targets(folder.parent.parent)
     return server
 
 
@@ -319,5 +323,7 @@ def remove(server: HostedServer) -> None:
     """Forget a server that has ended: its folder with all logs."""
     shutil.rmtree(server.folder)
     parent = server.folder.parent
+    with suppress(OSError):
+        write_targets(parent.parent)
     if parent.name == FOLDER and not any(parent.iterdir()):
         parent.rmdir()

@@ -30,6 +30,7 @@ from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, Sta
 from trtllm_pipeline.execution.executor import Job, failure_of, read_job, tail
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_FILE, GATEWAY_LOG, LOCK, Keeper, State
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.processes import out_of_memory
@@ -136,6 +137,7 @@ class _Kept:
         self.record = servers.changed(self.record, state, reason, hint, time.time())
         with suppress(OSError):
             self.record.write(self.folder)
+            write_targets(self.folder.parent.parent)
 
     # Keeping.
 

@@ -35,8 +35,8 @@ REFRESH_S: Final = 30
 def write_targets(workspace: Path) -> None:
     """Bring the list of scrape targets up to date; to be called after a server has come, gone or been started again.
 
-    A server that has died keeps its targets until it is stopped or removed: that they do not answer is what alerts
-    tell.
+    A server that has died keeps its targets until it is started again or removed: that they do not answer is what
+    alerts tell.
     """
     folder = workspace / FOLDER
     if not folder.is_dir():
@@ -44,11 +44,17 @@ def write_targets(workspace: Path) -> None:
     with _alone(folder):
         file = folder / TARGETS_FILE
         before = _before(file)
-        targets = []
+        targets: list[dict[str, Any]] = []
         for server in find(workspace):
-            if server.state is not State.STOPPED:
-                targets += _targets(server) or before.get(server.name, [])
-        write_json(file, targets)
+            now = {target["labels"]["part"]: target for target in _targets(server)}
+            if server.state is State.READY:
+                targets += now.values()
+            elif server.state is not State.STOPPED:
+                targets += {**before.get(server.name, {}), **now}.values()
+        if targets:
+            write_json(file, targets)
+        else:
+            file.unlink(missing_ok=True)  # Prometheus takes it for no targets
 
 
 @contextmanager
@@ -62,12 +68,13 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _before(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """Targets by server, as they stand in the file; none when it is not there or damaged."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Targets by server and part, as they stand in the file; none when it is not there or damaged."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     try:
         for target in json.loads(file.read_bytes()):
-            found.setdefault(target["labels"]["server"], []).append(target)
+            labels = target["labels"]
+            found.setdefault(labels["server"], {})[labels["part"]] = target
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return found

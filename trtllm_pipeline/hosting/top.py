@@ -18,7 +18,6 @@ from trtllm_pipeline import terminal
 from trtllm_pipeline.bench import counters
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.hosting import readings, servers
 from trtllm_pipeline.hosting.monitoring import metrics_urls
 from trtllm_pipeline.hosting.readings import GpuReading, Rates, Reading, Window
@@ -111,13 +110,17 @@ class Sample:
 
 def kept(workspace: Path) -> list[Source]:
     """The kept servers of a workspace."""
-    sources = []
-    for server in servers.find(workspace):
-        told = read_object(server.folder / servers.SERVER_FILE) or {}
-        urls = tuple(metrics_urls(server).values()) if server.state is servers.State.READY else ()
-        gpus = tuple(map(str, told.get("gpus") or ()))
-        sources.append(Source(server.name, server.state.value, server.reason, urls, told.get("restarts"), gpus))
-    return sources
+    return [
+        Source(
+            server.name,
+            server.state.value,
+            server.reason,
+            tuple(metrics_urls(server).values()) if server.state.alive else (),
+            server.record.restarts if server.record else None,
+            server.record.gpus if server.record else (),
+        )
+        for server in servers.find(workspace)
+    ]
 
 
 def typed(urls: Sequence[str]) -> list[Source]:

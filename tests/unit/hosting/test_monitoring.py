@@ -38,7 +38,8 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
 
 def targets(workspace: Path) -> list[dict[str, Any]]:
     monitoring.write_targets(workspace)
-    return json.loads((workspace / "serve" / "prometheus.json").read_bytes())
+    file = workspace / "serve" / "prometheus.json"
+    return json.loads(file.read_bytes()) if file.exists() else []
 
 
 def test_a_server_and_its_gateway_are_targets(tmp_path: Path) -> None:
@@ -71,6 +72,13 @@ def test_a_server_that_died_stays_a_target_and_one_that_was_stopped_does_not(tmp
     keep(tmp_path, "dies", "failed", None)
     keep(tmp_path, "stops", "stopped", None)
     assert [each["labels"]["server"] for each in targets(tmp_path)] == ["dies"]
+
+
+def test_what_is_started_again_stays_a_target_meanwhile(tmp_path: Path) -> None:
+    keep(tmp_path, "one", "ready", TRITON, "http://127.0.0.1:9000")
+    before = targets(tmp_path)
+    keep(tmp_path, "one", "restarting", TRITON)
+    assert targets(tmp_path) == before
 
 
 def test_a_server_that_never_answered_is_no_target(tmp_path: Path) -> None:
