@@ -72,9 +72,9 @@ def machine_of(request: Request) -> Machine:
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
-    """The toolchain of cells whose matrix names none: the request's, or what `machine` has."""
-    if request.toolchain is not None:
-        return toolchains.load(request.toolchain).name
+    """The toolchain of cells that name none: the request's, the matrix's, or what `machine` has."""
+    if asked := request.toolchain or loaded.matrix.toolchain:
+        return toolchains.load(asked).name
     named = loaded.matrix.axes.toolchain
     if named is None or "auto" in named:
         return toolchains.detect(machine).name
@@ -220,7 +220,8 @@ def run(
         present = _present(plan, store)
         seen = forecast(plan, store, present)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
-        write_lock(loaded, plan, folder / "lock", default_toolchain=default_toolchain(request, loaded, plan.machine))
+        asked = default_toolchain(request, loaded, plan.machine)
+        write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
         outcome = execute(
             plan,
             store,

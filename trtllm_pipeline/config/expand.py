@@ -87,6 +87,7 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
     """
     grid = _Grid(loaded, default_toolchain)
     data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
+    data["toolchain"] = default_toolchain
 
     def name(model: str) -> str:
         return loaded.recipes[model].name if model in loaded.recipes else model

@@ -19,9 +19,11 @@ from pydantic import (
     Discriminator,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     StringConstraints,
     Tag,
     WithJsonSchema,
+    model_serializer,
     model_validator,
 )
 
@@ -191,6 +193,14 @@ class ModelScopeSource(Source):
     """Repository id, `organisation/name`."""
     revision: Revision = "master"
     """Commit, tag or branch. Only a commit makes runs repeatable."""
+    listing: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,128}$")] | None = None
+    """Digest of names, sizes and digests of all files, as lock files have it: with it the hub need not be asked."""
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As recipes had it before there was a listing: what is written here is what pins are remembered by."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "listing" or value is not None}
 
 
 class PackageIndexSource(Source):
@@ -560,6 +570,8 @@ class Matrix(Strict):
     """Its name in reports."""
     description: str | None = None
     """What it is for."""
+    toolchain: Toolchain | None = None
+    """Toolchain of cells that name none, unless the command line says another; null is what this machine has."""
     axes: Axes
     """Cells are the product of the axes."""
     exclude: tuple[Where, ...] = ()

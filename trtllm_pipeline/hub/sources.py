@@ -124,7 +124,9 @@ def _pin(
     if kind == "modelscope":
         from trtllm_pipeline.hub import modelscope
 
-        revision, listing = modelscope.pin(name, revision, offline=offline)
+        listing = str(source.get("listing") or "")
+        if not (alone and listing):  # what it names is checked when it is fetched
+            revision, listing = modelscope.pin(name, revision, offline=offline)
         return {kind: name, "revision": revision, "listing": listing}
     if kind == "local":
         from trtllm_pipeline.hub import local

@@ -2,46 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from trtllm_pipeline.config.expand import written_out
 from trtllm_pipeline.config.load import LoadedMatrix
+from trtllm_pipeline.config.models import Recipe
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.request import Request
+
+_MODULE: Final = "metric_module"
+_MOST_BYTES: Final = 10_000_000
+"""Files of users up to this size are copied into the lock; larger ones are named where they are."""
 
 
-def write_lock(loaded: LoadedMatrix, plan: Plan, folder: Path, *, default_toolchain: str) -> None:
-    """A matrix and its recipes that plan the same again, whatever happens to branches on the hubs.
+def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path, *, default_toolchain: str) -> None:
+    """A matrix, its recipes and its data files, which plan the same again elsewhere, whatever happens to branches on the hubs.
 
     `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
+    Local models and data files of more than 10 MB are named by their absolute paths.
     """
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-    def write(path: Path, data: Mapping[str, Any]) -> None:
-        path.write_text(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
     matrix = written_out(loaded, default_toolchain=default_toolchain)
-    if any("metric_module" in run.files for run in plan.stage_runs.values()):
+    if any(_MODULE in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
-    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
-        _make_absolute(settings, loaded.path.parent)
     (folder / "recipes").mkdir(parents=True)
-    write(folder / "matrix.yaml", matrix)
-    for cell in {cell.model: cell for cell in plan.feasible}.values():
-        recipe: dict[str, Any] = {name: cell.recipe[name] for name in cell.recipe if name not in {"source", "folder"}}
-        source = cell.recipe["source"]
-        assert isinstance(source, dict)
-        recipe["sources"] = [{"local": cell.recipe["folder"]} if "local" in source else source]
-        write(folder / "recipes" / f"{cell.model}.yaml", recipe)
+    files = dict(_copied(plan, folder))
+    for settings in (matrix.get("settings", {}), *(rule["settings"] for rule in matrix["override"])):
+        _name_files(settings, files, loaded.path.parent)
+    _write(folder / "matrix.yaml", matrix, f"{_command(request)}\n")
+    pinned = {cell.model: cell for cell in plan.feasible}
+    for recipe in loaded.recipes.values():
+        cell = pinned.get(recipe.name)
+        data = _unpinned(recipe, loaded.path.parent) if cell is None else _pinned(cell.recipe)
+        _write(folder / "recipes" / f"{recipe.name}.yaml", data)
 
 
-def _make_absolute(settings: dict[str, Any], base: Path) -> None:
-    """Let the files and folders that settings name be found from any folder."""
+def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
+    """The recipe of a planned cell, with its model's one source."""
+    source = known["source"]
+    assert isinstance(source, dict)
+    # The code that a source is fetched with is the recipe's own.
+    source = {"local": known["folder"]} if "local" in source else {**source}
+    source.pop("code", None)
+    return {**{name: known[name] for name in known if name not in {"source", "folder"}}, "sources": [source]}
+
+
+def _unpinned(recipe: Recipe, base: Path) -> dict[str, Any]:
+    """A recipe that nothing was planned with: its cells cannot work, or were not asked for."""
+    data = recipe.model_dump(mode="json", exclude_unset=True)
+    for source in data["sources"]:
+        if "local" in source:
+            source["local"] = str((base / Path(source["local"]).expanduser()).absolute())
+    return data
+
+
+def _write(path: Path, data: Mapping[str, Any], head: str = "") -> None:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    path.write_text(head + yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _command(request: Request) -> str:
+    """What runs the lock file: a selection of cells and the last stage are no part of a matrix."""
+    words = ["pipeline", "run", "--matrix", "matrix.yaml"]
+    words += [word for pattern in request.cells for word in ("--cells", pattern)]
+    words += ["--until", request.until] if request.until is not None else []
+    return f"# {shlex.join(words)}"
+
+
+def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
+    """Copy the files that settings name into the lock; yields what settings call each, and what it is called there.
+
+    What lies below the matrix's folder keeps its name, so that axes and rules may name it. A module of metrics is called by
+    the folder that it is imported from.
+    """
+    found = {
+        told: (run.files[name], str(run.first_cell.settings["accuracy"]["python_path"]) if name == _MODULE else None)
+        for run in plan.stage_runs.values()
+        for name, told in run.stage.files(run.first_cell).items()
+    }
+    for told, (path, root) in found.items():
+        if told.startswith("builtin:") or Path(path).stat().st_size > _MOST_BYTES:
+            continue
+        below = not told.startswith("hub:") and not Path(told).is_absolute() and ".." not in Path(told).parts
+        digest = digest_file(Path(path))[:12]
+        if root is None:
+            place = Path(told) if below else Path("files", digest, Path(path).name)
+            yield told, str(place)
+        else:
+            place = Path(told) if below else Path("files", digest, Path(told).relative_to(root))
+            yield root, root if below else f"files/{digest}"
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / place)
+
+
+def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:
+    """Let the files and folders that settings name be found from the lock: in it, or else where they are."""
     sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
     for section in sections:
         for name in ("input_data", "data", "python_path"):
-            if section and name in section and not str(section[name]).startswith(("builtin:", "hub:")):
-                section[name] = str((base / section[name]).absolute())
+            if section and name in section and not str(section[name]).startswith("builtin:"):
+                told = str(section[name])
+                absolute = told if told.startswith("hub:") else str((base / told).absolute())
+                section[name] = files.get(told, absolute)

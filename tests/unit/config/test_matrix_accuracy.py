@@ -75,8 +75,9 @@ def test_a_lock_file_finds_the_module_from_anywhere(tmp_path: Path, place: str) 
         "axis": {"axes": {**AXES, "settings.accuracy.metrics": [["exact"], ["own:f"]]}},
     }[place]
     path = write(tmp_path, **more)
-    _, loaded, plan = planned(path)
-    write_lock(loaded, plan, tmp_path / "lock", default_toolchain="embedded")
+    request, loaded, plan = planned(path)
+    write_lock(request, loaded, plan, tmp_path / "lock", default_toolchain="embedded")
+    (tmp_path / "own.py").unlink()
     again = planned(tmp_path / "lock" / "matrix.yaml")[2]
     assert {run.fingerprint for run in again.stage_runs.values()} == {
         run.fingerprint for run in plan.stage_runs.values()
