@@ -100,7 +100,7 @@ class Gateway:
             for _ in range(4):
                 request.chunk(50)
             request.usage(100, 200)
-            request.tool_calls()
+            request.tool_calls(1)
             request.finish(200)
         request = self.metrics.request(self._model, "/v1/completions")
         request.started()

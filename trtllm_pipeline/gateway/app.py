@@ -31,7 +31,7 @@ from trtllm_pipeline.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.gateway.names import UNKNOWN
-from trtllm_pipeline.gateway.openai_backend import OpenAiBackend, Passed
+from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.served import Served
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
@@ -317,8 +317,7 @@ class Gateway:
         try:
             feed: Feed
             if isinstance(backend, OpenAiBackend):
-                feed = passing = PassedFeed(stream=body.get("stream") is True)
-                passing.passed = Passed(feed.changed)
+                feed = passing = PassedFeed(metrics, stream=body.get("stream") is True)
                 work = [backend.ask(endpoint, dict(body), passing.passed)]
             else:
                 assert asked is not None
@@ -394,6 +393,7 @@ class Gateway:
                 await feed.wait()
         usage = feed.usage()
         metrics.usage(usage.prompt or 0, usage.completion or 0)
+        metrics.tool_calls(feed.calls)
         if sending.left:
             return CLIENT_LEFT
         if feed.failure is not None:

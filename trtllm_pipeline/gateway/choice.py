@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.client.session import Answer
 from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.dialects import CallArguments, Content, Delta, Reasoning
+from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.gateway.stops import StopWords
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Choice(Answer):
         "_parser",
         "_raw",
         "_stops",
+        "calls",
         "deltas",
         "enough",
         "failure",
@@ -66,6 +67,8 @@ class Choice(Answer):
         self.finish: str | None = None
         """Why it ended, in OpenAI's words; None while it is generated."""
         self.failure: ApiError | None = None
+        self.calls = 0
+        """Tools that it calls."""
         self.max_tokens = max_tokens
         self.responses = 0
         self.wants_tokens = wants_tokens
@@ -128,6 +131,7 @@ class Choice(Answer):
             self._append(delta)
 
     def _append(self, delta: Delta) -> None:
+        self.calls += isinstance(delta, CallStart)
         last = self.deltas[-1] if self.deltas else None
         if isinstance(last, Content) and isinstance(delta, Content):
             self.deltas[-1] = Content(last.text + delta.text)

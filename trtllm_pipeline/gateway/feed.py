@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.gateway.answers import DONE, Answers, Usage
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import Content
+from trtllm_pipeline.gateway.openai_backend import Passed
 
 if TYPE_CHECKING:
     from trtllm_pipeline.gateway.asked import Asked
     from trtllm_pipeline.gateway.metrics import RequestMetrics
     from trtllm_pipeline.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.gateway.openai_backend import Passed
     from trtllm_pipeline.gateway.triton_backend import Prompt
+
+_USAGE_BYTES: Final = 4096
+"""At the end of an answer, where its counts are."""
 
 
 class Feed:
@@ -76,11 +80,25 @@ class Feed:
         """Counts, as far as they are known."""
         raise NotImplementedError
 
+    @property
+    def calls(self) -> int:
+        """Tools that it calls, as far as that is known."""
+        return 0
+
 
 class PassedFeed(Feed):
     """The answer of an OpenAI-compatible server."""
 
-    passed: Passed
+    def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
+        super().__init__(stream=stream)
+        self.passed = Passed(self._arrived)
+        self._metrics = metrics
+        self._end = b""
+
+    def _arrived(self) -> None:
+        if self.stream and not self.passed.over:
+            self._metrics.chunk(0)
+        self.changed()
 
     @property
     def failure(self) -> ApiError | None:
@@ -94,7 +112,11 @@ class PassedFeed(Feed):
 
     def take(self) -> bytes:
         """What can be sent now; a whole answer only when it is whole."""
-        return self.passed.take() if self.stream or self.passed.over else b""
+        if not self.stream and not self.passed.over:
+            return b""
+        data = self.passed.take()
+        self._end = (self._end + data)[-_USAGE_BYTES:]
+        return data
 
     def fail(self, failure: ApiError) -> None:
         """Give it up."""
@@ -102,8 +124,12 @@ class PassedFeed(Feed):
         self.cancel()
 
     def usage(self) -> Usage:
-        """The server's client counts, not the gateway."""
-        return Usage(None, None)
+        """What the server says at the end of its answer, which in a stream it does only for clients that want it."""
+        told = self._end[self._end.rfind(b'"usage":') :]
+        prompt, completion = (
+            re.search(name + rb'": ?(\d{1,9})\b', told) for name in (b"prompt_tokens", b"completion_tokens")
+        )
+        return Usage(int(prompt[1]) if prompt else None, int(completion[1]) if completion else None)
 
 
 class ChoicesFeed(Feed):
@@ -144,6 +170,11 @@ class ChoicesFeed(Feed):
     def over(self) -> bool:
         """Whether nothing more comes."""
         return self._ended or self.failure is not None
+
+    @property
+    def calls(self) -> int:
+        """Tools that it calls."""
+        return sum(choice.calls for choice in self.choices)
 
     def fail(self, failure: ApiError) -> None:
         """Give up what is not finished."""

@@ -165,7 +165,7 @@ class RequestMetrics:
         self._model.input_tokens.inc(input_tokens)
         self._model.output_tokens.inc(max(0, output_tokens - self._counted))
 
-    def tool_calls(self, number: int = 1) -> None:
+    def tool_calls(self, number: int) -> None:
         """The model has asked for tools."""
         self._model.tool_calls.inc(number)
 

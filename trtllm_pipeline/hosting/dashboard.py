@@ -7,7 +7,9 @@ from typing import Any, Final, NamedTuple
 UID: Final = "trtllm-pipeline"
 TITLE: Final = "TensorRT-LLM pipeline: running servers"
 _SERVER: Final = 'server=~"$server",instance=~"$instance"'
-_MODEL: Final = f'{_SERVER},model=~"$model"'
+_ANY_MODEL: Final = f'{_SERVER},model=~"$model"'
+_MODEL: Final = f'{_ANY_MODEL},model!="unknown"'
+"""What is not served is only asked for and rejected."""
 _SCHEMA_VERSION: Final = 39
 """Of the dashboard's JSON, as Grafana 11.0 writes it. Older JSON is brought up to date by Grafana when it loads it."""
 _COLUMNS: Final = 24
@@ -33,9 +35,15 @@ class Panel(NamedTuple):
     height: int = 8
 
 
-def _rate(metric: str, by: str, more: str = "") -> str:
+def _rate(metric: str, by: str, which: str = _MODEL) -> str:
     """Growth per second of a counter of the gateway."""
-    return f"sum by ({by}) (rate(pipeline_gateway_{metric}{{{_MODEL}{more}}}[$__rate_interval]))"
+    return f"sum by ({by}) (rate(pipeline_gateway_{metric}{{{which}}}[$__rate_interval]))"
+
+
+def _rare(metric: str, label: str, which: str = _MODEL) -> Query:
+    """As `_rate` for what may never have happened: 0 for each model of which there is nothing."""
+    rate = _rate(metric, f"model, {label}", which)
+    return Query(f"{rate} or ({_ALL} * 0 unless on (model) {rate})", f"{{{{model}}}} {{{{{label}}}}}")
 
 
 def _gauge(metric: str) -> Query:
@@ -67,7 +75,7 @@ def _of_trt_llm(metric: str, label: str, value: str) -> str:
     return f'nv_trt_llm_{metric}{{{_SERVER},{label}="{value}"}}'
 
 
-_ERRORS: Final = _rate("requests_total", "model", ',status=~"5.."')
+_ERRORS: Final = _rate("requests_total", "model", _MODEL + ',status=~"5.."')
 _ALL: Final = _rate("requests_total", "model")
 _ERROR_RATIO: Final = f"({_ERRORS} or {_ALL} * 0) / {_ALL}"
 """0 where there were requests and no errors, nothing where there were no requests."""
@@ -109,7 +117,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Requests by status",
                 "499: the client went away.",
                 "reqps",
-                (Query(_rate("requests_total", "model, status"), "{{model}} {{status}}"),),
+                (Query(_rate("requests_total", "model, status", _ANY_MODEL), "{{model}} {{status}}"),),
             ),
             Panel(
                 "Requests by endpoint",
@@ -256,14 +264,14 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Rejected",
                 "Refused before a server was asked.",
                 "reqps",
-                (Query(_rate("requests_rejected_total", "model, reason"), "{{model}} {{reason}}"),),
+                (_rare("requests_rejected_total", "reason", _ANY_MODEL),),
                 width=6,
             ),
             Panel(
                 "Failures of servers",
                 "As the gateway saw them.",
                 "reqps",
-                (Query(_rate("upstream_errors_total", "model, kind"), "{{model}} {{kind}}"),),
+                (_rare("upstream_errors_total", "kind"),),
                 width=6,
             ),
             Panel(

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -326,7 +327,8 @@ _UUID: Final = 12
 
 
 def _server_lines(rows: Sequence[Row], width: int) -> list[Text]:
-    names = [row.server if row.model in (None, row.server) else f"{row.server} {row.model}" for row in rows]
+    models = Counter(row.server for row in rows)
+    names = [f"{row.server} {row.model}" if models[row.server] > 1 else row.server for row in rows]
     table = [[*_values(row)] for row in rows]
     return _aligned(
         ("server", "state", *(_COLUMNS if width >= _WIDE else _NARROW)),

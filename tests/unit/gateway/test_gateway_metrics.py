@@ -9,6 +9,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from trtllm_pipeline.gateway import metrics as gateway_metrics
+from trtllm_pipeline.gateway.feed import PassedFeed
 from trtllm_pipeline.gateway.metrics import GatewayMetrics
 
 CHAT = "/v1/chat/completions"
@@ -87,6 +88,42 @@ def test_tokens_are_counted_once_whether_chunks_tell_them_or_the_end() -> None:
         request.chunk(tokens=told)
         request.usage(input_tokens=1, output_tokens=2)
     assert values(metrics)["output_tokens_total{model=qwen}"] == 2 + 2 + 3
+
+
+def passed(metrics: GatewayMetrics, parts: list[bytes], *, stream: bool) -> PassedFeed:
+    """An answer of an OpenAI-compatible server, passed on."""
+    feed = PassedFeed(metrics.request("qwen", CHAT), stream=stream)
+    for part in parts:
+        feed.passed.waiting += part
+        feed.passed.changed()
+        feed.take()
+    feed.passed.end()
+    feed.take()
+    return feed
+
+
+def test_a_stream_that_is_passed_on_is_timed_by_its_parts_and_counted_by_its_end() -> None:
+    metrics = GatewayMetrics(["qwen"])
+    told = b'data: {"choices": [], "usage": {"prompt_tokens": 31, "total_tokens": 36, "completion_tokens": 5}}\n\n'
+    feed = passed(metrics, [b"data: {}\n\n", b"data: {}\n\n", told, b"data: [DONE]\n\n"], stream=True)
+    assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
+    seen = values(metrics)
+    assert seen["time_to_first_token_seconds_count{model=qwen}"] == 1
+    assert seen["inter_token_latency_seconds_count{model=qwen}"] == 3
+
+
+def test_an_answer_that_comes_whole_has_counts_and_no_first_token() -> None:
+    metrics = GatewayMetrics(["qwen"])
+    text = b'{"choices":[{"message":{"content":"\\"usage\\": {\\"prompt_tokens\\": 9}"}}],"usage":{"prompt_tokens":31,"completion_tokens":5}}'
+    feed = passed(metrics, [text[:40], text[40:]], stream=False)
+    assert (feed.usage().prompt, feed.usage().completion) == (31, 5)
+    assert values(metrics)["time_to_first_token_seconds_count{model=qwen}"] == 0
+
+
+@pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n", b'{"usage":null}', b'{"usage":{"prompt_tokens":"x"}}'])
+def test_a_server_that_does_not_count_leaves_it_unknown(end: bytes) -> None:
+    usage = passed(GatewayMetrics(["qwen"]), [end], stream=True).usage()
+    assert (usage.prompt, usage.completion) == (None, None)
 
 
 def test_a_rejected_request_was_never_in_flight() -> None:
