@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """As models of the Hermes family have it, in short."""
+LOG = "gateway.log"
 _SAID = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
@@ -51,8 +52,8 @@ def spoken(text: str, *, gap_s: float = 0.0, size: int = 3) -> Script:
     return Script(tuple((at * gap_s, part) for at, part in enumerate(parts)), counts=(1,) * len(parts))
 
 
-def write_model(folder: Path, template: str = TEMPLATE) -> Path:
-    """A model's folder: a token is a byte."""
+def write_model(folder: Path, template: str = TEMPLATE, special: Sequence[str] = ()) -> Path:
+    """A model's folder: a token is a byte, or one of `special`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,7 @@ def write_model(folder: Path, template: str = TEMPLATE) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"model_type": "scripted"}), encoding="utf-8")
@@ -81,23 +83,30 @@ def gateway(
     *,
     model: str = "scripted",
     guided: bool = False,
+    template: str = TEMPLATE,
+    special: Sequence[str] = (),
+    others: Sequence[Any] = (),
     api_keys_file: Path | None = None,
     **params: Any,
 ) -> Iterator[Running]:
-    """A gateway process whose model `respond` speaks for."""
+    """A gateway process whose model `respond` speaks for. `others` are the configurations of models beside it."""
     triton_model = guided_config("ensemble") if guided else config("ensemble", counts=True)
-    with running(respond, {"ensemble": triton_model}) as (triton, service):
+    with running(respond, {"ensemble": triton_model, **{each.name: each for each in others}}) as (triton, service):
         path = folder / "service.json"
         path.write_text(json.dumps(service), encoding="utf-8")
-        served = ServedModel(name=model, service=path, model_folder=write_model(folder / "model"), max_seq_len=20_000)
+        served = ServedModel(
+            name=model, service=path, model_folder=write_model(folder / "model", template, special), max_seq_len=20_000
+        )
         GatewayConfig(models=(served,), api_keys_file=api_keys_file, params=GatewayParams(**params)).write(
             folder / "config.json"
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / "config.json")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with (folder / LOG).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / "config.json")],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         try:
             yield Running(_url(folder / "gateway.json", process), triton, process)
         finally:

@@ -155,7 +155,7 @@ def test_a_terminal(url: str) -> None:
         assert "\x1b[2mWell, hm.\n\x1b[0mIt is.\n" in shown.replace("\x1b[0m\x1b[0m", "\x1b[0m")
         assert "tokens/s, first after" in shown
         terminal.type("cut off\n")
-        assert "Now and\n[cut off: the longest answer, 2 tokens" in terminal.wait(r"ms\]\n.*> ")
+        assert "Now and\n[cut off at its longest, 2 tokens" in terminal.wait(r"ms\]\n.*> ")
         # Ctrl-C ends the answer, and what came of it stays said
         terminal.type("long\n")
         terminal.wait(" 3 4 5")

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.chat_models import Running, gateway, said, spoken
-from trtllm_pipeline.bench.scripted_server import Script
+from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
+from trtllm_pipeline.bench.scripted_server import Script, config
 
 openai = pytest.importorskip("openai")
 
@@ -298,6 +298,33 @@ def test_keys(tmp_path: Path) -> None:
             pytest.raises(openai.AuthenticationError, match="key"),
         ):
             ask(client, "x")
+
+
+# ------------------------------------------------------------------------------------------------------ special tokens
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_markers_that_the_server_drops(tmp_path: Path, kept: bool) -> None:
+    """A Mistral whose control tokens do not arrive: the log says so, and a call is found without its marker."""
+    marker = "[TOOL_CALLS]" if kept else ""
+
+    def mistral(_model: str, _values: Mapping[str, Any]) -> Script:
+        return spoken(f'{marker}[{{"name": "get_time", "arguments": {{"city": "Rome"}}}}]{"</s>" if kept else ""}')
+
+    postprocessing = config("postprocessing")
+    postprocessing.parameters["skip_special_tokens"].string_value = str(not kept)
+    template = "{{ '[INST]' + messages[-1].content + '[/INST]' }}{% set form = '[TOOL_CALLS]' %}"
+    with (
+        gateway(
+            tmp_path, mistral, template=template, special=["[TOOL_CALLS]", "</s>"], others=[postprocessing]
+        ) as found,
+        openai.OpenAI(base_url=found.url, api_key="x") as client,
+    ):
+        (made,) = ask(client, "hello", tools=TOOLS).choices[0].message.tool_calls
+        assert (made.function.name, json.loads(made.function.arguments)) == ("get_time", {"city": "Rome"})
+        assert len(made.id) == 9
+    log = (tmp_path / LOG).read_text(encoding="utf-8")
+    assert ("without [TOOL_CALLS] they look like text" in log) is not kept
 
 
 # --------------------------------------------------------------------------------------------------- guided decoding

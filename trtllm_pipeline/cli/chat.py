@@ -287,7 +287,7 @@ def _summary(reply: Reply) -> str:
     if reply.finish_reason is None:
         said.append("stopped")
     elif reply.finish_reason not in {"stop", "tool_calls"}:
-        said.append({"length": "cut off: the longest answer"}.get(reply.finish_reason, reply.finish_reason))
+        said.append({"length": "cut off at its longest"}.get(reply.finish_reason, reply.finish_reason))
     if reply.tokens is not None:
         said.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
     if reply.tokens_per_s is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import secrets
 import time
@@ -22,7 +23,7 @@ from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
-from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for
+from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _COMPLETION_TOKENS: Final = 16
 _CHAT_TOKENS: Final = 1024
 """Length of an answer where neither the request nor the limit of the model says one."""
 _PREPROCESSING: Final = "preprocessing"
+_POSTPROCESSING: Final = "postprocessing"
+_LOG: Final = logging.getLogger(__name__)
 _NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
 _OF_THE_REQUEST: Final = re.compile(
     r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
@@ -88,7 +91,8 @@ class TritonBackend:
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
-            special = await _adds_special_tokens(client)
+            special = await _set(client, _PREPROCESSING, "add_special_tokens")
+            dropped = await _set(client, _POSTPROCESSING, "skip_special_tokens")
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise unavailable(f"the server of model {served.name} does not answer") from error
@@ -96,7 +100,24 @@ class TritonBackend:
                 502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
             ) from error
         client.timeout_s = params.generation_timeout_s
-        return cls(client, served, params, texts, special=special)
+        backend = cls(client, served, params, texts, special=special)
+        if dropped:
+            backend.warn_of_dropped_markers()
+        return backend
+
+    def warn_of_dropped_markers(self) -> None:
+        """Say in the log what cannot be told apart where the server leaves special tokens out of its answers."""
+        if self._dialect is None or self._texts is None:
+            return
+        known = self._texts.tokenizer.get_added_tokens_decoder().values()
+        markers = special_markers(self._dialect, [token.content for token in known if token.special])
+        if markers:
+            _LOG.warning(
+                "the server of model %s leaves special tokens out of its answers, so tool calls or reasoning may stay "
+                "unnoticed: without %s they look like text; settings.repository.skip_special_tokens: false keeps them",
+                self._served.name,
+                ", ".join(markers),
+            )
 
     @property
     def accumulates(self) -> bool:
@@ -317,13 +338,15 @@ def guided(guide: Guide) -> dict[str, Any]:
     return {"guided_decoding_guide_type": guide.kind, **schema}
 
 
-async def _adds_special_tokens(client: Client) -> bool:
-    """Whether the server puts the tokenizer's special tokens around a prompt, as TensorRT-LLM's preprocessing does unless told."""
+async def _set(client: Client, model: str, name: str) -> bool:
+    """Whether a parameter of a model beside the served one is on, as TensorRT-LLM's are unless they are told otherwise.
+
+    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
+    answers.
+    """
     try:
-        config = await client.config(_PREPROCESSING)
+        config = await client.config(model)
     except ServerError:
         return True
-    given: str = (
-        config.parameters["add_special_tokens"].string_value if "add_special_tokens" in config.parameters else ""
-    )
+    given: str = config.parameters[name].string_value if name in config.parameters else ""
     return given.strip().lower() not in {"false", "0", "no", "off"}
