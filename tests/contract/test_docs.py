@@ -40,6 +40,7 @@ SCRIPTS = (
     "benchmarks/agreement.py",
     "benchmarks/client.py",
     "benchmarks/converter.py",
+    "benchmarks/dashboard.py",
     "benchmarks/fuzz_wire.py",
     "benchmarks/kill_resume.py",
     "benchmarks/orchestration.py",
@@ -255,8 +256,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--build-arg", "--format", "--require-hashes"}
     if page.name == "security.md":  # it has options of tritonserver
         known |= {"--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"}
-    if page.name == "observing.md":  # it has options of Prometheus
-        known |= {"--config", "--web"}
+    if page.name == "observing.md":  # it has options of Prometheus and Grafana
+        known |= {"--config", "--web", "--homepath"}
     if page.name == "provenance.md":  # it has options of cosign and sha256sum
         known |= {"--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog"}
         known |= {"--quiet", "--signature"}
