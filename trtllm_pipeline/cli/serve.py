@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import aligned, emit, emit_as, note, write_output
 from trtllm_pipeline.errors import UsageError
@@ -63,6 +64,8 @@ def _start(
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
     name: Annotated[
         str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
     ] = None,
@@ -111,7 +114,8 @@ def _start(
 ) -> None:
     """Start a server and keep it running after this terminal is closed.
 
-    A cell is one of --matrix, or else of the workspace's latest run, and must be built. With --openai an OpenAI endpoint
+    A cell is one of --matrix, or else of the workspace's latest run, and must be built. What was signed has to be as it was
+    signed. With --openai an OpenAI endpoint
     listens at --host and --port, and the server behind it on this machine alone.
 
     examples:
@@ -130,7 +134,10 @@ def _start(
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
+    policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(what, matrix, sets, toolchain, workspace, model_folder)
+    tokenizer = () if target.model_folder is None else (target.model_folder,)
+    provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
     if wrong := stage_options.wrong(target.launch, params):

@@ -8,7 +8,7 @@
 `docs/provenance.md` says what this proves and what it cannot.
 """
 
-from trtllm_pipeline.provenance.checking import Looked, Policy, Signed, check, look, policy, require
+from trtllm_pipeline.provenance.checking import Looked, Policy, Signed, check, look, policy, require, require_folders
 from trtllm_pipeline.provenance.described import Described, envelope_of, read_file, statement_line
 from trtllm_pipeline.provenance.dsse import Envelope, SigningKey, TrustedKey
 from trtllm_pipeline.provenance.signing import attach, sign
@@ -29,6 +29,7 @@ __all__ = [
     "policy",
     "read_file",
     "require",
+    "require_folders",
     "sign",
     "statement_line",
     "statement_of",

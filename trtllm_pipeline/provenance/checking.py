@@ -83,6 +83,22 @@ def require(folders: Iterable[Path], policy: Policy) -> None:
         )
 
 
+def require_folders(outs: Iterable[Path], policy: Policy) -> None:
+    """As `require`, for folders that are used: results of artifacts, or any others, which nobody can have signed.
+
+    Raises UsageError for these where the policy requires signatures.
+    """
+    found = dict.fromkeys(out.absolute() for out in outs)
+    artifacts = [out.parent for out in found if out.name == OUT and (out.parent / manifest.NAME).is_file()]
+    if policy.required and len(artifacts) < len(found):
+        other = next(out for out in found if out.parent not in artifacts)
+        raise UsageError(
+            f"{other}: is not an artifact of a workspace, so nobody can have signed it",
+            hint="name a cell, or leave out --require-signed (PIPELINE_REQUIRE_SIGNED)",
+        )
+    require(artifacts, policy)
+
+
 def look(folder: Path, policy: Policy, *, contents: bool = True) -> Looked:
     """As `check`, with what was found."""
     sealed = manifest.read(folder)

@@ -122,6 +122,24 @@ def test_a_signed_artifact_passes_and_an_unsigned_one_where_nobody_asks(
         provenance.require([artifact.folder, publish(store, "b").folder], strict)
 
 
+def test_folders_that_are_used_are_checked_if_they_are_artifacts(
+    store: Store, key: SigningKey, strict: Policy, tmp_path: Path
+) -> None:
+    artifact = publish(store)
+    provenance.require_folders([artifact.out, tmp_path], NOTHING)
+    with pytest.raises(StateError, match="is not signed"):
+        provenance.require_folders([artifact.out], strict)
+    provenance.sign(store, artifact.folder, key)
+    provenance.require_folders([artifact.out, artifact.out], strict)
+    with pytest.raises(UsageError, match="nobody can have signed it"):
+        provenance.require_folders([artifact.out, tmp_path], strict)
+    with pytest.raises(UsageError, match="nobody can have signed it"):
+        provenance.require_folders([artifact.out / "deep"], strict)
+    change_file(artifact)
+    with pytest.raises(StateError, match="is not what was signed"):
+        provenance.require_folders([artifact.out], NOTHING)
+
+
 def test_without_keys_nothing_can_be_required() -> None:
     with pytest.raises(UsageError, match="needs the public keys"):
         provenance.policy(None, required=True)
