@@ -14,6 +14,7 @@ from trtllm_pipeline import provenance as library
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.runs import find_artifacts
 
 PASSPHRASE = "PIPELINE_SIGNING_PASSPHRASE"  # noqa: S105 - the name of a variable
@@ -23,8 +24,8 @@ def provenance(
     name: Annotated[
         str | None,
         options.argument(
-            "ARTIFACT|CELL",
-            "An artifact, by its id or the beginning of its fingerprint, or those of a cell (default: all).",
+            "ARTIFACT|STAGE|CELL",
+            "An artifact, by its id or the beginning of its fingerprint, or those of a stage or cell (default: all).",
             complete=completion.cells,
         ),
     ] = None,
@@ -69,7 +70,7 @@ def provenance(
             library.sign(store, folder, key, anonymous=anonymous)
         if trusted_keys is None:
             policy = library.Policy((replace(key.public, name=sign.name),))
-        note(f"signed {len(folders)} statements with key {key.keyid}")
+        note(f"signed {count(len(folders), 'statement')} with key {key.keyid}")
     found = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
     if format == "json":
         emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})

@@ -185,13 +185,14 @@ def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> Outlin
 
 
 def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
-    """The artifacts that `wanted` means: one, by its stage run's id or its fingerprint's beginning, or all of a cell.
+    """The artifacts that `wanted` means: one, by its stage run's id or its fingerprint's beginning, or all of a stage or cell.
 
     None means all that there are. Raises UsageError.
     """
     known = [each for each in store.index.all_artifacts() if each.folder.is_dir()]
-    if wanted is None:
-        return tuple(known)
+    of_stage = tuple(each for each in known if wanted in (None, each.stage))
+    if wanted is None or of_stage:
+        return of_stage
     named = _ARTIFACT.fullmatch(wanted)
     if named is not None:
         found = [each for each in known if each.fingerprint.startswith(named[2]) and named[1] in (None, each.stage)]
@@ -207,7 +208,7 @@ def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
         cell = find_cell(outline, wanted)
     except UsageError as error:
         raise UsageError(
-            f"there is no artifact {wanted!r}, and no cell: {error.message}",
+            f"there is no artifact {wanted!r}, no stage and no cell: {error.message}",
             hint=f"pipeline store list has the artifacts; {error.hint}",
         ) from error
     made = {each.fingerprint: each for each in known}

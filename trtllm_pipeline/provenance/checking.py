@@ -171,9 +171,12 @@ def _mismatches(statement: dict[str, Any], sealed: Manifest) -> Iterator[str]:
         yield f"buildType is {build['buildType']!r}, expected {BUILD_TYPE!r}"
     elif canonical(build["externalParameters"]) != canonical(external_parameters(sealed)):
         other = build["externalParameters"].get("fingerprint")
-        yield f"the statement is of stage run {other}" if other != sealed.fingerprint else "externalParameters differ"
+        if other != sealed.fingerprint:
+            yield f"the statement is of another stage run, {other}"
+            return
+        yield "externalParameters are not those that it was made with"
     if canonical(run["metadata"]) != canonical(metadata(sealed)):
-        yield f"the statement is of attempt {run['metadata'].get('invocationId')}, or another time"
+        yield f"the statement is of another attempt, {run['metadata'].get('invocationId')}"
     yield from _files(statement["subject"], sealed)
 
 

@@ -110,6 +110,8 @@ def read_file(path: Path) -> Envelope:
     try:
         return Envelope.parse(read_bytes(path))
     except EnvelopeError as error:
-        raise UsageError(f"{path}: {error}", hint="a DSSE envelope, or a Sigstore bundle around one") from error
+        raise UsageError(
+            f"{path}: {error}", hint="expected is a DSSE envelope, or a Sigstore bundle around one"
+        ) from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

@@ -209,6 +209,8 @@ class SigningKey:
                 data = file.read(1 << 16)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=f"{_NEW_KEY} makes a key") from error
+        if b"PRIVATE KEY" not in data:
+            raise UsageError(f"{path}: is not a private key in PEM form", hint=f"{_NEW_KEY} makes a key")
         if mode & 0o077:
             raise UsageError(
                 f"{path}: others may read or change this private key (mode {stat.S_IMODE(mode):04o})",
@@ -243,7 +245,7 @@ def read_trusted(folder: Path) -> tuple[TrustedKey, ...]:
     return tuple(map(_trusted, files))
 
 
-_TRUST: Final = "a folder of public keys: openssl pkey -in signing.pem -pubout -out trusted/me.pem"
+_TRUST: Final = "put public keys there: openssl pkey -in signing.pem -pubout -out trusted/me.pem"
 
 
 def _trusted(path: Path) -> TrustedKey:
