@@ -179,11 +179,14 @@ def test_going_back_costs_nothing(done: Path) -> None:
     assert to_run(plan("--matrix", TINY, cwd=done)) == []
 
 
-def test_the_lock_plans_the_same(done: Path) -> None:
+def test_the_lock_plans_the_same(done: Path, tmp_path: Path) -> None:
     lock = min((done / ".pipeline" / "runs").glob("*/lock"))  # of the first run, that of the whole matrix
     runs = json.loads((lock.parent / "plan.json").read_text())["stage_runs"]
-    again = plan("--matrix", str(lock / "matrix.yaml"), cwd=done)["stage_runs"]
-    assert [run["fingerprint"] for run in again] == [run["fingerprint"] for run in runs]
+    shutil.copytree(lock, tmp_path / "lock")
+    for folder, workspace in ((done, ".pipeline"), (tmp_path, "elsewhere")):
+        again = plan("--matrix", str(tmp_path / "lock" / "matrix.yaml"), "--workspace", workspace, cwd=folder)
+        assert [run["fingerprint"] for run in again["stage_runs"]] == [run["fingerprint"] for run in runs]
+        assert (to_run(again) == []) == (folder == done)
 
 
 def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:

@@ -480,15 +480,21 @@ class _Execution:
     def _remember_latest(self) -> None:
         """Keep what each cell now has, so that the next plan can say what changed."""
         known = self._store.index.latest(cell.id for cell in self._plan.cells)
-        rows = [
-            (cell, run.stage.name, run.fingerprint)
-            for run in self._plan.stage_runs.values()
-            if run.fingerprint in self._present
-            for cell in run.cells
-            if known.get((cell, run.stage.name), (None,))[0] != run.fingerprint
-        ]
-        if rows:
-            self._store.index.set_latest(rows)
+        runs = self._plan.stage_runs
+        made = [run for run in runs.values() if run.fingerprint in self._present]
+        read = {used for run in made for used in run.inputs.values()}
+        used = [runs[each] for each in read if runs[each].stage.scope is Scope.SERVICE]
+
+        def new(found: list[StageRun]) -> list[tuple[str, StageRun]]:
+            pairs = ((cell, run) for run in found for cell in run.cells)
+            return [
+                each for each in pairs if known.get((each[0], each[1].stage.name), (None,))[0] != each[1].fingerprint
+            ]
+
+        rows = [(cell, run.stage.name, run.fingerprint) for cell, run in new(made)]
+        services = [(cell, run.stage.name, run.fingerprint, run.key) for cell, run in new(used)]
+        if rows or services:
+            self._store.index.set_latest(rows, services)
 
 
 def command_lines(

@@ -20,12 +20,13 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
     found: dict[StageRunId, str] = {}
     for run_id in to_run:
         run = plan.stage_runs[run_id]
-        if run.stage.scope is Scope.SERVICE:
-            found[run_id] = "needed by what runs inside it"
-            continue
-        attempt = tried.get(run.fingerprint)
         of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells)
         before = next(filter(None, of_cells), None)
+        if run.stage.scope is Scope.SERVICE:
+            changed = () if before is None else changes(before[1], run.key)
+            found[run_id] = in_words(run, changed) if changed else "needed by what runs inside it"
+            continue
+        attempt = tried.get(run.fingerprint)
         if attempt is not None and attempt.outcome == "failed":
             found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
         elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:

@@ -331,7 +331,11 @@ def _compared(
 
 
 def _same_load_run(cell: Measured, other: Measured) -> bool:
-    return cell.perf is not None and cell.perf == other.perf
+    """Also where a report was kept: the same numbers, measured under the same conditions at the same moment."""
+    if cell.perf is not None and cell.perf == other.perf:
+        return True
+    known = cell.conditions.measured_s is not None
+    return known and cell.conditions == other.conditions and cell.levels == other.levels
 
 
 def _same_answers(cell: Measured, other: Measured) -> bool:

@@ -31,7 +31,7 @@ def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     """The same for the summary of a CI job."""
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan))]
     if plan.feasible:
-        blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), TextLine(". ".join(_takes(plan, seen)))]
+        blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), *map(TextLine, _takes(plan, seen))]
         counted = Counter(seen.reasons.values()).most_common()
         blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
     never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]

@@ -64,6 +64,7 @@ _EVENTS: Final = {
     },
     "latest": "INSERT OR REPLACE INTO latest SELECT new.*, key FROM "
     "(SELECT ? AS cell, ? AS stage, ? AS fingerprint) AS new LEFT JOIN artifacts USING (fingerprint)",
+    "latest service": "INSERT OR REPLACE INTO latest VALUES (?, ?, ?, ?)",
     "no infeasible": "DELETE FROM infeasible",
     "no pins": "DELETE FROM pins",
 }
@@ -396,9 +397,14 @@ class Index(Database):
         rows = self._rows("SELECT cell, stage, fingerprint, key FROM latest WHERE key IS NOT NULL")
         return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[0] in wanted}
 
-    def set_latest(self, rows: Iterable[tuple[str, str, Fingerprint]]) -> None:
-        """Record (cell, stage, fingerprint) as the newest results of the cells, in one transaction."""
-        self._change(*(("latest", row) for row in rows))
+    def set_latest(
+        self, rows: Iterable[tuple[str, str, Fingerprint]], services: Iterable[tuple[str, str, Fingerprint, str]] = ()
+    ) -> None:
+        """Record (cell, stage, fingerprint) as the newest results of the cells, in one transaction.
+
+        And the `services` that they were measured on, which leave no artifact to know their key by.
+        """
+        self._change(*(("latest", row) for row in rows), *(("latest service", row) for row in services))
 
     # remembered answers
 

@@ -198,6 +198,16 @@ def test_one_measurement_twice_is_said_to_be_the_same(tmp_path: Path) -> None:
     assert found(compare(Side("a", (same,)), Side("b", (same,))), "ttft_p50").method == "same"
 
 
+def test_a_report_that_was_kept_is_recognised_as_the_same_measurement() -> None:
+    measured = cell("fp16", level())
+    later = dataclasses.replace(CONDITIONS, measured_s=(CONDITIONS.measured_s or 0) + 86400)
+    for other_cell, method in ((measured, "same"), (cell("fp16", level(), conditions=later), "repeats")):
+        kept = Side("kept", (Measured.of(other_cell, why=""),))
+        assert found(compare(Side("a", (measured,)), kept), "ttft_p50").method == method
+    unknown = cell("fp16", level(), conditions=Conditions())
+    assert compare(Side("a", (unknown,)), Side("b", (unknown,))).refused
+
+
 # Under the same conditions
 
 
@@ -322,7 +332,8 @@ def test_a_cell_with_a_load_run_and_one_without_are_of_one_system_if_both_say_so
 
 def test_of_a_server_elsewhere_nothing_is_known() -> None:
     far = other("system", server_on="another machine")
-    sides = [Side(name, (cell("fp16", level(), conditions=far),)) for name in "ab"]
+    at = (dataclasses.replace(far, measured_s=second) for second in (1e9, 2e9))
+    sides = [Side(str(each.measured_s), (cell("fp16", level(), conditions=each),)) for each in at]
     ((_, _, (why,)),) = compare(*sides).refused
     assert "of which nothing is known" in str(why)
     assert compare(*sides, allow={"server_on"}).refused == []
