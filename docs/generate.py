@@ -47,12 +47,12 @@ _COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
 _GPUS: Final = {
     75: "T4",
     80: "A100",
-    86: "A10, RTX 30",
-    89: "L4, L40S, RTX 40",
+    86: "A10",
+    89: "L4, L40S",
     90: "H100, H200",
     100: "B200",
     103: "B300",
-    120: "RTX PRO 6000 Blackwell, RTX 50",
+    120: "RTX PRO 6000 Blackwell",
 }
 _BOTH_BACKENDS: Final = "1.2.0"
 """The last final release with both."""
@@ -264,37 +264,83 @@ def precisions(_name: str) -> Iterator[str]:
 
 
 def gpus(_name: str) -> Iterator[str]:
-    """What each generation of GPUs can compute with a release that has both backends: the toolchains' own answers."""
+    """What each generation of GPUs can compute with a release that has both backends: the toolchains' own answers.
+
+    Neighbouring generations with the same answers share a column.
+    """
     rows = [(precision, None) for precision in PRECISIONS if precision != "fp32"] + [("fp16", "fp8"), ("fp16", "int8")]
-    heads = [f"`{precision}`" if kv is None else f"{kv.upper()} cache" for precision, kv in rows]
-    yield f"| GPU | compute capability | {' | '.join(heads)} |"
-    yield "|---" * (len(rows) + 2) + "|"
-    for sm, name in _GPUS.items():
-        cells = []
-        for precision, kv in rows:
-            works = [
-                title for backend, title in _BACKENDS.items() if _works(backend, _BOTH_BACKENDS, sm, precision, kv)
-            ]
-            cells.append("both" if len(works) == len(_BACKENDS) else ", ".join(works) or _NOWHERE)
-        yield f"| {name} | {sm // 10}.{sm % 10} | {' | '.join(cells)} |"
+    answers = {sm: tuple(_backends_for(sm, precision, kv) for precision, kv in rows) for sm in _GPUS}
+    columns = [list(group) for _, group in itertools.groupby(_GPUS, answers.__getitem__)]
+    heads = [f"{', '.join(_GPUS[sm] for sm in group)} (SM {_span(group)})" for group in columns]
+    yield f"| | {' | '.join(heads)} |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for number, (precision, kv) in enumerate(rows):
+        head = f"`{precision}`" if kv is None else f"{kv.upper()} KV cache"
+        yield f"| {head} | {' | '.join(answers[group[0]][number] for group in columns)} |"
+
+
+def _backends_for(sm: int, precision: str, kv: str | None) -> str:
+    """Which backends take this on a GPU, in words."""
+    works = [name for backend, name in _BACKENDS.items() if _works(backend, _BOTH_BACKENDS, sm, precision, kv)]
+    return "both" if len(works) == len(_BACKENDS) else ", ".join(works) or _NOWHERE
 
 
 def weights(_name: str) -> Iterator[str]:
     """Weights in GiB and KV cache in KiB a token, of each GPU, by model and layout: the arithmetic of a plan."""
     shown = ("fp16", "fp8", "int4_awq")
-    heads = [f"`{precision}`" for precision in shown]
-    yield f"| model | layout | weights: {', '.join(heads)} | KV cache of a token: 16 bits, 8 bits |"
-    yield "|---|---|---|---|"
+    yield f"| model | layout | {' | '.join(f'`{precision}`' for precision in shown)} | 16-bit cache | 8-bit cache |"
+    yield "|---|---|" + "---:|" * (len(shown) + 2)
     for model, layouts in _WORTH_SHOWING.items():
         shape = memory.Shape.of(load_recipe(recipes_folder() / f"{model}.yaml").model_dump(mode="json"))
         for tp, pp in layouts:
             gib = [f"{memory.weights_bytes(shape, precision, tp, pp) / 2**30:.1f}" for precision in shown]
             kib = [f"{memory.kv_bytes_per_token(shape, size, tp, pp) / 2**10:g}" for size in (2, 1)]
-            yield f"| {model} | {_layout(tp, pp)} | {', '.join(gib)} | {', '.join(kib)} |"
+            yield f"| {model} | {_layout(tp, pp)} | {' | '.join([*gib, *kib])} |"
 
 
 def _layout(tp: int, pp: int) -> str:
     return f"tp{tp}" + (f"pp{pp}" if pp > 1 else "")
+
+
+def output(name: str) -> Iterator[str]:
+    """The table of one of `docs/schemas`: every key of a JSON output, with its type."""
+    schema = json.loads((FOLDER / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+    yield "| key | type | present |"
+    yield "|---|---|---|"
+    for path, part, required in _keys(schema):
+        yield f"| `{path}` | {_type(part)} | {'always' if required else 'sometimes'} |"
+
+
+def _keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Path, schema and whether it is always there, of every key below a schema."""
+    if "items" in schema:
+        yield from _keys(schema["items"], f"{path}[]")
+    for name, part in schema.get("properties", {}).items():
+        inner = f"{path}.{name}".lstrip(".")
+        yield inner, part, name in schema.get("required", ())
+        yield from _keys(part, inner)
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    """What a key of an output holds, in words."""
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "anyOf" in schema:
+        return " or ".join(_type(part) for part in schema["anyOf"])
+    if "$ref" in schema:
+        return "statistics"
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    words = []
+    for kind in kinds:
+        if kind == "object" and "properties" not in schema:
+            words.append("object with names as keys")
+        elif kind == "array" and "type" in schema.get("items", {}) and "properties" not in schema["items"]:
+            words.append(f"list of: {_type(schema['items'])}")
+        else:
+            words.append(
+                {"array": "list", "string": "text", "integer": "whole number", "null": "`null`"}.get(kind, kind)
+            )
+    return " or ".join(words)
 
 
 def placeholders(_name: str) -> Iterator[str]:
@@ -427,6 +473,7 @@ _KINDS: Final = {
     "gpus": gpus,
     "memory": weights,
     "placeholders": placeholders,
+    "output": output,
     "refusals": refusals,
     "families": families,
     "failures": failures,

@@ -48,7 +48,9 @@ SCRIPTS = (
     "benchmarks/scheduler.py",
     "benchmarks/startup.py",
     "docs/generate.py",
+    "docs/json_schemas.py",
     "docs/record.py",
+    "docs/walk.py",
     "examples/stream.py",
 )
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
@@ -169,7 +171,9 @@ def test_other_programs_are_known() -> None:
         "pip",
         "mkdocs",
         "mkdir",
+        "echo",
         "openssl",
+        "source",
     }
     assert {Path(command.words[0]).name for command in ALL} <= known
 
@@ -239,7 +243,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
             "--pids-limit",
             *FLAG.findall(" ".join(name for program in programs for name in program.options)),
         }
-    if page.name in {"coming-from-scripts.md", "gpu-machine.md"}:  # what people type today
+    if page.name in {"coming-from-scripts.md", "gpu-machine.md", "troubleshooting.md"}:  # what people type today
         programs = tensorrt_llm_options.load().values()
         known |= {option for program in programs for option in program.options}
         known |= {

@@ -34,8 +34,8 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
-def test_there_are_three() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "nightly.yml", "quickstart.yml"]
+def test_there_are_four() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "nightly.yml", "quickstart.yml"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -45,7 +45,11 @@ def test_a_workflow_may_do_little_and_ends(path: Path) -> None:
     assert found["concurrency"]["group"]
     assert "pull_request_target" not in found["on"]
     for job in found["jobs"].values():
-        assert job["permissions"] == {"contents": "read"}
+        if "environment" in job:  # what publishes runs nothing of the repository
+            assert job["permissions"] == {"pages": "write", "id-token": "write"}
+            assert all("run" not in step for step in job["steps"])
+        else:
+            assert job["permissions"] == {"contents": "read"}
         assert job["timeout-minutes"] > 0
     for line in path.read_text(encoding="utf-8").splitlines():
         if "uses:" in line:

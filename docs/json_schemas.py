@@ -1,0 +1,190 @@
+"""Writes `docs/schemas/*.json`: JSON Schemas of what commands print, from what they print.
+
+    python docs/json_schemas.py
+
+A little matrix is run for real: a cell that works in two precisions, one that fails, one that can never work. What the commands
+then print is merged into one schema each. `tests/integration/test_json_schemas.py` validates another run by the schemas that
+are written here, and `docs/generate.py` makes the tables of `docs/json.md` from them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+FOLDER: Final = Path(__file__).parent / "schemas"
+MATRIX: Final = """\
+name: schemas
+axes:
+  model: [tiny]
+  precision: [fp16, int8_wo, int4_wo, fp8]
+  max_batch_size: [2]
+  lengths: ["160,16"]
+override:
+  - where: { precision: int4_wo }
+    settings: { smoke: { expected: an answer that no model gives } }
+settings:
+  perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12, slo: { ttft_ms: 100000 } }
+  accuracy: { max_tokens: 8 }
+"""
+_RUN: Final = "run --matrix matrix.yaml --progress quiet --format json"
+OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
+    "plan": (
+        "plan --matrix matrix.yaml --format json",
+        "plan --matrix matrix.yaml --toolchain tensorrt_llm --assume tensorrt_llm==1.2.0,sm=90,gpus=8 --format json",
+    ),
+    "report": ("report --format json",),
+    "status": ("status --format json",),
+    "runs": ("runs --format json",),
+    "comparison": (
+        "compare --by precision --base fp16 --format json",
+        "compare latest latest --fail-on output_tps:-90% --format json",
+    ),
+    "recommendation": (
+        "recommend --format json",
+        "recommend --slo ttft_p99=100s --min-accuracy=-1% --format json",
+    ),
+    "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
+    "store-list": ("store list --format json",),
+    "store-verify": ("store verify --format json",),
+}
+"""Name of a schema -> the commands whose output it describes."""
+FILES: Final = {
+    "job": "store/*/*/job.json",
+    "manifest": "store/*/*/manifest.json",
+    "load-result": "store/perf/*/out/perf.json",
+}
+"""Name of a schema -> the files of a workspace that it describes."""
+_MAPS: Final = re.compile(
+    r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
+    r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
+    r"|(recommended|candidates)\[\]\.workload)$"
+)
+"""Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
+_WHOLE: Final = re.compile(
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
+)
+"""Names of whole numbers; any other number may have a fraction."""
+_NEVER_SEEN: Final = {
+    "gpus": "array",
+    "gpu": "array",
+    "mpirun": "string",
+    "hint": "string",
+    "failure": "string",
+    "request_rate": "number",
+    "tokens": "object",
+    "commit": "string",
+}
+"""Last name of a path -> its type, where every example has null."""
+_SOMETIMES_NULL: Final = re.compile(
+    r"paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|\.(method|change|base|new)|steady|\.value|\.missed|_interval"
+)
+"""Paths that are null by chance: a difference that no interval can be told of, a window that was too short."""
+_SUMMARY: Final = {"n", "min", "mean", "p50", "p99", "max"}
+_NUMBER_OR_NULL: Final = {"type": ["number", "null"]}
+_DEFINITIONS: Final = {
+    "summary": {
+        "description": "statistics of many values",
+        "type": "object",
+        "properties": dict.fromkeys(("n", "min", "mean", "p50", "p75", "p90", "p95", "p99", "max"), _NUMBER_OR_NULL),
+        "required": ["n", "mean", "p50", "p99"],
+    }
+}
+
+
+def pipeline(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) -> str:
+    """What `pipeline WORDS` prints in a folder."""
+    argv = [sys.executable, "-m", "trtllm_pipeline", *shlex.split(words)]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in codes:
+        raise SystemExit(f"pipeline {words}\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def examples(folder: Path) -> dict[str, list[Any]]:
+    """Run the matrix in `folder`; what everything printed and wrote, by schema."""
+    (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
+    report = pipeline(folder, _RUN, codes=[1])
+    found = {name: [json.loads(pipeline(folder, words)) for words in given] for name, given in OUTPUTS.items()}
+    found["report"].append(json.loads(report))
+    for name, pattern in FILES.items():
+        paths = sorted((folder / ".pipeline").glob(pattern))
+        found[name] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return found
+
+
+def schema_of(values: Sequence[Any], path: str = "") -> dict[str, Any]:
+    """A schema that all these values meet."""
+    kinds = {_kind(value, path) for value in values}
+    objects = [value for value in values if isinstance(value, dict)]
+    lists = [value for value in values if isinstance(value, list)]
+    if _SOMETIMES_NULL.search(path) and not path.endswith("]"):
+        kinds.add("null")
+    if objects and all(value.keys() >= _SUMMARY for value in objects):
+        reference = {"$ref": "#/$defs/summary"}
+        return {"anyOf": [reference, {"type": "null"}]} if "null" in kinds else reference
+    if kinds == {"null"}:
+        kinds.add(_NEVER_SEEN.get(path.rpartition(".")[2].removesuffix("[]"), "string"))
+    if kinds >= {"integer", "number"}:
+        kinds.remove("integer")
+    schema: dict[str, Any] = {"type": sorted(kinds, key=lambda kind: (kind == "null", kind))}
+    if len(kinds) == 1:
+        schema["type"] = kinds.pop()
+    if path == "schema":
+        return {"const": values[0]}
+    if objects and not _MAPS.search(path):
+        names = list(dict.fromkeys(name for value in objects for name in value))
+        schema["properties"] = {
+            name: schema_of([value[name] for value in objects if name in value], f"{path}.{name}".lstrip("."))
+            for name in names
+        }
+        schema["required"] = [name for name in names if all(name in value for value in objects)]
+    items = [item for value in lists for item in value]
+    if items:
+        schema["items"] = schema_of(items, f"{path}[]")
+    return schema
+
+
+def _kind(value: Any, path: str) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer" if _WHOLE.search(path) else "number"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def document(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    """The whole schema of one output."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": name, **schema_of(values)}
+    return {**schema, "$defs": _DEFINITIONS} if "$defs/summary" in json.dumps(schema) else schema
+
+
+def main() -> int:
+    """Write all schemas."""
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in examples(Path(folder)).items():
+            text = json.dumps(document(name, values), indent=1)
+            (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The tutorial, performed from top to bottom as its reader would, with a little model in place of the real one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from trtllm_pipeline.config.recipes import recipes_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "first-hour.md"
+NUMBER = re.compile(r"\d[\w.,:%-]*")
+"""Numbers, times, ids of runs and fingerprints, which are others each time."""
+
+
+@pytest.fixture
+def walk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("walk")
+
+
+@pytest.fixture
+def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
+    """A folder as the page expects it, where the quickstart's model is a little one made on the spot."""
+    walk.prepare(tmp_path)
+    little = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text(encoding="utf-8"))
+    little |= {"name": "smollm2-135m-instruct", "smoke": {"prompt": "The capital of France is"}}
+    (tmp_path / "matrices" / "recipes").mkdir()
+    (tmp_path / "matrices" / "recipes" / "smollm2-135m-instruct.yaml").write_text(yaml.safe_dump(little))
+    yield tmp_path
+    if (tmp_path / ".pipeline" / "serve" / "first").exists():
+        walk.perform("pipeline serve stop first", tmp_path)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+    return port
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    port, performed = str(free_port()), 0
+    for step in walk.steps(PAGE.read_text(encoding="utf-8")):
+        output = walk.perform(step.commands.replace("8000", port), clone)
+        performed += 1
+        if step.output is None:
+            continue
+        assert step.output.strip(), f"the page shows nothing for\n{step.commands}"
+        if step.output.startswith("{"):
+            assert json.loads(output).keys() == json.loads(step.output).keys(), step.commands
+        else:
+            shown, printed = step.output.splitlines(), walk.shown(output).splitlines()
+            assert NUMBER.sub("N", printed[0]).split() == NUMBER.sub("N", shown[0]).split(), step.commands
+    assert performed > 10

@@ -1,0 +1,43 @@
+"""What commands print as JSON is what the schemas of the documentation say: no key more, none less, each of its type."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def closed(schema: Any) -> Any:
+    """A schema that takes no keys but its own: readers may ignore more, the documentation must not."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: closed(value) for key, value in schema.items()}
+    return {**inner, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else inner
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_every_output_is_as_documented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    jsonschema = pytest.importorskip("jsonschema")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    json_schemas = importlib.import_module("json_schemas")
+    found = json_schemas.examples(tmp_path)
+    documented = {path.stem for path in json_schemas.FOLDER.glob("*.json")}
+    assert documented == {*json_schemas.OUTPUTS, *json_schemas.FILES}
+    wrong = []
+    for name, values in found.items():
+        schema = json.loads((json_schemas.FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        check = jsonschema.Draft202012Validator(closed(schema))
+        assert values, name
+        for value in values:
+            wrong += [f"{name}: {error.json_path}: {error.message[:200]}" for error in check.iter_errors(value)]
+    assert wrong == [], "python docs/json_schemas.py"
