@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.bench.events import GpuRecord, GpuSample, TritonRecord
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.machine.gpus import Nvml, nvml
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.bench.events import GpuRecord, GpuSample, TritonRecord
 
 TRITON: Final = {
     "nv_inference_request_success": "requests",
