@@ -384,7 +384,7 @@ def stop(
     if bool(names) == every:
         raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
     for server in find(Path(workspace)) if every else _named(names or [], workspace):
-        ended = control.stop(server) if server.state.alive else server
+        ended = control.stop(server)
         if remove:
             control.remove(ended)
         elif not server.state.alive:

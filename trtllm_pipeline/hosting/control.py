@@ -212,7 +212,7 @@ def _gateway(target: Target, wish: Wish, folder: Path) -> GatewayConfig:
 def _spawn(folder: Path, lock: claims.Claim) -> None:
     """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal."""
     with (folder / LOG).open("ab") as log:
-        subprocess.Popen(
+        keeper = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline.hosting.keeper", str(folder), str(lock.fd)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -221,6 +221,7 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
             start_new_session=True,
             cwd=folder,
         )
+    servers.identify(lock.fd, Keeper.of(keeper.pid))  # for whoever stops it before it can say so itself
     os.close(lock.fd)  # not released: it is the keeper's now
     lock.fd = -1
 
@@ -243,7 +244,7 @@ def wait_ready(server: HostedServer, look: Callable[[HostedServer], None] = lamb
 
 
 def stop(server: HostedServer) -> HostedServer:
-    """End a server and wait until nothing of it is left. Returns how it stands then; one that has ended is left alone.
+    """End a server and wait until nothing of it is left, also of one that was killed. Returns how it stands then.
 
     Raises StateError where its keeper cannot be ended.
     """
@@ -251,22 +252,24 @@ def stop(server: HostedServer) -> HostedServer:
     limits = [read_object(folder / name) or {} for name in (JOB, GATEWAY_CONFIG)]
     known = [limit for each in limits for limit in [(each.get("params") or {}).get("stop_timeout_s")]]
     patience_s = _STOP_S + sum(limit for limit in known if isinstance(limit, (int, float)))
-    signo, deadline = signal.SIGTERM, time.monotonic() + patience_s
-    if server.keeper is not None:
-        _tell(server.keeper, signo, server)
+    deadline, told = time.monotonic() + patience_s, set[signal.Signals]()
     while True:
         server = servers.look(folder)
         if not server.state.alive:
             break
-        if time.monotonic() > deadline:
-            if server.keeper is None or signo is signal.SIGKILL:
-                raise StateError(
-                    f"server {server.name} does not end: some process still holds {folder / LOCK}",
-                    hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
-                )
-            signo, deadline = signal.SIGKILL, time.monotonic() + _KILLED_S  # its guardian ends the rest
+        late = time.monotonic() > deadline
+        signo = signal.SIGKILL if late else signal.SIGTERM  # killed, its guardian ends the rest
+        if server.keeper is not None and signo not in told:
             _tell(server.keeper, signo, server)
+            told.add(signo)
+            deadline += _KILLED_S if late else 0.0
+        elif late:
+            raise StateError(
+                f"server {server.name} does not end: some process still holds {folder / LOCK}",
+                hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
+            )
         time.sleep(_POLL_S)
+    server = _recorded(server)
     remove_stale_leftovers()
     for each in (SERVICE_FILE, GATEWAY_FILE):
         (folder / each).unlink(missing_ok=True)
@@ -274,6 +277,15 @@ def stop(server: HostedServer) -> HostedServer:
     with suppress(OSError):
         write_targets(folder.parent.parent)
     return server
+
+
+def _recorded(server: HostedServer) -> HostedServer:
+    """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
+    record = server.record
+    if record is not None and record.state.alive and (lock := claims.take(server.folder / LOCK, remove=False)):
+        servers.changed(record, State.STOPPED, "it was stopped", None, time.time()).write(server.folder)
+        lock.release()
+    return servers.look(server.folder)
 
 
 def _tell(keeper: Keeper, signo: int, server: HostedServer) -> None:

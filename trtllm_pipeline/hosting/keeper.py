@@ -9,7 +9,6 @@ Exit status 0 when it was told to end, 1 when the server cannot be kept: what sy
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -21,7 +20,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -143,8 +142,7 @@ class _Kept:
 
     def keep(self, ended: threading.Event) -> int:
         """Keep it until `ended`, or until it cannot be kept. Returns the exit status."""
-        os.truncate(self.lock.fd, 0)
-        os.pwrite(self.lock.fd, json.dumps(asdict(Keeper.here())).encode(), 0)
+        servers.identify(self.lock.fd, Keeper.here())
         self.record.write(self.folder)  # where this fails, nobody could find the server
         try:
             held, gpus = lease(self.record.gpus_needed)

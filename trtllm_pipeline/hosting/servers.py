@@ -14,6 +14,7 @@ it. What it has said last stands in server.json; what has become of it since is 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,6 +37,7 @@ GATEWAY_FILE: Final = "gateway.json"
 GATEWAY_CONFIG: Final = "gateway-config.json"
 GATEWAY_LOG: Final = "gateway.log"
 LOCK: Final = "lock"
+_IDENTITY_BYTES: Final = 160
 
 
 class State(str, Enum):
@@ -72,7 +74,11 @@ class Keeper:
     @classmethod
     def here(cls) -> Keeper:
         """This process."""
-        pid = os.getpid()
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Keeper:
+        """Process `pid`."""
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
@@ -266,6 +272,12 @@ def changed(record: Record, state: State, reason: str | None, hint: str | None, 
     """`record` with another state; its time changes only when the state does."""
     since_s = record.since_s if state is record.state else now_s
     return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)
+
+
+def identify(lock_fd: int, keeper: Keeper) -> None:
+    """Write into a lock that is held whose it is."""
+    text = json.dumps(asdict(keeper)).encode()
+    os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over what stood there
 
 
 def _named_in(lock: Path) -> Keeper | None:

@@ -1,0 +1,359 @@
+"""Kept servers: started by one command, found by others, killed in every way, stopped without anything left.
+
+Mostly trtllm-serve's stand-in is kept, which starts in a second; each other kind of server once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.embedded_engines import script_engine
+from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, eventually, still_running
+from trtllm_pipeline.processes.guardian import process_table, with_descendants
+
+pytestmark = pytest.mark.integration
+FRONTEND = ("--set", "settings.serve.frontend=trtllm_serve")
+MEASURING = """
+from trtllm_pipeline.store.claims import lease_machine
+held = lease_machine((), exclusive=True)
+print(held is not None, flush=True)
+input()
+"""
+POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
+
+
+class Host:
+    """A machine on which `pipeline serve` is typed. What it starts can be told by a variable in its environment."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], marker: str) -> None:
+        self.folder, self.environment, self.marker = folder, environment, marker
+        self.workspace = folder / "w"
+
+    def start(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*before, sys.executable, "-m", "trtllm_pipeline", *words],
+            cwd=self.folder,
+            env={**self.environment, "PIPELINE_WORKSPACE": str(self.workspace), "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def pipeline(self, *words: str, code: int = 0, before: tuple[str, ...] = ()) -> tuple[str, str]:
+        process = self.start(*words, before=before)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
+        assert "Traceback" not in err, err
+        return out, err
+
+    def serve(self, *words: str) -> dict[str, Any]:
+        """A server that was started and is ready."""
+        found = json.loads(self.pipeline("serve", "start", *words, "--format", "json")[0])
+        assert isinstance(found, dict)
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        (found,) = json.loads(self.pipeline("serve", "status", name, "--format", "json")[0])["servers"]
+        assert isinstance(found, dict)
+        return found
+
+    def left(self) -> list[str]:
+        return [words for words in still_running(self.marker) if "trtllm_pipeline serve" not in words]
+
+    def becomes(self, name: str, state: str) -> dict[str, Any]:
+        assert eventually(lambda: self.status(name)["state"] == state, 30), self.status(name)
+        return self.status(name)
+
+
+@pytest.fixture(scope="module")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Lane:
+    """A GPU machine with four GPUs, on which three cells are built for trtllm-serve."""
+    lane = Lane(tmp_path_factory.mktemp("kept") / "lane", "1.2.0")
+    lane.run(*FRONTEND, "--until", "repository")
+    return lane
+
+
+@pytest.fixture
+def host(lane: Lane) -> Iterator[Host]:
+    host = Host(lane.folder, lane.environment, lane.marker)
+    yield host
+    host.pipeline("serve", "stop", "--all", "--remove")
+    assert host.left() == []
+
+
+def free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def processes(keeper: int) -> dict[str, int]:
+    """The processes of a kept trtllm-serve."""
+    found = {"keeper": keeper}
+    table = process_table()
+    for name in ("guardian", "worker"):
+        (found[name],) = (pid for pid, each in table.items() if each.parent == keeper)
+        keeper = found[name]
+    # Below the worker is the group of the server, with a guardian of its own.
+    (inner,) = (pid for pid, each in table.items() if each.parent == found["worker"])
+    found["server"] = min(with_descendants({inner}, table) - {inner})
+    return found
+
+
+def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
+    said = host.serve(PLAIN, "--name", "one")
+    assert (said["name"], said["state"], said["cell"]) == ("one", "ready", PLAIN)
+    url = said["endpoints"]["openai"]
+    assert httpx.get(f"{url}/models").json()["data"][0]["id"] == said["endpoints"]["model"]
+    table = host.pipeline("serve", "ps")[0]
+    assert "ready" in table
+    assert PLAIN in table
+    _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=2)
+    assert "a server one is there already: ready" in err
+    assert "pipeline serve restart one" in err
+    port = said["ports"]["http"]
+    out, _ = host.pipeline("serve", "stop", "one")
+    assert out == "one\n"
+    assert host.left() == []
+    assert free(port)
+    ended = host.status("one")
+    assert (ended["state"], ended["reason"], ended["endpoints"]) == ("stopped", "it was stopped", None)
+    assert not {"service.json", "links"} & {path.name for path in Path(ended["folder"]).iterdir()}
+    again = json.loads(host.pipeline("serve", "restart", "one", "--format", "json")[0])["servers"][0]
+    assert again["endpoints"]["openai"] == url, "clients know the port"
+
+
+@pytest.mark.parametrize("killed", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow), "server"])
+def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str) -> None:
+    said = host.serve(PLAIN, "--name", killed)
+    os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
+    ended = host.becomes(killed, "failed")
+    assert host.left() == []
+    reason = {
+        "keeper": f"its keeper (process {said['keeper_pid']}) was killed",
+        "guardian": "was killed; all running stages were ended",
+        "worker": "was ended by SIGKILL",
+        "server": "trtllm-serve",
+    }
+    assert reason[killed] in ended["reason"]
+    assert free(said["ports"]["http"])
+
+
+@pytest.mark.parametrize("killed", [pytest.param("guardian", marks=pytest.mark.slow), "server"])
+def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, killed: str) -> None:
+    said = host.serve(PLAIN, "--name", "again", "--restart")
+    follower = host.start("serve", "logs", "again", "-f", "--part", "keeper")
+    assert follower.stdout is not None
+    assert "keeper: process" in follower.stdout.readline()
+    os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
+    assert eventually(lambda: host.status("again")["restarts"] == 1, 30)
+    again = host.becomes("again", "ready")
+    assert again["ports"] == said["ports"]
+    assert again["keeper_pid"] == said["keeper_pid"]
+    assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
+    follower.send_signal(signal.SIGINT)
+    out, err = follower.communicate(timeout=20)
+    assert follower.returncode == 0, err
+    assert "started again in 1 s" in out
+    assert "again is restarting: " in err
+    assert err.rstrip().endswith("again is ready")
+
+
+def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
+    starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in starts]
+    codes = [process.returncode for process in starts]
+    assert sorted(codes) == [0, 2], errors
+    assert "a server one is there already" in errors[codes.index(2)]
+
+
+def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:
+    process = host.start("serve", "start", PLAIN, "--name", "one")
+    assert eventually(lambda: any("hosting.keeper" in each for each in host.left()), 20)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert host.left() == []
+    assert host.status("one")["state"] == "stopped"
+
+
+def test_a_server_that_is_not_waited_for_can_be_stopped_at_once(host: Host) -> None:
+    assert host.serve(PLAIN, "--name", "one", "--no-wait")["state"] == "starting"
+    host.pipeline("serve", "stop", "one")
+    assert host.left() == []
+
+
+def test_gpus_are_shared_with_nobody(host: Host) -> None:
+    gpus = [host.serve(LARGER, "--name", name)["gpus"] for name in ("one", "two")]
+    assert len({gpu for each in gpus for gpu in each}) == 4
+    _, err = host.pipeline("serve", "start", PLAIN, "--name", "three", code=1)
+    assert "needs 1 GPU; of 4 on this machine, other servers and runs hold 4" in err
+    assert host.status("three")["state"] == "failed"
+
+
+def test_nothing_is_kept_where_a_run_measures(host: Host) -> None:
+    measuring = subprocess.Popen(
+        [sys.executable, "-c", MEASURING],
+        env=host.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert measuring.stdout is not None
+    assert measuring.stdout.readline() == "True\n"
+    try:
+        _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=1)
+    finally:
+        measuring.communicate("\n")
+    assert "a run measures on this machine now" in err
+
+
+def test_a_damaged_record_keeps_nobody_from_stopping_the_server(host: Host) -> None:
+    said = host.serve(PLAIN, "--name", "one")
+    path = Path(said["folder"], "server.json")
+    for damage in (b"", b"[]", b"{", b'{"schema": 1}', b'{"schema": 9}', os.urandom(99)):
+        path.write_bytes(damage)
+        found = host.status("one")
+        assert (found["state"], found["keeper_pid"]) == ("ready", said["keeper_pid"])
+        assert "server.json is damaged" in found["reason"]
+    host.pipeline("serve", "stop", "one")
+    assert host.left() == []
+    assert host.status("one")["state"] == "stopped", "the keeper wrote it anew"
+
+
+def test_in_a_moved_workspace_it_is_told_what_to_type(host: Host) -> None:
+    host.serve(PLAIN, "--name", "one")
+    host.pipeline("serve", "stop", "one")
+    moved = host.workspace.rename(host.folder / "moved")
+    host.workspace = moved
+    try:
+        assert host.status("one")["state"] == "stopped"
+        _, err = host.pipeline("serve", "restart", "one", code=2)
+        assert "is gone: removed, or the workspace was moved" in err
+        assert f"pipeline serve start {PLAIN} --name one" in err
+    finally:
+        host.workspace = moved.rename(host.folder / "w")
+
+
+def test_a_cell_that_is_not_built_is_told_with_the_command_that_builds_it(host: Host) -> None:
+    _, err = host.pipeline("serve", "start", PLAIN, "--set", "settings.build.max_num_tokens=300", code=2)
+    assert "is not built" in err
+    assert "try: pipeline run --matrix" in err
+    _, err = host.pipeline("serve", "start", "tiny/fp8", code=2)
+    assert "2 cells are selected, one is served" in err
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "ä", "x" * 65, ".hidden"])
+def test_names_that_no_folder_should_have_are_refused(host: Host, name: str) -> None:
+    _, err = host.pipeline("serve", "start", PLAIN, f"--name={name}", code=2)
+    assert "cannot be the name of a server" in err
+
+
+def test_a_workspace_that_cannot_be_written_is_told(host: Host) -> None:
+    folder = host.workspace / "serve"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o555)
+    try:
+        _, err = host.pipeline("serve", "start", PLAIN, "--name", "one", code=2, before=POWERLESS)
+        assert f"{folder / 'one'} cannot be written: Permission denied" in err
+        assert host.pipeline("serve", "ps", before=POWERLESS)[0] == "no servers are kept in this workspace\n"
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_full_disk_is_told(host: Host, lane: Lane) -> None:
+    limited, (folder, *_) = ("prlimit", "--fsize=100"), lane.outputs("repository")
+    _, err = host.pipeline("serve", "start", str(folder), "--name", "one", code=2, before=limited)
+    assert "cannot be written: files are limited to 100 B here" in err
+    assert host.left() == []
+
+
+# ------------------------------------------------------------------------------------------------- other kinds of servers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)")
+def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -> None:
+    lane.run("--until", "repository", "--cells", LARGER)
+    said = host.serve(LARGER, "--name", "ranks", "--restart")
+    folder = Path(said["folder"])
+    ranks = json.loads((folder / "service.json").read_text())["ranks"]
+    assert len(ranks) == len(said["gpus"]) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    assert eventually(lambda: host.status("ranks")["restarts"] == 1, 30)
+    again = host.becomes("ranks", "ready")
+    assert again["ports"] == said["ports"]
+    body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
+    answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+    assert answer["text_output"]
+    host.pipeline("serve", "stop", "ranks")
+    assert host.left() == []
+
+
+@pytest.mark.slow
+def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
+    other = Lane(tmp_path / "lane", "1.2.0")
+    host = Host(other.folder, other.environment, other.marker)
+    weights = ("--toolchain", "tensorrt_llm_pytorch")
+    other.run(*weights, "--cells", PLAIN, "--until", "repository")
+    said = host.serve(PLAIN, "--name", "weights")
+    assert (said["toolchain"], said["endpoints"]["triton_model"]) == ("tensorrt_llm_pytorch", "tensorrt_llm")
+    (repository,) = other.outputs("repository")
+    folder = host.serve(str(repository), "--name", "folder")
+    assert (folder["cell"], folder["served_folder"]) == (None, str(repository))
+    assert folder["gpus"] != said["gpus"]
+    host.pipeline("serve", "stop", "--all")
+    assert host.left() == []
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("trtllm-pipeline-")}
+
+
+def test_engines_of_the_embedded_toolchain_several_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    before = shared_memory()
+    marker = f"TEST_MARKER_EMBEDDED_{os.getpid()}"
+    host = Host(tmp_path, {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), marker: "1"}, marker)
+    engine = script_engine(tmp_path / "engine")
+    names = ("one", "two", "three")
+    for name in names:
+        host.pipeline("serve", "start", str(engine), "--name", name, "--no-wait")
+    said = [host.becomes(name, "ready") for name in names]
+    assert len({port for each in said for port in each["ports"].values()}) == 9
+    body = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
+    for each in said:
+        answer = httpx.post(f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+        assert answer["text_output"] == "top-"
+    table = process_table()
+    of_one = with_descendants({said[0]["keeper_pid"]}, table)
+    stubs = [pid for pid in of_one if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(stubs[0], signal.SIGKILL)
+    log = Path(said[0]["folder"], "log")
+    assert eventually(lambda: log.read_text().count("ready: http") == 2, 30), log.read_text()
+    assert host.becomes("one", "ready")["ports"] == said[0]["ports"]
+    os.kill(said[1]["keeper_pid"], signal.SIGKILL)
+    assert "was killed" in host.becomes("two", "failed")["reason"]
+    assert httpx.post(f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=body).is_success
+    assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
+    time.sleep(0.2)
+    assert host.left() == []
+    assert shared_memory() - before == set()
+    assert not list(tmp_path.glob("w/serve/*/links"))
