@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.chat_models import Running, gateway, said, spoken
 from trtllm_pipeline.bench.scripted_server import Script
+from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
 
 pytestmark = pytest.mark.integration
 CALL = f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': {}})}\n</tool_call>"
@@ -39,6 +43,23 @@ def respond(_model: str, values: Mapping[str, Any]) -> Script:
 def running(tmp_path: Path) -> Iterator[Running]:
     with gateway(tmp_path, respond, max_concurrency=1, max_queue=1) as found:
         yield found
+
+
+@contextmanager
+def process(config: Path) -> Iterator[str]:
+    """A gateway process; its base URL."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "trtllm_pipeline.gateway", str(config)], stdout=subprocess.DEVNULL
+    ) as found:
+        try:
+            deadline = time.monotonic() + 30
+            while not (told := config.with_name("gateway.json")).exists():
+                assert found.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield json.loads(told.read_text())["url"].rstrip("/") + "/v1"
+        finally:
+            found.terminate()
 
 
 def ask(base: str, text: str, **more: Any) -> httpx.Response:
@@ -79,6 +100,27 @@ def test_tokens_times_and_tool_calls_are_those_that_clients_see(running: Running
     assert counted(running.url, "inter_token_latency_seconds_sum") == pytest.approx(0.2, abs=0.15)
     assert counted(running.url, "request_duration_seconds_sum") < 3 * took_s + 1
     assert counted(running.url, "requests_in_flight") == 0
+
+
+def test_an_openai_server_behind_the_gateway_is_timed_and_counted_as_far_as_it_tells(
+    running: Running, tmp_path: Path
+) -> None:
+    served = ServedModel(name="front", url=running.url, model="scripted")
+    (folder := tmp_path / "front").mkdir()
+    GatewayConfig(models=(served,)).write(folder / "config.json")
+    with process(folder / "config.json") as front:
+        whole = ask(front, "hello", model="front").json()
+        assert whole["model"] == "front"
+        assert counted(front, "output_tokens_total", model="front") == whole["usage"]["completion_tokens"] == 3
+        assert counted(front, "input_tokens_total", model="front") == whole["usage"]["prompt_tokens"]
+        assert counted(front, "time_to_first_token_seconds_count", model="front") == 0
+        ask(front, "hello", model="front", stream=True, stream_options={"include_usage": True})
+        assert counted(front, "output_tokens_total", model="front") == 6
+        assert counted(front, "time_to_first_token_seconds_count", model="front") == 1
+        assert counted(front, "inter_token_latency_seconds_sum", model="front") == pytest.approx(0.1, abs=0.1)
+        ask(front, "hello", model="front", stream=True)
+        assert counted(front, "output_tokens_total", model="front") == 6
+        assert counted(front, "requests_total", model="front", status="200") == 3
 
 
 def test_what_fails_is_counted_where_it_failed(running: Running) -> None:
