@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
@@ -59,7 +61,7 @@ def read(page: str) -> dict[str, Reading]:
     for name, labels, value in samples(page):
         found[name].append((dict(_LABEL.findall(labels)), value))
     if f"{PREFIX}_requests_in_flight" in found:
-        models = {labels["model"] for labels, _ in found[f"{PREFIX}_requests_in_flight"]} - {UNKNOWN}
+        models = {labels.get("model", "") for labels, _ in found[f"{PREFIX}_requests_in_flight"]} - {UNKNOWN, ""}
         return {model: _of_gateway(found, model) for model in sorted(models)}
     if "nv_inference_request_success" in found:
         return {"": _of_triton(found)}
@@ -92,8 +94,10 @@ def _sum(found: Found, name: str, fits: Callable[[Mapping[str, str]], bool] = la
 def _buckets(found: Found, name: str, fits: Callable[[Mapping[str, str]], bool] = lambda _: True) -> dict[float, float]:
     buckets: dict[float, float] = defaultdict(float)
     for labels, value in found.get(f"{name}_bucket", ()):
-        if fits(labels):
-            buckets[float(labels["le"])] += value
+        with suppress(ValueError):
+            bound = float(labels.get("le", "")) if fits(labels) else math.nan
+            if not math.isnan(bound):
+                buckets[bound] += value
     return dict(buckets)
 
 

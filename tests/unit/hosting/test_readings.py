@@ -51,6 +51,18 @@ def test_a_page_of_something_else_says_nothing(page: str) -> None:
     assert read(page) == {}
 
 
+def test_a_page_with_wrong_labels_is_read_as_far_as_it_makes_sense() -> None:
+    page = """
+pipeline_gateway_requests_in_flight{nothing="x"} 1
+pipeline_gateway_requests_in_flight{model="qwen"} 2
+pipeline_gateway_time_to_first_token_seconds_bucket{model="qwen",le="soon"} 1
+pipeline_gateway_time_to_first_token_seconds_bucket{model="qwen",le="nan"} 1
+pipeline_gateway_time_to_first_token_seconds_bucket{model="qwen"} 1
+pipeline_gateway_time_to_first_token_seconds_bucket{model="qwen",le="0.5"} 7
+"""
+    assert read(page) == {"qwen": Reading(requests=0, errors=0, in_flight=2, ttft={0.5: 7})}
+
+
 def test_gpus_as_triton_sees_them() -> None:
     assert list(gpus(metrics_pages.triton(1))) == [metrics_pages.GPU]
     assert gpus(metrics_pages.triton(1))[metrics_pages.GPU].power_w == 412.5
