@@ -16,7 +16,8 @@ from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLin
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
 """The command lines of a stage run, with the same words for folders that differ by nature, such as those of inputs."""
-_MOST: Final = 20
+_FOLDED: Final = 10
+"""Markdown shows a list of more cells by its title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +98,16 @@ class PlanDifference:
             ("gained", "can work now"),
             ("toolchain", "made by another toolchain"),
         ):
-            yield Items(title, [TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind])
-        yield Items(
-            "why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in self.reasons], _MOST
-        )
-        yield Items("command lines", list(map(_command_line, self.commands)), _MOST)
+            lines = [TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
+            yield Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
+        yield Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in self.reasons])
+        yield Items("command lines", list(map(_command_line, self.commands)))
 
 
 def _command_line(each: CommandChange) -> TextLine:
-    words = [f"without {' '.join(each.removed)}"] * bool(each.removed) + [f"with {' '.join(each.added)}"] * bool(
-        each.added
-    )
-    return TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {'; '.join(words)}")
+    sides = (("without", each.removed), ("with", each.added))
+    words = "; ".join(f"{side} {' '.join(words)}" for side, words in sides if words)
+    return TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {words}")
 
 
 def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple[Commands, Commands]) -> PlanDifference:
