@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -94,15 +94,13 @@ class Gateway:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         ticker = asyncio.create_task(self._tick())
-        for served in self.served.values():
-            if served.texts is not None:
-                served.texts.warm()
+        ready = [asyncio.create_task(served.prepare()) for served in self.served.values()]
         try:
             yield
         finally:
-            ticker.cancel()
-            with suppress(asyncio.CancelledError):
-                await ticker
+            for task in (ticker, *ready):
+                task.cancel()
+            await asyncio.gather(ticker, *ready, return_exceptions=True)
             if self._tasks:  # ends requests on their servers
                 await asyncio.wait(self._tasks, timeout=3.0)
             for served in self.served.values():
@@ -366,31 +364,26 @@ class Gateway:
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:
         """Write what the feed has until it is over; the status for the metrics. Raises ApiError while nothing was sent."""
         feed = sending.feed
-        begun = False
-        while True:
+        begun = over = False
+        while not over:
+            await feed.wait()
             data = feed.take()
             over = feed.over
             if not begun and over and feed.failure is not None and not data:
                 raise feed.failure
             if feed.gone:
                 return CLIENT_LEFT
-            if not feed.stream and not over:
-                await feed.wait()
+            if not (over or (data and feed.stream)):
                 continue
-            if data or over:
-                if not begun:
-                    begun = True
-                    head = _EVENTS if feed.stream else [_JSON, (b"content-length", str(len(data)).encode())]
-                    await send({"type": "http.response.start", "status": 200, "headers": head})
-                if over and feed.failure is not None:
-                    data += b"data: " + feed.failure.body + b"\n\n"
-                sending.since = time.monotonic()
-                await send({"type": "http.response.body", "body": data, "more_body": not over})
-                sending.since = None
-                if over:
-                    break
-            else:
-                await feed.wait()
+            if not begun:
+                begun = True
+                head = _EVENTS if feed.stream else [_JSON, (b"content-length", str(len(data)).encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": head})
+            if over and feed.failure is not None:
+                data += b"data: " + feed.failure.body + b"\n\n"
+            sending.since = time.monotonic()
+            await send({"type": "http.response.body", "body": data, "more_body": not over})
+            sending.since = None
         usage = feed.usage()
         metrics.usage(usage.prompt or 0, usage.completion or 0)
         metrics.tool_calls(feed.calls)

@@ -33,9 +33,11 @@ class Feed:
         self.tasks: list[asyncio.Task[None]] = []
         """Those that fill it; cancelled when nobody wants the rest."""
         self._wake: asyncio.Future[None] | None = None
+        self._new = False
 
     def changed(self) -> None:
         """Wake whoever sends."""
+        self._new = True
         wake = self._wake
         if wake is not None:
             self._wake = None
@@ -43,9 +45,11 @@ class Feed:
                 wake.set_result(None)
 
     async def wait(self) -> None:
-        """Wait for the next change."""
-        self._wake = asyncio.get_running_loop().create_future()
-        await self._wake
+        """Wait for a change since the last call."""
+        if not self._new:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        self._new = False
 
     def leave(self) -> None:
         """The client has left: end what fills it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.client.service import Service
@@ -33,6 +34,13 @@ class Served:
         self._backend: Backend | None = None
         self._key: Hashable = None
         self._lock = asyncio.Lock()
+
+    async def prepare(self) -> None:
+        """Do before the first request what it would wait for: start processes, ask the server what it is."""
+        if self.texts is not None:
+            self.texts.warm()
+        with suppress(ApiError):
+            await self.backend()
 
     async def backend(self) -> Backend:
         """The server as it is now. Raises ApiError where it cannot be asked."""
