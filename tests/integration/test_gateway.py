@@ -1,0 +1,480 @@
+"""The gateway under abuse: what it refuses, what ends when, and that nothing stays behind or disturbs anybody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.helpers.chat_models import Running, gateway, spoken
+from tests.helpers.gateways import process_of
+from trtllm_pipeline.bench.scripted_server import Script, config, running
+
+pytestmark = pytest.mark.integration
+JSON = {"content-type": "application/json"}
+LIMITS: dict[str, Any] = {
+    "max_concurrency": 8,
+    "max_queue": 4,
+    "queue_timeout_s": 1.0,
+    "max_body_bytes": 1 << 20,
+    "header_timeout_s": 0.6,
+    "body_timeout_s": 0.6,
+    "generation_timeout_s": 1.5,
+    "write_timeout_s": 1.0,
+    "max_connections": 400,
+}
+
+
+def respond(_model: str, values: Mapping[str, Any]) -> Script:
+    """What a prompt asks for."""
+    prompt = str(values["text_input"])
+    match prompt.partition(" ")[0]:
+        case "slow":
+            return spoken("abcdefghijklmnopqrstuvwxyz" * 4, gap_s=0.01, size=1)
+        case "hang":
+            return Script(((0.0, "x"),), hang=True)
+        case "silent":
+            return Script((), hang=True)
+        case "drop":
+            return Script((), drop=True)
+        case "break":
+            return Script(((0.0, "begin"), (0.05, "!")), drop=True)
+        case "refuse":
+            return Script((), error="the prompt is too long: it must be shorter")
+        case "die":
+            return Script((), error="CUDA error")
+        case "big":
+            return Script(tuple((0.004 * at, "0123456789abcdef" * 1024) for at in range(240)), counts=(1,) * 240)
+    return spoken(prompt)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with gateway(tmp_path_factory.mktemp("gateway"), respond, **LIMITS) as found:
+        yield found
+
+
+HTTP = httpx.Client(
+    timeout=20, trust_env=False, limits=httpx.Limits(max_connections=None, max_keepalive_connections=20)
+)
+"""One for all: making a client takes longer than most requests."""
+
+
+def ask(url: str, prompt: str, **more: Any) -> httpx.Response:
+    body = {"model": "scripted", "prompt": prompt, "max_tokens": 2000, **more}
+    return HTTP.post(f"{url}/completions", json=body)
+
+
+def error(response: httpx.Response) -> Mapping[str, Any]:
+    """The error of a response, in OpenAI's shape."""
+    assert response.headers["content-type"] == "application/json"
+    told = response.json()["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    assert isinstance(told["message"], str)
+    return told
+
+
+def raw(url: str, data: bytes, *, wait_s: float = 5.0) -> bytes:
+    """What comes back when exactly these bytes are sent."""
+    at = urlsplit(url)
+    with socket.create_connection((at.hostname, at.port), timeout=wait_s) as sock:
+        sock.sendall(data)
+        found = b""
+        with suppress(TimeoutError, ConnectionError):
+            while part := sock.recv(1 << 16):
+                found += part
+        return found
+
+
+def head(path: str = "/v1/completions", size: int | None = None) -> bytes:
+    length = "" if size is None else f"Content-Length: {size}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}\r\n".encode()
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"[" * 200_000, 400, "invalid_json"),
+        (b"[1]", 400, "invalid_json"),
+        (b'{"model": 1}', 400, "invalid_value"),
+        (b"{}", 400, "missing_required_parameter"),
+        (b'{"model": "other", "prompt": "x"}', 404, "model_not_found"),
+        (b'{"model": "scripted"}', 400, "missing_required_parameter"),
+        (b'{"model": "scripted", "prompt": "x", "max_tokens": 1e400}', 400, "invalid_value"),
+        (b'{"model": "scripted", "prompt": "x", "temperature": NaN}', 400, "invalid_value"),
+        (b'{"model": "scripted", "prompt": "x", "nothing": 1}', 400, "unknown_parameter"),
+        (b'{"model": "scripted", "prompt": "x", "best_of": 2}', 400, "unsupported_parameter"),
+        (b'{"model": "scripted", "prompt": "x", "suffix": "y"}', 400, "unsupported_parameter"),
+        (b'{"model": "scripted", "prompt": [1, 2]}', 400, "unsupported_parameter"),
+        (b'{"model": "scripted", "prompt": "x", "top_p": 0.5}', 400, "unsupported_parameter"),
+        (b'{"model": "scripted", "prompt": "x", "logprobs": 0}', 400, "unsupported_parameter"),
+        (
+            b'{"model": "scripted", "prompt": "x", "response_format": {"type": "json_object"}}',
+            400,
+            "unsupported_parameter",
+        ),
+        (b'{"model": "scripted", "prompt": "x", "max_tokens": 30000}', 400, "context_length_exceeded"),
+        (b'{"model": "scripted", "prompt": "' + b"x" * 30000 + b'"}', 400, "context_length_exceeded"),
+        (b"x" * 6_000_000, 413, "request_too_large"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bodies_that_are_refused(served: Running, body: bytes, status: int, code: str) -> None:
+    response = HTTP.post(f"{served.url}/completions", content=body, headers=JSON, timeout=20)
+    assert (response.status_code, error(response)["code"]) == (status, code)
+
+
+def test_a_body_in_chunks_has_the_same_limit(served: Running) -> None:
+    response = HTTP.post(
+        f"{served.url}/completions", content=(b"x" * 100_000 for _ in range(40)), headers=JSON, timeout=20
+    )
+    assert (response.status_code, error(response)["code"]) == (413, "request_too_large")
+
+
+def test_paths_methods_and_types(served: Running) -> None:
+    top = served.url.removesuffix("/v1")
+    assert error(HTTP.get(f"{top}/nothing"))["code"] == "unknown_path"
+    assert HTTP.get(f"{served.url}/completions").status_code == 405
+    assert error(HTTP.get(f"{served.url}/completions"))["code"] == "method_not_allowed"
+    assert HTTP.post(f"{served.url}/completions", content=b"{}").status_code == 415
+    assert HTTP.post(f"{served.url}/completions", json={}, headers={"content-encoding": "gzip"}).status_code == 415
+    assert HTTP.get(f"{served.url}/models/other").status_code == 404
+    assert HTTP.get(f"{top}/health").json() == {"status": "ok", "models": {"scripted": True}}
+    assert HTTP.get(f"{top}/health/live").status_code == 200
+
+
+def test_headers_and_bodies_that_do_not_come(served: Running) -> None:
+    began = time.monotonic()
+    assert raw(served.url, b"POST /v1/comp").startswith(b"HTTP/1.1 408 ")
+    assert raw(served.url, head(size=10) + b"{").startswith(b"HTTP/1.1 408 ")
+    assert raw(served.url, b"") == b""  # closed without a word: nobody asked for anything
+    assert time.monotonic() - began < 5
+    assert raw(served.url, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000).startswith(b"HTTP/1.1 431 ")
+    told = raw(served.url, b"\x16\x03\x01 this is TLS\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b'"code": "invalid_http"' in told
+
+
+# --------------------------------------------------------------------------------------------- when servers fail
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status"),
+    [("silent", 504), ("drop", 503), ("die", 502), ("refuse", 400)],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_failures_before_the_answer_are_statuses(served: Running, prompt: str, status: int, stream: bool) -> None:
+    response = ask(served.url, prompt, stream=stream)
+    assert response.status_code == status
+    assert error(response)["message"]
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("prompt", ["hang", "break"])
+def test_failures_within_a_stream_are_its_last_event(served: Running, prompt: str) -> None:
+    response = ask(served.url, prompt, stream=True)
+    assert response.status_code == 200
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert "error" in json.loads(events[-1])
+    assert "[DONE]" not in events
+
+
+def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, **LIMITS) as found:
+        assert ask(found.url, "hello").json()["choices"][0]["text"] == "hello"
+        service = tmp_path / "service.json"
+        service.unlink()
+        response = ask(found.url, "hello")
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        health = HTTP.get(f"{found.url.removesuffix('/v1')}/health")
+        time.sleep(1.0)
+        health = HTTP.get(f"{found.url.removesuffix('/v1')}/health")
+        assert (health.status_code, health.json()["models"]) == (503, {"scripted": False})
+        with running(lambda _model, _values: spoken("another"), {"ensemble": config("ensemble")}) as (_, told):
+            service.write_text(json.dumps(told), encoding="utf-8")
+            assert ask(found.url, "hello").json()["choices"][0]["text"] == "another"
+
+
+# --------------------------------------------------------------------------------------------------- stop words
+
+
+def test_stop_words_are_never_sent_though_they_come_in_pieces(served: Running) -> None:
+    for stop, text in (("fgh", "abcde"), (["zz", "mno"], "abcdefghijkl"), ("a", ""), ("never", None)):
+        whole = ask(served.url, "slow", stop=stop).json()["choices"][0]
+        streamed = ask(served.url, "slow", stop=stop, stream=True).text
+        parts = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+        joined = "".join(part["choices"][0]["text"] for part in parts)
+        assert whole["text"] == joined == ("abcdefghijklmnopqrstuvwxyz" * 4 if text is None else text)
+        assert whole["finish_reason"] == parts[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
+    answer = ask(served.url, "hello there", max_tokens=4, n=2, echo=True).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello there" * 2] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"] == {"prompt_tokens": 11, "completion_tokens": 8, "total_tokens": 19}
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    response = ask(served.url, "hello there", stream=True, stream_options={"include_usage": True})
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == {"prompt_tokens": 11, "completion_tokens": 4, "total_tokens": 15}
+    assert all(event["usage"] is None for event in events[:-1])
+    assert ask(served.url, ["a b", "c"], n=2).json()["usage"]["prompt_tokens"] == 4
+
+
+# ---------------------------------------------------------------------------------------- who waits and who leaves
+
+
+def test_more_than_can_wait_are_refused_and_a_place_is_free_when_a_client_leaves(served: Running) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: ask(served.url, "slow"), range(20)))
+    statuses = [answer.status_code for answer in answers]
+    assert statuses.count(200) >= 8
+    assert set(statuses) == {200, 429}
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert error(refused)["code"] == "rate_limit_exceeded"
+    leaving = [_begin(served.url, "hang", stream=True) for _ in range(8)]
+    for sock in leaving:
+        assert b"200 OK" in sock.recv(100)
+    assert ask(served.url, "hello").status_code == 429  # all places are taken, for longer than the queue waits
+    for sock in leaving:
+        sock.close()
+    began = time.monotonic()
+    assert ask(served.url, "hello").status_code == 200
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Running) -> None:
+    pid = process_of(served.process)
+    before = pid.memory_bytes()
+    readers = [_begin(served.url, "big", stream=True, max_tokens=2000, buffer=4096) for _ in range(3)]
+    gaps: list[float] = []
+    with HTTP.stream(
+        "POST",
+        f"{served.url}/completions",
+        json={"model": "scripted", "prompt": "slow", "max_tokens": 200, "stream": True},
+    ) as stream:
+        last = None
+        for line in stream.iter_lines():
+            now = time.monotonic()
+            if line.startswith("data: {"):
+                if last is not None:
+                    gaps.append(now - last)
+                last = now
+    assert len(gaps) > 50
+    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.1
+    assert pid.memory_bytes() - before < 60e6  # 4 MB of text each, most of it not written
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and _in_flight(served) > 0:
+        time.sleep(0.1)
+    assert _in_flight(served) == 0
+    for sock in readers:
+        sock.close()
+
+
+def _begin(url: str, prompt: str, *, buffer: int = 1 << 16, **more: Any) -> socket.socket:
+    at = urlsplit(url)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    sock.settimeout(10)
+    sock.connect((at.hostname, at.port))
+    body = json.dumps({"model": "scripted", "prompt": prompt, "max_tokens": 100, **more}).encode()
+    sock.sendall(head(size=len(body)) + body)
+    return sock
+
+
+def _in_flight(served: Running) -> float:
+    page = HTTP.get(f"{served.url.removesuffix('/v1')}/metrics").text
+    (line,) = (
+        line for line in page.splitlines() if line.startswith('pipeline_gateway_requests_in_flight{model="scripted"')
+    )
+    return float(line.rpartition(" ")[2])
+
+
+def abuse(url: str, rounds: int, threads: int) -> None:
+    """Good requests, clients that leave at any moment, and garbage, all at once."""
+    bodies = [b"[" * 200_000, b"\x00" * 1000, b'{"model": "scripted", "prompt": 1}', b"x" * 1_100_000]
+
+    def one(number: int) -> None:
+        with suppress(httpx.HTTPError, OSError):
+            match number % 8:
+                case 0 | 1:
+                    ask(url, "hello", stream=bool(number % 2))
+                case 2:
+                    sock = _begin(url, "slow", stream=True)
+                    sock.recv(10)
+                    sock.close()
+                case 3:
+                    _begin(url, "slow", stream=True).close()
+                case 4:
+                    HTTP.post(f"{url}/completions", content=bodies[number // 8 % 4], headers=JSON, timeout=20)
+                case 5:
+                    raw(url, b"GARBAGE\r\n\r\n" * 10)
+                case 6:
+                    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as sock:
+                        sock.sendall(head(size=100) + b'{"model"')
+                case 7:
+                    ask(url, "break", stream=True)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, range(rounds)))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "threads"), [(400, 16), pytest.param(10_000, 256, marks=pytest.mark.slow)], ids=["short", "long"]
+)
+def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None:
+    limits = {**LIMITS, "max_concurrency": 256, "header_timeout_s": 5.0, "body_timeout_s": 5.0}
+    with gateway(tmp_path, respond, **limits) as found:
+        pid = process_of(found.process)
+        abuse(found.url, 200, threads)  # what is made once
+        time.sleep(2.0)
+        before = pid.usage()
+        stop = threading.Event()
+        slowest: list[float] = []
+
+        def steady() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                assert ask(found.url, "hello").status_code in {200, 429}
+                slowest.append(time.monotonic() - began)
+                time.sleep(0.05)
+
+        other = threading.Thread(target=steady)
+        other.start()
+        try:
+            abuse(found.url, rounds, threads)
+        finally:
+            stop.set()
+            other.join()
+        deadline = time.monotonic() + 25  # streams to the server are kept for a while
+        while time.monotonic() < deadline and pid.usage().descriptors > before.descriptors:
+            time.sleep(0.2)
+        after = pid.usage()
+        assert after.descriptors <= before.descriptors
+        assert after.threads <= before.threads
+        assert after.children == before.children
+        assert after.memory_bytes - before.memory_bytes < 40e6
+        assert _in_flight(found) == 0
+        assert ask(found.url, "hello").status_code == 200
+        assert sorted(slowest)[len(slowest) // 2] < 1.0
+
+
+# ---------------------------------------------------------------------------------------------------- the rest
+
+
+def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nfirst-secret-key\nsecond-secret-key\n", encoding="utf-8")
+    with gateway(tmp_path, respond, api_keys_file=keys) as found:
+        assert ask(found.url, "hello").status_code == 401
+        for given, status in (
+            ("Bearer second-secret-key", 200),
+            ("bearer first-secret-key", 200),
+            ("Bearer wrong-secret-key", 401),
+            ("Basic first-secret-key", 401),
+            ("first-secret-key", 401),
+            ("Bearer", 401),
+        ):
+            headers = {"authorization": given}
+            body = {"model": "scripted", "prompt": "x", "max_tokens": 1}
+            response = HTTP.post(f"{found.url}/completions", json=body, headers=headers)
+            assert response.status_code == status, given
+            assert "secret" not in response.text
+        assert HTTP.get(f"{found.url}/models").status_code == 401
+        top = found.url.removesuffix("/v1")
+        assert HTTP.get(f"{top}/health").status_code == 200
+        assert "secret" not in HTTP.get(f"{top}/metrics").text + (tmp_path / "gateway.json").read_text(encoding="utf-8")
+
+
+def test_sigterm_lets_answers_end_and_takes_no_more(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, stop_timeout_s=10.0) as found:
+        with ThreadPoolExecutor(1) as pool:
+            running_answer = pool.submit(ask, found.url, "slow")
+            time.sleep(0.5)
+            found.process.terminate()
+            assert running_answer.result(20).json()["choices"][0]["finish_reason"] == "stop"
+        assert found.process.wait(10) == 0
+        assert not (tmp_path / "gateway.json").exists()
+
+
+def test_an_answer_that_takes_too_long_ends_with_the_gateway(tmp_path: Path) -> None:
+    with gateway(tmp_path, respond, stop_timeout_s=0.2) as found:
+        sock = _begin(found.url, "hang", stream=True)
+        sock.recv(10)
+        found.process.terminate()
+        told = b""
+        while part := sock.recv(1 << 16):
+            told += part
+        assert b"the gateway is being stopped" in told
+        assert found.process.wait(10) == 0
+
+
+def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_path: Path) -> None:
+    from tests.helpers.gateways import listening
+    from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
+
+    with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
+        models = (
+            ServedModel(name="ours", url=f"grpc://{told['grpc']}", model="upstream"),
+            ServedModel(name="renamed", url=f"http://{told['http']}/v1", model="upstream"),
+            ServedModel(name="absent", url="http://127.0.0.1:9/v1"),
+        )
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            listed = HTTP.get(f"{url}/models").json()["data"]
+            assert [model["id"] for model in listed] == ["ours", "renamed", "absent"]
+            body = {"model": "ours", "prompt": "hello", "max_tokens": 9}
+            assert HTTP.post(f"{url}/completions", json=body).json()["choices"][0]["text"] == "hello"
+            passed = HTTP.post(f"{url}/completions", json={**body, "model": "renamed"})
+            assert (passed.json()["model"], passed.json()["choices"][0]["text"]) == ("renamed", "hello")
+            chat = {"model": "renamed", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+            streamed = HTTP.post(f"{url}/chat/completions", json=chat)
+            assert streamed.headers["content-type"].startswith("text/event-stream")
+            assert streamed.text.endswith("data: [DONE]\n\n")
+            assert b"upstream" not in streamed.content
+            events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+            assert {event["model"] for event in events} == {"renamed"}
+            missing = HTTP.post(f"{url}/completions", json={**body, "model": "absent"})
+            assert (missing.status_code, error(missing)["code"]) == (503, "server_unavailable")
+            no_chat = HTTP.post(f"{url}/chat/completions", json={**chat, "model": "ours"})
+            assert "no chat template" in error(no_chat)["message"]
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path = tmp_path / "config.json"
+        GatewayConfig(models=(ServedModel(name="a", url="grpc://127.0.0.1:9"),), port=taken.getsockname()[1]).write(
+            path
+        )
+        ended = subprocess.run(
+            [sys.executable, "-m", "trtllm_pipeline.gateway", str(path)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert ended.returncode == 2
+    assert "cannot listen on 127.0.0.1 port" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert os.listdir(tmp_path) == ["config.json"]
