@@ -10,7 +10,15 @@ from typing import Any, Final
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical
-from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, TrustedKey, read_bytes, read_trusted, strict_json
+from trtllm_pipeline.provenance.dsse import (
+    Envelope,
+    EnvelopeError,
+    TrustedKey,
+    brief,
+    read_bytes,
+    read_trusted,
+    strict_json,
+)
 from trtllm_pipeline.provenance.statement import (
     BUILD_TYPE,
     PREDICATE_TYPE,
@@ -157,26 +165,26 @@ def mismatches(payload: bytes, sealed: Manifest) -> Iterator[str]:
         yield from _mismatches(found, sealed)
     except EnvelopeError as error:
         yield f"the statement {error}"
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        yield f"the statement is malformed: {type(error).__name__} {error}"
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        yield f"the statement is malformed: {type(error).__name__} {brief(str(error))}"
 
 
 def _mismatches(statement: dict[str, Any], sealed: Manifest) -> Iterator[str]:
     for name, expected in {"_type": TYPE, "predicateType": PREDICATE_TYPE}.items():
         if statement.get(name) != expected:
-            yield f"{name} is {statement.get(name)!r}, expected {expected!r}"
+            yield f"{name} is {brief(statement.get(name))}, expected {expected!r}"
             return
     build, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
     if build["buildType"] != BUILD_TYPE:
-        yield f"buildType is {build['buildType']!r}, expected {BUILD_TYPE!r}"
+        yield f"buildType is {brief(build['buildType'])}, expected {BUILD_TYPE!r}"
     elif canonical(build["externalParameters"]) != canonical(external_parameters(sealed)):
         other = build["externalParameters"].get("fingerprint")
         if other != sealed.fingerprint:
-            yield f"the statement is of another stage run, {other}"
+            yield f"the statement is of another stage run, {brief(other)}"
             return
         yield "externalParameters are not those that it was made with"
     if canonical(run["metadata"]) != canonical(metadata(sealed)):
-        yield f"the statement is of another attempt, {run['metadata'].get('invocationId')}"
+        yield f"the statement is of another attempt, {brief(run['metadata'].get('invocationId'))}"
     yield from _files(statement["subject"], sealed)
 
 
@@ -188,13 +196,13 @@ def _files(given: list[dict[str, Any]], sealed: Manifest) -> Iterator[str]:
         yield "a subject stands twice in the statement"
     wrong = sorted(expected.keys() ^ named.keys())
     for name in expected.keys() & named.keys():
-        theirs = {**named[name], "digest": dict(named[name]["digest"])}
-        theirs["digest"].pop("sha256", None)  # it was computed when it was signed; the manifest has none
-        if theirs != expected[name]:
+        # SHA-256 was computed when it was signed; the manifest has none.
+        digest = {kind: value for kind, value in named[name]["digest"].items() if kind != "sha256"}
+        if {**named[name], "digest": digest} != expected[name]:
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        yield f"its subjects are not this artifact's files: {', '.join(map(repr, sorted(wrong)[:_NAMED]))}{more} differ"
+        yield f"its subjects are not this artifact's files: {', '.join(map(brief, sorted(wrong)[:_NAMED]))}{more} differ"
 
 
 def _changed(folder: Path, sealed: Manifest) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.errors import UsageError
@@ -34,6 +35,13 @@ _KINDS: Final = "an Ed25519 or ECDSA P-256 key in PEM form"
 _NEW_KEY: Final = "openssl genpkey -algorithm ed25519 -out signing.pem"
 
 
+def brief(value: object) -> str:
+    """`value` as people read it, of anything large the beginning and the end."""
+    shown = Repr()
+    shown.maxstring = shown.maxother = 100
+    return shown.repr(value)
+
+
 class EnvelopeError(ValueError):
     """What is said to be an envelope or a statement is none; the text says why."""
 
@@ -47,10 +55,11 @@ def strict_json(data: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{brief(name)} stands twice in one object")
+        found[name] = value
     return found
 
 
@@ -82,7 +91,7 @@ class Envelope:
         if not isinstance(found, dict) or not isinstance(found.get("signatures"), list):
             raise EnvelopeError("is not a DSSE envelope: it has no list of signatures")
         if found.get("payloadType") != PAYLOAD_TYPE:
-            raise EnvelopeError(f"payloadType is {found.get('payloadType')!r}, not {PAYLOAD_TYPE!r}")
+            raise EnvelopeError(f"payloadType is {brief(found.get('payloadType'))}, not {PAYLOAD_TYPE!r}")
         if not 0 < len(found["signatures"]) <= _MAX_SIGNATURES:
             raise EnvelopeError(f"it has {len(found['signatures'])} signatures, expected 1 to {_MAX_SIGNATURES}")
         return Envelope(_bytes(found.get("payload"), "payload"), tuple(map(_signature, found["signatures"])))

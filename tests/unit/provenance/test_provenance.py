@@ -19,11 +19,14 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trtllm_pipeline import provenance
 from trtllm_pipeline.errors import PipelineError, StateError, UsageError
 from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.provenance import Policy, SigningKey
+from trtllm_pipeline.provenance.checking import mismatches
 from trtllm_pipeline.provenance.described import Described
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, Signature, strict_json
 from trtllm_pipeline.provenance.signing import full_statement
@@ -308,7 +311,7 @@ def test_a_flipped_bit_anywhere_in_the_envelope_is_found(store: Store, key: Sign
         (lambda s: s["predicate"]["buildDefinition"].update(buildType="x:y"), "buildType is"),
         (
             lambda s: s["predicate"]["buildDefinition"]["externalParameters"].update(fingerprint="f" * 32),
-            "of another stage run, ffff",
+            "of another stage run, 'ffff",
         ),
         (
             lambda s: s["predicate"]["buildDefinition"]["externalParameters"]["key"]["params"].update(name="z"),
@@ -318,7 +321,10 @@ def test_a_flipped_bit_anywhere_in_the_envelope_is_found(store: Store, key: Sign
             lambda s: s["predicate"]["buildDefinition"]["externalParameters"].update(more=1),
             "externalParameters are not those",
         ),
-        (lambda s: s["predicate"]["runDetails"]["metadata"].update(invocationId="other"), "of another attempt, other"),
+        (
+            lambda s: s["predicate"]["runDetails"]["metadata"].update(invocationId="other"),
+            "of another attempt, 'other'",
+        ),
         (lambda s: s["predicate"].pop("runDetails"), "malformed"),
         (lambda s: s.update(predicate=[]), "malformed"),
         (lambda s: s.update(subject={}), "are not this artifact's files"),
@@ -349,6 +355,9 @@ def test_a_trusted_signature_does_not_save_a_statement_that_does_not_fit(
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
+        (b'{"_type": "' + b"x" * 2_000_000 + b'"}', "xxx..."),
+        (b"{" + b'"a":' * 700 + b"1" + b"}" * 0, "strict JSON"),
+        (b"{" + b",".join(b'"%d":1' % n for n in range(200_000)) + b',"7":1}', "'7' stands twice"),
         (b"", "strict JSON"),
         (b"[]", "is not an object"),
         (b'{"_type": "a", "_type": "b"}', "'_type' stands twice"),
@@ -367,12 +376,41 @@ def test_a_signed_payload_that_is_no_statement(
     assert said in messages(artifact, strict)
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=5), each, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_stands_in_a_statement_is_answered_in_words(store: Store, data: st.DataObject) -> None:
+    sealed = (
+        read(publish(store).folder)
+        if not list(store.artifacts_dir.glob("*/*"))
+        else read(next(store.artifacts_dir.glob("*/*")))
+    )
+    statement: Any = provenance.statement_of(store.folder(sealed.stage, sealed.fingerprint))
+    path = data.draw(st.sampled_from(leaves(statement)))
+    path = path[: data.draw(st.integers(1, len(path)))]
+    place = statement
+    for name in path[:-1]:
+        place = place[name]
+    before, place[path[-1]] = place[path[-1]], data.draw(VALUES)
+    found = list(mismatches(json.dumps(statement).encode(), sealed))
+    assert all(isinstance(each, str) and len(each) < 1000 for each in found)
+    checked = path[0] != "predicate" or {*path} & {"buildType", "externalParameters", "metadata"}
+    if checked and canonical({"": before}) != canonical({"": place[path[-1]]}):
+        assert found
+
+
 def test_another_artifact_s_statement_is_told_by_its_stage_run(store: Store, key: SigningKey, strict: Policy) -> None:
     one, other = publish(store, files={"same": "x"}), publish(store, "b", files={"same": "x"})
     provenance.sign(store, one.folder, key)
     shutil.copy(one.folder / ENVELOPE, other.folder / ENVELOPE)
-    assert f"the statement is of another stage run, {one.fingerprint}" in messages(other, strict)
-    assert f"the statement is of another stage run, {one.fingerprint}" in messages(other, NOTHING)
+    assert f"the statement is of another stage run, '{one.fingerprint}'" in messages(other, strict)
+    assert f"the statement is of another stage run, '{one.fingerprint}'" in messages(other, NOTHING)
 
 
 def test_a_statement_of_an_earlier_attempt_is_told(store: Store, key: SigningKey, strict: Policy) -> None:
