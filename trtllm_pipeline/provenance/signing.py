@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,31 +55,33 @@ def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False
     What somebody else has signed already is signed as it is, so that both signatures hold. Raises StateError for files
     that are not what was made, and UsageError for an envelope that does not fit the artifact.
     """
-    before = _sound(folder)
-    statement = full_statement(folder, anonymous=anonymous)  # also where it is signed already: files may have changed
-    if before is not None and anonymous and b'"made_by":' in before.payload:
-        raise UsageError(f"{folder / ENVELOPE}: was signed with the names of user and host", hint=_AGAIN)
-    payload = canonical(statement).encode() if before is None else before.payload
-    envelope = Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),))
-    return _keep(store, folder, before, envelope)
+    with store.attaching(folder) as write:
+        before = _sound(folder)
+        if before is not None and anonymous and b'"made_by":' in before.payload:
+            raise UsageError(f"{folder / ENVELOPE}: was signed with the names of user and host", hint=_AGAIN)
+        statement = full_statement(folder, anonymous=anonymous)  # also where it is signed: files may have changed
+        payload = canonical(statement).encode() if before is None else before.payload
+        envelope = Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),))
+        return _keep(write, folder, before, envelope)
 
 
 def attach(store: Store, folder: Path, envelope: Envelope) -> Envelope:
     """Keep an envelope that was signed elsewhere. Raises UsageError where its statement is not of this artifact."""
-    wrong = list(mismatches(envelope.payload, manifest.read(folder)))
-    if wrong:
-        raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
-    return _keep(store, folder, _sound(folder), envelope)
+    with store.attaching(folder) as write:
+        wrong = list(mismatches(envelope.payload, manifest.read(folder)))
+        if wrong:
+            raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
+        return _keep(write, folder, _sound(folder), envelope)
 
 
-def _keep(store: Store, folder: Path, before: Envelope | None, envelope: Envelope) -> Envelope:
+def _keep(write: Callable[[str], None], folder: Path, before: Envelope | None, envelope: Envelope) -> Envelope:
     """Write `envelope`, with the signatures that other keys have made of the same statement."""
     if before is not None and before.payload != envelope.payload:
         raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement of this artifact", hint=_AGAIN)
     new = {each.keyid for each in envelope.signatures}
     others = () if before is None else tuple(each for each in before.signatures if each.keyid not in new)
     kept = replace(envelope, signatures=(*others, *envelope.signatures))
-    store.attach(folder, f"{kept.text()}\n")
+    write(f"{kept.text()}\n")
     return kept
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -249,19 +249,27 @@ class Store:
         self.index.end_attempt(attempt.id, "succeeded", final)
         return artifact
 
-    def attach(self, folder: Path, envelope: str) -> None:
-        """Write the signed statement of the artifact in `folder`, all of it or nothing. Raises StateError."""
+    @contextmanager
+    def attaching(self, folder: Path) -> Iterator[Callable[[str], None]]:
+        """A function that writes the signed statement of the artifact in `folder`, all of it or nothing.
+
+        Nobody else signs or makes this artifact meanwhile. Raises StateError where somebody does.
+        """
         self.check_writable()
         fingerprint = Fingerprint(folder.name)
         claim = self.claim(fingerprint)
         if claim is None:
             raise StateError(f"{folder}: another process works on it", hint="try again when it has ended")
-        try:
+
+        def write(envelope: str) -> None:
             beside = self.work_dir / f"{fingerprint}.manifest"  # a killed process's is swept
             beside.mkdir(exist_ok=True)
             (beside / manifest.ENVELOPE).write_text(envelope, encoding="utf-8")
             (beside / manifest.ENVELOPE).replace(folder / manifest.ENVELOPE)
             beside.rmdir()
+
+        try:
+            yield write
         finally:
             claim.release()
 

@@ -1,0 +1,90 @@
+"""Signing by real processes: killed at any moment, and several at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.provenance.test_provenance import publish, write_key
+from trtllm_pipeline import provenance
+from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.manifest import ENVELOPE, inspect
+from trtllm_pipeline.store.store import Store
+
+pytestmark = pytest.mark.integration
+FILES = {f"part-{number}": "x" * 2_000_000 for number in range(8)}
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> list[Artifact]:
+    store = Store(tmp_path / "w")
+    made = [publish(store, name, files=FILES) for name in ("a", "b", "c", "d")]
+    store.close()
+    return made
+
+
+def signer(folder: Path, key: str) -> subprocess.Popen[bytes]:
+    words = ("store", "provenance", "--workspace", "w", "--sign", f"{key}.key")
+    return subprocess.Popen(
+        (sys.executable, "-m", "trtllm_pipeline", *words),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_a_signer_killed_at_any_moment_leaves_all_of_an_envelope_or_none(
+    tmp_path: Path, artifacts: list[Artifact]
+) -> None:
+    write_key(tmp_path, "me")
+    strict = provenance.policy(tmp_path / "trusted", required=True)
+    begin = time.monotonic()
+    assert signer(tmp_path, "me").wait() == 0
+    whole_s = time.monotonic() - begin
+    chance, seen = random.Random(7), set()
+    for _ in range(12):
+        for artifact in artifacts:
+            (artifact.folder / ENVELOPE).unlink(missing_ok=True)
+        process = signer(tmp_path, "me")
+        time.sleep(chance.uniform(0.5, 1.0) * whole_s)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        signed = [artifact for artifact in artifacts if (artifact.folder / ENVELOPE).exists()]
+        seen.add(len(signed))
+        for artifact in signed:
+            assert provenance.check(artifact.folder, strict) == ()
+        for artifact in artifacts:
+            assert inspect(artifact.folder, contents=False) == ()
+    assert len(seen) > 1, "some were killed early, some late"
+    assert signer(tmp_path, "me").wait() == 0
+    provenance.require((artifact.folder for artifact in artifacts), strict)
+
+
+def test_of_several_signers_at_once_none_undoes_another_s_signature(tmp_path: Path, artifacts: list[Artifact]) -> None:
+    names = ("ann", "bob", "cyd")
+    for name in names:
+        write_key(tmp_path, name)
+    todo = set(names)
+    for _ in range(20):
+        processes = {name: signer(tmp_path, name) for name in todo}
+        for name, process in processes.items():
+            error = process.communicate()[1].decode()
+            if process.returncode == 0:
+                todo.remove(name)
+            else:
+                assert "another process works on it" in error
+        if not todo:
+            break
+    assert not todo
+    strict = provenance.policy(tmp_path / "trusted", required=True)
+    for artifact in artifacts:
+        looked = provenance.look(artifact.folder, strict)
+        assert looked.findings == ()
+        assert sorted(each.trusted or "" for each in looked.signed) == [f"{name}.pem" for name in names]
