@@ -51,6 +51,7 @@ SCRIPTS = (
     "docs/json_schemas.py",
     "docs/record.py",
     "docs/walk.py",
+    "examples/agent.py",
     "examples/stream.py",
 )
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.embedded_engines import script_engine
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 
 pytestmark = pytest.mark.integration
@@ -192,6 +193,28 @@ def test_no_colours_where_none_are_wanted(url: str) -> None:
         terminal.process.kill()
         terminal.process.wait()
         os.close(terminal.master)
+
+
+@pytest.mark.slow
+def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
+    """With a real Triton: the engine continues a fixed text, whatever it is asked."""
+    engine = script_engine(tmp_path / "engine")
+    (engine / "chat_template.jinja").write_text("{{ messages[-1].content }}", encoding="utf-8")
+    workspace = ["--workspace", str(tmp_path / "ws")]
+    done = subprocess.run(
+        [*PIPELINE, str(engine), *workspace, "--temperature", "0", "--max-tokens", "10"],
+        input="A\ns\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["BCDEFGHIJK", "top-世界"], done.stderr
+    assert "it ends with this conversation" in done.stderr
+    assert done.returncode == 0
+    assert not (tmp_path / "ws" / "serve").exists()
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in listed
 
 
 def test_a_workspace_without_servers(tmp_path: Path) -> None:

@@ -215,8 +215,9 @@ class Reader:
             for text in texts:
                 if self._text.startswith(text, self._position):
                     return text
-            here = self._text[self._position :]
-            if not any(text.startswith(here) for text in texts) or not (yield from self.more()):
+            left = len(self._text) - self._position
+            begun = any(left < len(text) and text.startswith(self._text[self._position :]) for text in texts)
+            if not begun or not (yield from self.more()):
                 return None
 
     def take(self, *texts: str) -> Steps[str | None]:
@@ -279,7 +280,7 @@ class Reader:
             return None
 
         def send(_piece: str) -> None:
-            self._send(len(self._text[: self._position].rstrip(_SPACE)), kind)
+            self._send(self._mark + len(self._text[self._mark : self._position].rstrip(_SPACE)), kind)
 
         found = yield from self.copy(send, *markers)
         if found is None:
