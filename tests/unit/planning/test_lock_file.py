@@ -103,7 +103,7 @@ def test_it_brings_data_metrics_and_recipes_and_keeps_the_toolchain(tmp_path: Pa
     """Locked without a GPU, planned where TensorRT-LLM would be the toolchain."""
     path = write(tmp_path / "home")
     sets = ("settings.perf.requests=3", "axes.max_batch_size=[2]")
-    plan = locked(Request(path, sets=sets, assume="gpus=0,cpus=8"), tmp_path / "lock")
+    plan = locked(Request(path, sets=sets, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
     assert {cell.toolchain for cell in plan.cells} == {"embedded"}
     assert any(cell.reason for cell in plan.cells)
     there = moved(tmp_path / "lock", tmp_path)
@@ -120,14 +120,14 @@ def test_data_that_an_axis_or_a_rule_names(tmp_path: Path) -> None:
     path = write(
         tmp_path / "home", axes={"settings.perf.input_data": files}, override=[rule], settings={"perf": {"requests": 2}}
     )
-    plan = locked(Request(path, assume="gpus=0,cpus=8"), tmp_path / "lock")
+    plan = locked(Request(path, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
     there = moved(tmp_path / "lock", tmp_path)
     assert fingerprints(again(there, "gpus=0,cpus=8", tmp_path / "w")) == fingerprints(plan)
 
 
 def test_a_part_of_a_matrix_is_the_same_part(tmp_path: Path) -> None:
     path = write(tmp_path / "home")
-    request = Request(path, cells=("small/int8_wo/*",), until="build", assume="gpus=0,cpus=8")
+    request = Request(path, cells=("small/int8_wo/*",), until="build", toolchain="embedded", assume="gpus=0,cpus=8")
     plan = locked(request, tmp_path / "lock")
     there = moved(tmp_path / "lock", tmp_path)
     assert fingerprints(again(there, "gpus=0,cpus=8", tmp_path / "w")) == fingerprints(plan)
@@ -136,7 +136,7 @@ def test_a_part_of_a_matrix_is_the_same_part(tmp_path: Path) -> None:
 def test_large_data_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtllm_pipeline.planning.lock_file._MOST_BYTES", 10)
     path = write(tmp_path / "home")
-    locked(Request(path, assume="gpus=0"), tmp_path / "lock")
+    locked(Request(path, toolchain="embedded", assume="gpus=0"), tmp_path / "lock")
     data = yaml.safe_load((tmp_path / "lock" / "matrix.yaml").read_text())
     assert data["settings"]["perf"]["input_data"] == str(tmp_path / "home" / "data" / "prompts.jsonl")
     assert not (tmp_path / "lock" / "data").exists()
@@ -147,7 +147,8 @@ def test_data_of_a_hub_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fetched.write_text(json.dumps(PROMPTS[0]))
     monkeypatch.setattr("trtllm_pipeline.hub.dataset_file.fetch", lambda _name: fetched)
     settings = {"perf": {"input_data": "hub:org/data/rows.jsonl"}}
-    plan = locked(Request(write(tmp_path / "home", settings=settings), assume="gpus=0,cpus=8"), tmp_path / "lock")
+    request = Request(write(tmp_path / "home", settings=settings), toolchain="embedded", assume="gpus=0,cpus=8")
+    plan = locked(request, tmp_path / "lock")
     fetched.unlink()  # the hub has other rows by now
     there = moved(tmp_path / "lock", tmp_path)
     assert fingerprints(again(there, "gpus=0,cpus=8", tmp_path / "w")) == fingerprints(plan)
@@ -174,7 +175,7 @@ def test_a_branch_that_moved_on_moves_nothing(
     with monkeypatch.context() as reached:
         reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
         reached.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
-        plan = locked(Request(path, assume="gpus=0,cpus=8"), tmp_path / "lock")
+        plan = locked(Request(path, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
     for hub in ("hugging_face.pin", "modelscope.pin"):
         monkeypatch.setattr(f"trtllm_pipeline.hub.{hub}", lambda *_model, **_how: pytest.fail("a hub was asked"))
     monkeypatch.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
