@@ -83,20 +83,25 @@ def gateway(
     *,
     model: str = "scripted",
     guided: bool = False,
+    passing: bool = False,
     template: str = TEMPLATE,
     special: Sequence[str] = (),
     others: Sequence[Any] = (),
     api_keys_file: Path | None = None,
     **params: Any,
 ) -> Iterator[Running]:
-    """A gateway process whose model `respond` speaks for. `others` are the configurations of models beside it."""
+    """A gateway process whose model `respond` speaks for. `others` are the configurations of models beside it.
+
+    `passing`: it is an OpenAI-compatible server that is behind the gateway.
+    """
     triton_model = guided_config("ensemble") if guided else config("ensemble", counts=True)
     with running(respond, {"ensemble": triton_model, **{each.name: each for each in others}}) as (triton, service):
         path = folder / "service.json"
         path.write_text(json.dumps(service), encoding="utf-8")
-        served = ServedModel(
-            name=model, service=path, model_folder=write_model(folder / "model", template, special), max_seq_len=20_000
-        )
+        tokenizer = write_model(folder / "model", template, special)
+        served = ServedModel(name=model, service=path, model_folder=tokenizer, max_seq_len=20_000)
+        if passing:
+            served = ServedModel(name=model, url=f"http://{service['http']}/v1", model="ensemble")
         GatewayConfig(models=(served,), api_keys_file=api_keys_file, params=GatewayParams(**params)).write(
             folder / "config.json"
         )

@@ -300,6 +300,31 @@ def test_keys(tmp_path: Path) -> None:
             ask(client, "x")
 
 
+# ------------------------------------------------------------------------------------- an OpenAI-compatible server
+
+
+def test_parts_that_are_no_text_pass_through(tmp_path: Path) -> None:
+    """What the server behind the gateway takes, its clients may send: images, tools of its own."""
+    parts = [
+        {"type": "text", "text": "What is it?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+    ]
+    asked: list[Mapping[str, Any]] = []
+
+    def see(_model: str, values: Mapping[str, Any]) -> Script:
+        asked.append(values)
+        return spoken("A cat.")
+
+    with gateway(tmp_path, see, passing=True) as found, openai.OpenAI(base_url=found.url, api_key="x") as client:
+        messages = [{"role": "user", "content": parts}]
+        answer = client.chat.completions.create(model="scripted", messages=messages, tools=TOOLS)
+        assert (answer.model, answer.choices[0].message.content) == ("scripted", "A cat.")
+        chunks = list(client.chat.completions.create(model="scripted", messages=messages, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "A cat."
+    assert [each["messages"] for each in asked] == [messages] * 2
+    assert asked[0]["tools"] == TOOLS
+
+
 # ------------------------------------------------------------------------------------------------------ special tokens
 
 
@@ -330,8 +355,32 @@ def test_markers_that_the_server_drops(tmp_path: Path, kept: bool) -> None:
 # --------------------------------------------------------------------------------------------------- guided decoding
 
 
-def test_what_guides_the_model(tmp_path: Path) -> None:
-    with gateway(tmp_path, respond, guided=True) as found, openai.OpenAI(base_url=found.url, api_key="x") as client:
+def engine(backend: str) -> Any:
+    """TensorRT-LLM's engine model, which has the inputs for guided decoding with and without a backend for it."""
+    model = config("tensorrt_llm")
+    model.parameters["guided_decoding_backend"].string_value = backend
+    return model
+
+
+def test_a_server_that_follows_no_schema(tmp_path: Path) -> None:
+    """A call is forced by its beginning alone."""
+    others = [engine("${guided_decoding_backend}")]
+    with (
+        gateway(tmp_path, respond, guided=True, others=others) as found,
+        openai.OpenAI(base_url=found.url, api_key="x") as client,
+    ):
+        (made,) = ask(client, "hello", tools=TOOLS, tool_choice="required").choices[0].message.tool_calls
+        assert (made.function.name, json.loads(made.function.arguments)) == ("get_time", {"city": "Rome"})
+        with pytest.raises(openai.BadRequestError, match="no guided decoding"):
+            ask(client, "hello", response_format={"type": "json_object"})
+
+
+@pytest.mark.parametrize("others", [[], [engine("xgrammar")]], ids=["another model", "an engine"])
+def test_what_guides_the_model(tmp_path: Path, others: list[Any]) -> None:
+    with (
+        gateway(tmp_path, respond, guided=True, others=others) as found,
+        openai.OpenAI(base_url=found.url, api_key="x") as client,
+    ):
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         given = json.loads(ask(client, "options", response_format=form).choices[0].message.content)

@@ -40,6 +40,7 @@ _CHAT_TOKENS: Final = 1024
 """Length of an answer where neither the request nor the limit of the model says one."""
 _PREPROCESSING: Final = "preprocessing"
 _POSTPROCESSING: Final = "postprocessing"
+_GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
 _NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
 _OF_THE_REQUEST: Final = re.compile(
@@ -66,13 +67,21 @@ class TritonBackend:
     """One model of a running server."""
 
     def __init__(
-        self, client: Client, served: ServedModel, params: GatewayParams, texts: ModelTexts | None, *, special: bool
+        self,
+        client: Client,
+        served: ServedModel,
+        params: GatewayParams,
+        texts: ModelTexts | None,
+        *,
+        special: bool,
+        guided: bool,
     ) -> None:
         self._client = client
         self._served = served
         self._params = params
         self._texts = texts
         self._special = special
+        self._guided = guided
         self._idle: deque[tuple[Session, float]] = deque()
         self._closed = False
         self.max_seq_len = served.max_seq_len or (texts.max_seq_len if texts else None)
@@ -92,6 +101,7 @@ class TritonBackend:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)
             special = await _set(client, _PREPROCESSING, "add_special_tokens")
+            guided = client.model.takes(_GUIDE) and await _follows_guides(client)
             dropped = await _set(client, _POSTPROCESSING, "skip_special_tokens")
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
@@ -100,7 +110,7 @@ class TritonBackend:
                 502, f"the server of model {served.name}: {error.message}", code="bad_gateway", reason="upstream"
             ) from error
         client.timeout_s = params.generation_timeout_s
-        backend = cls(client, served, params, texts, special=special)
+        backend = cls(client, served, params, texts, special=special, guided=guided)
         if dropped:
             backend.warn_of_dropped_markers()
         return backend
@@ -136,6 +146,12 @@ class TritonBackend:
 
     async def prompts(self, asked: Asked) -> list[Prompt]:
         """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
+        if asked.guide is not None and not self._guided:
+            raise bad(
+                "response_format",
+                f"model {asked.model} follows no response_format: its server has no guided decoding",
+                code="unsupported_parameter",
+            )
         if asked.endpoint == "completions":
             found = [await self._prompt(asked, text) for text in asked.prompts]
             return [prompt for prompt in found for _ in range(asked.n)]
@@ -145,13 +161,12 @@ class TritonBackend:
                 f"model {asked.model} has no chat template here; ask /v1/completions",
                 code="unsupported_parameter",
             )
-        guided = self._client.model.takes("guided_decoding_guide")
         turn = Turn(asked.messages, asked.tools, asked.tool_choice, asked.parallel_tool_calls, asked.variables)
         try:
             prepared = self._dialect.prepare(turn)
             rendered = await self._texts.render(prepared.chat, special=self._special)
             started = [
-                prepared.start(rendered, stream=asked.stream, guided=guided, answer_only=asked.guide is not None)
+                prepared.start(rendered, stream=asked.stream, guided=self._guided, answer_only=asked.guide is not None)
                 for _ in range(asked.n)  # a parser each
             ]
         except DialectError as error:
@@ -334,8 +349,18 @@ class TritonBackend:
 
 def guided(guide: Guide) -> dict[str, Any]:
     """TensorRT-LLM's inputs for a guide."""
-    schema = {} if guide.schema is None else {"guided_decoding_guide": guide.schema}
+    schema = {} if guide.schema is None else {_GUIDE: guide.schema}
     return {"guided_decoding_guide_type": guide.kind, **schema}
+
+
+async def _follows_guides(client: Client) -> bool:
+    """Whether the engine has a backend for guided decoding: its model takes the inputs for it with none as well."""
+    try:
+        parameters = (await client.config(ENGINE_MODEL)).parameters
+    except ServerError:
+        return True  # a model of another kind, which has the inputs because it follows them
+    name = parameters["guided_decoding_backend"].string_value if "guided_decoding_backend" in parameters else ""
+    return bool(name) and not name.startswith("${")
 
 
 async def _set(client: Client, model: str, name: str) -> bool:
