@@ -81,15 +81,15 @@ def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def metrics_urls(server: HostedServer) -> dict[str, str]:
-    """URLs of metrics by part, `gateway` before the server itself; none while it is not ready."""
-    try:
-        service = Service.read(server.folder / SERVICE_FILE)
-    except ServerError:
-        return {}
+    """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
     urls = {}
     gateway = (read_object(server.folder / GATEWAY_FILE) or {}).get("url")
     if isinstance(gateway, str):
         urls["gateway"] = f"{gateway.rstrip('/')}/metrics"
+    try:
+        service = Service.read(server.folder / SERVICE_FILE)
+    except ServerError:
+        return urls
     if service.kind == "openai":
         urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{TRTLLM_SERVE_PATH}"
     elif service.metrics is not None:
