@@ -54,6 +54,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
     "store-list": ("store list --format json",),
     "store-verify": ("store verify --format json",),
+    "servers": ("serve ps --format json", "serve status schemas --format json"),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {
@@ -65,7 +66,7 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|(recommended|candidates)\[\]\.workload)$"
+    r"|fingerprints|ports|logs|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
@@ -112,7 +113,12 @@ def examples(folder: Path) -> dict[str, list[Any]]:
     """Run the matrix in `folder`; what everything printed and wrote, by schema."""
     (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
     report = pipeline(folder, _RUN, codes=[1])
-    found = {name: [json.loads(pipeline(folder, words)) for words in given] for name, given in OUTPUTS.items()}
+    pipeline(folder, "serve start tiny/fp16 --openai --name schemas", codes=[0])
+    try:
+        found = {name: [json.loads(pipeline(folder, words)) for words in given] for name, given in OUTPUTS.items()}
+    finally:
+        pipeline(folder, "serve stop schemas", codes=[0])
+    found["servers"] += [json.loads(pipeline(folder, words)) for words in OUTPUTS["servers"]]
     found["report"].append(json.loads(report))
     for name, pattern in FILES.items():
         paths = sorted((folder / ".pipeline").glob(pattern))

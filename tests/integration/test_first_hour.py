@@ -58,9 +58,14 @@ def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, cl
         if step.output is None:
             continue
         assert step.output.strip(), f"the page shows nothing for\n{step.commands}"
-        if step.output.startswith("{"):
+        if "pipeline chat" in step.commands:  # the little model has nothing to say, but says it
+            assert output.strip()
+        elif step.output.startswith("{"):
             assert json.loads(output).keys() == json.loads(step.output).keys(), step.commands
         else:
-            shown, printed = step.output.splitlines(), walk.shown(output).splitlines()
-            assert NUMBER.sub("N", printed[0]).split() == NUMBER.sub("N", shown[0]).split(), step.commands
+            shown, printed = (
+                NUMBER.sub("N", text.splitlines()[0]).split() for text in (step.output, walk.shown(output))
+            )
+            # doctor may name a warning after its verdict.
+            assert printed[: len(shown)] == shown, step.commands
     assert performed > 10
