@@ -34,21 +34,27 @@ class Admission:
         """Wait for `count` places. Raises ApiError 429 when too many wait already, or for too long."""
         if len(self._waiting) >= self.queue:
             raise self._busy(f"{self.taken} requests are in progress and {len(self._waiting)} wait", "queue_full")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
         entry = (count, turn)
         self._waiting.append(entry)
+        # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the turn.
+        timer = loop.call_later(self._timeout_s, self._expire, entry)
         try:
-            await asyncio.wait_for(turn, self._timeout_s)
-        except asyncio.TimeoutError:
-            raise self._busy(f"no place was free within {self._timeout_s:g} s", "queue_timeout") from None
+            await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if not turn.cancelled():
                 self.leave(count)
             raise
         finally:
+            timer.cancel()
             if entry in self._waiting:
                 self._waiting.remove(entry)
                 self._admit()  # who waits behind a larger request may fit
+
+    def _expire(self, entry: tuple[int, asyncio.Future[None]]) -> None:
+        if not entry[1].done():
+            entry[1].set_exception(self._busy(f"no place was free within {self._timeout_s:g} s", "queue_timeout"))
 
     def leave(self, count: int = 1) -> None:
         """Give places back."""

@@ -172,10 +172,11 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         "sampling": {name: value for name in _SAMPLING if (value := _number(body, name)) is not None},
         "guide": _guide(_object(body, "response_format")),
     }
-    return Asked(endpoint, model_of(body), **given, **(_chat(body, given) if endpoint == "chat" else _completion(body)))
+    own = _chat(body) if endpoint == "chat" else _completion(body)
+    return Asked(endpoint, model_of(body), **{**given, **own})
 
 
-def _chat(body: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = body.get("messages")
     if messages is None:
         raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
@@ -187,7 +188,6 @@ def _chat(body: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise _wrong(f"messages[{number}]", "an object with role and content", message)
     most = _whole(body, "max_completion_tokens", 1, _INT32)
-    given["max_tokens"] = given["max_tokens"] if most is None else most
     tools = body.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise _wrong("tools", "a list of tools", tools)
@@ -207,6 +207,7 @@ def _chat(body: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
             raise _wrong("reasoning_effort", "a text", effort)
         variables.setdefault("reasoning_effort", effort)
     return {
+        **({} if most is None else {"max_tokens": most}),
         "messages": messages,
         "tools": tools or (),
         "tool_choice": choice,

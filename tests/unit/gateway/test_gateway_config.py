@@ -1,0 +1,79 @@
+"""The gateway's configuration: what is written is read, and what is wrong is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_pipeline.errors import PipelineError, UsageError
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.keys import Keys
+from trtllm_pipeline.stages.params import key, table
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    config = GatewayConfig(
+        models=(
+            ServedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path, max_seq_len=9),
+            ServedModel(name="b", url="grpc://[::1]:8001", model="tensorrt_llm_bls", dialect="hermes"),
+        ),
+        host="::1",
+        port=8080,
+        api_keys_file=tmp_path / "keys",
+        params=GatewayParams(temperature=0.0, stop=("</s>",), max_queue=3),
+    )
+    config.write(tmp_path / "config.json")
+    assert GatewayConfig.read(tmp_path / "config.json") == config
+
+
+def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"schema": 1, "models": [{"name": "a", "service": "s.json"}]}', encoding="utf-8")
+    (model,) = GatewayConfig.read(tmp_path / "c.json").models
+    assert model.service == tmp_path / "s.json"
+
+
+def test_no_parameter_is_part_of_a_key() -> None:
+    assert key(GatewayParams()) == {}
+    assert all(each.about.runtime for each in table(GatewayParams))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "schema is None"),
+        ({"schema": 1}, "at least one model"),
+        ({"schema": 1, "models": [{}]}, "missing 1 required"),
+        ({"schema": 1, "models": [{"name": "a"}]}, "a service.json or a url"),
+        ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "no address of a server"),
+        ({"schema": 1, "models": [{"name": "a", "url": "grpc://x"}]}, "no address of a server"),
+        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
+        ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
+        ({"schema": 1, "models": [{"name": "a", "url": "http://x"}], "params": {"speed": 1}}, "params has no speed"),
+        ({"schema": 1, "models": 5}, "is not a gateway's configuration"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(given), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"c\.json") as caught:
+        GatewayConfig.read(tmp_path / "c.json")
+    assert said in caught.value.message
+
+
+def test_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# a comment\n\n  key-number-one \nkey-number-two\n", encoding="utf-8")
+    keys = Keys(path)
+    assert keys.accept(b"Bearer key-number-one")
+    assert keys.accept(b"bearer  key-number-two")
+    assert not any(
+        keys.accept(each)
+        for each in (b"", b"Bearer", b"Bearer # a comment", b"key-number-one", b"Basic key-number-one")
+    )
+    assert "key-number" not in repr(vars(keys))
+    for content, said in (("", "has no key"), ("# x\n", "has no key"), ("short\n", "fewer than 8")):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(PipelineError, match=said):
+            Keys(path)
