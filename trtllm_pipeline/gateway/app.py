@@ -44,6 +44,7 @@ _DISCARDED_BYTES: Final = 1 << 26
 """Of a body that is too large: a client that still sends would never see the answer."""
 _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
+_OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
 ABORT: Final = "pipeline.abort"
 """Key of a scope: closes the connection at once, where the server can."""
 _JSON: Final = (b"content-type", b"application/json")
@@ -179,9 +180,9 @@ class Gateway:
             metrics.finish(await self._answered(endpoint, body, served, metrics, scope, receive, send))
         except ApiError as error:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
-            if error.status in {502, 503, 504}:
+            if error.reason in _OF_THE_SERVER:
                 metrics.upstream_error(error.reason)
-            elif error.status < 500:
+            else:
                 metrics.rejected(error.reason)
             metrics.finish(error.status)
             await _send_error(error, send)

@@ -64,6 +64,8 @@ class OpenAiBackend:
         self._model = served.model or service.model or served.name
         self._idle: deque[tuple[Connection, float]] = deque()
         self._closed = False
+        self.broken = False
+        """Nothing is known of the server that could be wrong when it comes back."""
         said, wanted = json.dumps(self._model), json.dumps(served.name)
         # Quotes within a text are escaped, so this is found nowhere else.
         self._names = [(f'"model":{space}{said}'.encode(), f'"model":{space}{wanted}'.encode()) for space in ("", " ")]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Hashable
 from contextlib import suppress
+from typing import Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.client.service import Service
@@ -18,6 +20,8 @@ from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
 
 Backend = TritonBackend | OpenAiBackend
+_FAILED_S: Final = 0.5
+"""How long the failure to reach a server is believed."""
 
 
 class Served:
@@ -33,6 +37,7 @@ class Served:
         self.texts = None if model.model_folder is None else ModelTexts(model.model_folder, params.renderers)
         self._backend: Backend | None = None
         self._key: Hashable = None
+        self._failed: tuple[float, ApiError] | None = None
         self._lock = asyncio.Lock()
 
     async def prepare(self) -> None:
@@ -44,15 +49,22 @@ class Served:
 
     async def backend(self) -> Backend:
         """The server as it is now. Raises ApiError where it cannot be asked."""
-        if self._backend is not None and self._key == self._current():
+        key = self._current()
+        if self._backend is not None and self._key == key and not self._backend.broken:
             return self._backend
         async with self._lock:
             key = self._current()
             if key is None:
                 raise unavailable(f"the server of model {self.model.name} is not running")
-            if self._backend is None or self._key != key:
+            if self._backend is None or self._key != key or self._backend.broken:
                 self.forget()
-                self._backend, self._key = await self._connect(), key
+                if self._failed is not None and time.monotonic() - self._failed[0] < _FAILED_S:
+                    raise self._failed[1]  # who waited for the lock need not wait for the server as well
+                try:
+                    self._backend, self._key = await self._connect(), key
+                except ApiError as error:
+                    self._failed = time.monotonic(), error
+                    raise
             return self._backend
 
     def forget(self) -> None:

@@ -84,6 +84,8 @@ class TritonBackend:
         self._guided = guided
         self._idle: deque[tuple[Session, float]] = deque()
         self._closed = False
+        self.broken = False
+        """The server has gone, and may be another one when it comes back."""
         self.max_seq_len = served.max_seq_len or (texts.max_seq_len if texts else None)
         self.max_input_len = served.max_input_len or (texts.max_input_len if texts else None)
         self._dialect: Dialect | None = None
@@ -301,6 +303,7 @@ class TritonBackend:
                 choice.end()
                 break
             passing = failure_class(choice.error) is FailureClass.TRANSIENT
+            self.broken |= passing
             if not (kept and passing and choice.first_event_ns is None):
                 choice.fail(self._failure(choice, passing=passing))
                 break
