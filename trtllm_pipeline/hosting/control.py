@@ -46,6 +46,7 @@ _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
 """What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
 _KILLED_S: Final = 20.0
+_LAST_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
     folder = servers.folder_of(workspace, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = claims.take(folder / LOCK, remove=False)
+        lock = _take(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:
@@ -134,6 +135,16 @@ def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
         lock.release()
         raise
     return servers.look(folder)
+
+
+def _take(folder: Path) -> claims.Claim | None:
+    """The lock of a server; None while it is kept. A keeper that has said its last word is waited for."""
+    deadline = time.monotonic() + _LAST_S
+    while True:
+        lock = claims.take(folder / LOCK, remove=False)
+        if lock is not None or servers.look(folder).state.alive or time.monotonic() > deadline:
+            return lock
+        time.sleep(_POLL_S)
 
 
 def _unwritable(folder: Path, error: OSError) -> StateError:
@@ -255,7 +266,7 @@ def stop(server: HostedServer) -> HostedServer:
     deadline, told = time.monotonic() + patience_s, set[signal.Signals]()
     while True:
         server = servers.look(folder)
-        if not server.state.alive:
+        if not server.state.alive and not servers.is_held(folder):
             break
         late = time.monotonic() > deadline
         signo = signal.SIGKILL if late else signal.SIGTERM  # killed, its guardian ends the rest
@@ -316,7 +327,7 @@ def start_again(server: HostedServer) -> HostedServer:
             hint=f"start it anew: {anew}",
         )
     try:
-        lock = claims.take(folder / LOCK, remove=False)
+        lock = _take(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     if lock is None:

@@ -226,7 +226,7 @@ def find(workspace: Path) -> list[HostedServer]:
 def look(folder: Path) -> HostedServer:
     """How the kept server in `folder` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
-    held = _held(folder)
+    held = is_held(folder)
     named = _named_in(folder / LOCK) if held else None
     living = named if named is not None and named.lives() else None
     try:
