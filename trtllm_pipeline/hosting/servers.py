@@ -288,7 +288,8 @@ def _named_in(lock: Path) -> Keeper | None:
         return None
 
 
-def _held(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
+    """Whether any process of the server in `folder` lives."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:
