@@ -294,7 +294,7 @@ class _Execution:
             )
             if leased is None:
                 _release(held)
-                return self._busy(run, "another invocation measures on, or uses, this machine")
+                return self._busy(run, "another invocation or a kept server uses this machine")
             claims, gpus = leased
             held += claims
         attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
