@@ -58,7 +58,7 @@ NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
 NEED_TENSORRT_LLM = ("quantize", "check")
 NEED_MEASUREMENTS = ("compare", "recommend")
-NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway")
+NEED_MORE = ("bench", "evaluate", "repository", "serve", "chat", "gateway", "export")
 """Commands about servers and repositories that are not there."""
 LOOKING = ("status", "explain", "logs", "report", "store", "exec")
 """Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
