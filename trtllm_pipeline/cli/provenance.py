@@ -66,11 +66,11 @@ def provenance(
         library.attach(store, folders[0], library.read_file(attach))
     if sign is not None:
         key = library.SigningKey.read(sign, _passphrase)
-        for folder in folders:
-            library.sign(store, folder, key, anonymous=anonymous)
+        new = sum(library.sign(store, folder, key, anonymous=anonymous) for folder in folders)
+        before = "" if new == len(folders) else f"; {len(folders) - new} signed before"
+        note(f"signed {count(new, 'statement')} with key {key.keyid}{before}")
         if trusted_keys is None:
             policy = library.Policy((replace(key.public, name=sign.name),))
-        note(f"signed {count(len(folders), 'statement')} with key {key.keyid}")
     found = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
     if format == "json":
         emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})

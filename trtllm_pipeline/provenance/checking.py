@@ -98,10 +98,10 @@ def require_folders(outs: Iterable[Path], policy: Policy) -> None:
     """
     found = dict.fromkeys(out.absolute() for out in outs)
     artifacts = [out.parent for out in found if out.name == OUT and (out.parent / manifest.NAME).is_file()]
-    if policy.required and len(artifacts) < len(found):
-        other = next(out for out in found if out.parent not in artifacts)
+    others = [out for out in found if out.name != OUT or out.parent not in artifacts]
+    if policy.required and others:
         raise UsageError(
-            f"{other}: is not an artifact of a workspace, so nobody can have signed it",
+            f"{others[0]}: is not an artifact of a workspace, so nobody can have signed it",
             hint="name a cell, or leave out --require-signed (PIPELINE_REQUIRE_SIGNED)",
         )
     require(artifacts, policy)

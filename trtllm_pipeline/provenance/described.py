@@ -9,7 +9,6 @@ from typing import Any
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.provenance.checking import Looked, Policy, look, read_envelope
 from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, read_bytes
 from trtllm_pipeline.provenance.signing import full_statement
@@ -85,7 +84,7 @@ def _resource(each: dict[str, Any]) -> str:
 def statement_line(folder: Path, *, anonymous: bool = False) -> str:
     """The statement on one line: as it was signed, or with every file read for its SHA-256, as it can be signed."""
     envelope = _envelope(folder)
-    return canonical(full_statement(folder, anonymous=anonymous)) if envelope is None else envelope.payload.decode()
+    return full_statement(folder, anonymous=anonymous) if envelope is None else envelope.payload.decode()
 
 
 def envelope_of(folder: Path) -> Envelope:

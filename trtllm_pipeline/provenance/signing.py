@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.files.digest import digests_of_file
 from trtllm_pipeline.fingerprint import canonical
@@ -21,13 +20,12 @@ from trtllm_pipeline.store.manifest import ENVELOPE, Manifest
 from trtllm_pipeline.store.store import Store
 
 
-def full_statement(folder: Path, *, anonymous: bool = False) -> dict[str, Json]:
-    """The statement with the SHA-256 of every file. Every file is read once, and has to be what the manifest says.
+def full_statement(folder: Path, *, anonymous: bool = False) -> str:
+    """The statement as it is signed, with the SHA-256 of every file. Every file is read once, and has to be what was made.
 
     Raises StateError.
     """
-    sealed = manifest.read(folder)
-    return statement_of(folder, sha256=_sha256(folder, sealed), anonymous=anonymous)
+    return _payload(folder, _sha256(folder, manifest.read(folder)), anonymous=anonymous).decode()
 
 
 def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
@@ -49,40 +47,49 @@ def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
     return {name: theirs for name, (_, theirs) in found.items()}
 
 
-def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> Envelope:
+def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> bool:
     """Sign the statement of the artifact in `folder`, and keep the envelope beside its manifest.
 
-    What somebody else has signed already is signed as it is, so that both signatures hold. Raises StateError for files
-    that are not what was made, and UsageError for an envelope that does not fit the artifact.
+    Returns whether there was anything to sign: what the key has signed already is left as it is, and not read. What
+    somebody else has signed is signed as well, if it is the very statement that would be made here. Raises StateError for
+    files that are not what was made, and UsageError for an envelope that does not fit.
     """
     with store.attaching(folder) as write:
         before = _sound(folder)
-        if before is not None and anonymous and b'"made_by":' in before.payload:
-            raise UsageError(f"{folder / ENVELOPE}: was signed with the names of user and host", hint=_AGAIN)
-        statement = full_statement(folder, anonymous=anonymous)  # also where it is signed: files may have changed
-        payload = canonical(statement).encode() if before is None else before.payload
-        envelope = Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),))
-        return _keep(write, folder, before, envelope)
+        if before is not None and any(
+            key.public.verifies(each.value, before.signed_bytes) for each in before.signatures
+        ):
+            return False
+        sealed = manifest.read(folder)
+        sha256 = _sha256(folder, sealed)
+        fit = [_payload(folder, sha256, anonymous=each) for each in ((True,) if anonymous else (False, True))]
+        payload = fit[0] if before is None else before.payload
+        if payload not in fit:  # it may lie in what no file tells, and one's own name would stand below that
+            raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement", hint=_AGAIN)
+        _keep(write, folder, before, Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),)))
+        return True
 
 
-def attach(store: Store, folder: Path, envelope: Envelope) -> Envelope:
+def _payload(folder: Path, sha256: Mapping[str, str], *, anonymous: bool) -> bytes:
+    return canonical(statement_of(folder, sha256=sha256, anonymous=anonymous)).encode()
+
+
+def attach(store: Store, folder: Path, envelope: Envelope) -> None:
     """Keep an envelope that was signed elsewhere. Raises UsageError where its statement is not of this artifact."""
     with store.attaching(folder) as write:
         wrong = list(mismatches(envelope.payload, manifest.read(folder)))
         if wrong:
             raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
-        return _keep(write, folder, _sound(folder), envelope)
+        _keep(write, folder, _sound(folder), envelope)
 
 
-def _keep(write: Callable[[str], None], folder: Path, before: Envelope | None, envelope: Envelope) -> Envelope:
+def _keep(write: Callable[[str], None], folder: Path, before: Envelope | None, envelope: Envelope) -> None:
     """Write `envelope`, with the signatures that other keys have made of the same statement."""
     if before is not None and before.payload != envelope.payload:
         raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement of this artifact", hint=_AGAIN)
     new = {each.keyid for each in envelope.signatures}
     others = () if before is None else tuple(each for each in before.signatures if each.keyid not in new)
-    kept = replace(envelope, signatures=(*others, *envelope.signatures))
-    write(f"{kept.text()}\n")
-    return kept
+    write(f"{replace(envelope, signatures=(*others, *envelope.signatures)).text()}\n")
 
 
 _AGAIN = "find out who did; with that file moved away, sign again"

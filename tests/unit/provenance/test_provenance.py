@@ -101,6 +101,11 @@ def key(tmp_path: Path) -> SigningKey:
     return read_key(write_key(tmp_path, "me"))
 
 
+def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> Envelope:
+    assert provenance.sign(store, folder, key, anonymous=anonymous)
+    return provenance.envelope_of(folder)
+
+
 @pytest.fixture
 def strict(tmp_path: Path, key: SigningKey) -> Policy:
     return provenance.policy(tmp_path / "trusted", required=True)
@@ -137,7 +142,7 @@ def test_folders_that_are_used_are_checked_if_they_are_artifacts(
     with pytest.raises(UsageError, match="nobody can have signed it"):
         provenance.require_folders([artifact.out, tmp_path], strict)
     with pytest.raises(UsageError, match="nobody can have signed it"):
-        provenance.require_folders([artifact.out / "deep"], strict)
+        provenance.require_folders([artifact.out, artifact.folder / "log"], strict)
     change_file(artifact)
     with pytest.raises(StateError, match="is not what was signed"):
         provenance.require_folders([artifact.out], NOTHING)
@@ -249,7 +254,7 @@ def test_all_files_together_have_the_digest_that_tools_compute(store: Store) -> 
 
 def resigned(artifact: Artifact, key: SigningKey, change: Callable[[dict[str, Any]], None]) -> None:
     """A statement that was changed and then really signed, by a trusted key that should not have."""
-    statement: dict[str, Any] = json.loads(canonical(full_statement(artifact.folder)))
+    statement: dict[str, Any] = json.loads(full_statement(artifact.folder))
     change(statement)
     write_signed(artifact, key, canonical(statement).encode())
 
@@ -270,7 +275,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_a_change_of_any_field_breaks_the_signature(store: Store, key: SigningKey, strict: Policy) -> None:
     artifact = publish(store)
-    envelope = provenance.sign(store, artifact.folder, key)
+    envelope = sign(store, artifact.folder, key)
     statement = json.loads(envelope.payload)
     tried = 0
     for path in leaves(statement):
@@ -425,7 +430,7 @@ def test_a_statement_of_an_earlier_attempt_is_told(store: Store, key: SigningKey
 
 def test_a_swapped_signature_is_wrong(store: Store, key: SigningKey, strict: Policy) -> None:
     one, other = (publish(store, name) for name in "ab")
-    first, second = (provenance.sign(store, each.folder, key) for each in (one, other))
+    first, second = (sign(store, each.folder, key) for each in (one, other))
     (one.folder / ENVELOPE).write_text(Envelope(first.payload, second.signatures).text())
     assert "the signature of me.pem is wrong" in messages(one, strict)
 
@@ -436,7 +441,7 @@ def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
     (tmp_path / "theirs").mkdir()
     theirs = read_key(write_key(tmp_path / "theirs", "me"))
     artifact = publish(store)
-    envelope = provenance.sign(store, artifact.folder, theirs)
+    envelope = sign(store, artifact.folder, theirs)
     assert "no trusted key signed it" in messages(artifact, strict)
     assert messages(artifact, NOTHING) == "", "and is as good as unsigned where nobody asks"
     for keyid in (key.keyid, "", "me.pem"):
@@ -449,10 +454,11 @@ def test_a_second_signature_keeps_the_first(store: Store, key: SigningKey, stric
     (tmp_path / "theirs").mkdir()
     theirs = read_key(write_key(tmp_path / "theirs", "her"))
     artifact = publish(store)
-    first = provenance.sign(store, artifact.folder, key)
-    second = provenance.sign(store, artifact.folder, theirs)
+    first = sign(store, artifact.folder, key)
+    second = sign(store, artifact.folder, theirs)
     assert second.payload == first.payload
-    assert len(provenance.sign(store, artifact.folder, theirs).signatures) == 2, "signing again replaces one's own"
+    assert not provenance.sign(store, artifact.folder, theirs), "it is signed already"
+    assert provenance.envelope_of(artifact.folder) == second
     assert provenance.check(artifact.folder, strict) == ()
     assert provenance.check(artifact.folder, provenance.policy(tmp_path / "theirs/trusted", required=True)) == ()
 
@@ -500,7 +506,7 @@ def test_an_envelope_that_is_none(
     store: Store, key: SigningKey, strict: Policy, change: Callable[[dict[str, Any]], None], said: str
 ) -> None:
     artifact = publish(store)
-    envelope = json.loads(provenance.sign(store, artifact.folder, key).text())
+    envelope = json.loads(sign(store, artifact.folder, key).text())
     change(envelope)
     (artifact.folder / ENVELOPE).write_text(json.dumps(envelope))
     assert said in messages(artifact, strict)
@@ -508,7 +514,7 @@ def test_an_envelope_that_is_none(
 
 def test_names_that_stand_twice_in_an_envelope_are_refused(store: Store, key: SigningKey, strict: Policy) -> None:
     artifact = publish(store)
-    text = provenance.sign(store, artifact.folder, key).text()
+    text = sign(store, artifact.folder, key).text()
     other = base64.b64encode(b"{}").decode()
     (artifact.folder / ENVELOPE).write_text(f'{{"payload":"{other}",{text[1:]}')
     assert "'payload' stands twice" in messages(artifact, strict)
@@ -588,7 +594,7 @@ def test_files_changed_together_with_their_manifest_do_not_fit_the_statement(
     store: Store, key: SigningKey, strict: Policy
 ) -> None:
     artifact = publish(store)
-    envelope = provenance.sign(store, artifact.folder, key)
+    envelope = sign(store, artifact.folder, key)
     shutil.rmtree(artifact.folder)
     forged = publish(store, files={"config.json": "{}", "deep/weights": "evil"})
     (forged.folder / ENVELOPE).write_text(envelope.text())
@@ -633,19 +639,40 @@ def test_an_envelope_does_not_push_out_another_s(store: Store, key: SigningKey, 
     (tmp_path / "theirs").mkdir()
     theirs = read_key(write_key(tmp_path / "theirs", "her"))
     artifact = publish(store, made_by={"user": "ann"})
-    mine = provenance.sign(store, artifact.folder, key)
+    mine = sign(store, artifact.folder, key)
     hers = Envelope(mine.payload, (theirs.sign(mine.signed_bytes),))
-    assert [each.keyid for each in provenance.attach(store, artifact.folder, hers).signatures] == [
-        key.keyid,
-        theirs.keyid,
-    ]
-    other = canonical(full_statement(artifact.folder, anonymous=True)).encode()
+    provenance.attach(store, artifact.folder, hers)
+    assert [each.keyid for each in provenance.envelope_of(artifact.folder).signatures] == [key.keyid, theirs.keyid]
+    other = full_statement(artifact.folder, anonymous=True).encode()
     with pytest.raises(UsageError, match="another statement"):
         provenance.attach(store, artifact.folder, Envelope(other, (theirs.sign(Envelope(other, ()).signed_bytes),)))
-    with pytest.raises(UsageError, match="names of user and host"):
-        provenance.sign(store, artifact.folder, key, anonymous=True)
+    third = read_key(write_key(tmp_path, "third"))
+    with pytest.raises(UsageError, match="another statement"):
+        provenance.sign(store, artifact.folder, third, anonymous=True)
+    assert provenance.sign(store, artifact.folder, third)
     (artifact.folder / ENVELOPE).unlink()
-    assert b"ann" not in provenance.sign(store, artifact.folder, key, anonymous=True).payload
+    assert b"ann" not in sign(store, artifact.folder, key, anonymous=True).payload
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda s: s["subject"][1]["digest"].update(sha256="0" * 64),
+        lambda s: s["predicate"]["buildDefinition"]["internalParameters"].update(made_by={"user": "the boss"}),
+        lambda s: s["predicate"]["buildDefinition"]["resolvedDependencies"].clear(),
+        lambda s: s["predicate"]["runDetails"]["builder"].update(id="pkg:generic/other@1"),
+    ],
+)
+def test_nobody_signs_below_another_s_lies(
+    store: Store, key: SigningKey, tmp_path: Path, lie: Callable[[dict[str, Any]], None]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = read_key(write_key(tmp_path / "theirs", "mallory"))
+    artifact = publish(store)
+    resigned(artifact, theirs, lie)
+    assert provenance.check(artifact.folder, NOTHING) == (), "what only a signature vouches for"
+    with pytest.raises(UsageError, match="somebody has signed another statement"):
+        provenance.sign(store, artifact.folder, key)
 
 
 def test_what_nobody_trusted_says_is_not_shown(store: Store, key: SigningKey, strict: Policy) -> None:
