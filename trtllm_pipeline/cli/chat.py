@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
 from trtllm_pipeline.client.conversation import Conversation, Reply, models
@@ -52,6 +53,8 @@ def chat(
         int | None, options.option("--max-tokens", "N", "Longest answer (default: what fits).", min=1)
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
 ) -> None:
     """Talk with a model in the terminal.
 
@@ -67,7 +70,8 @@ def chat(
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     asked = {name: value for name, value in given.items() if value is not None}
-    with _server(what, workspace) as url:
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    with _server(what, workspace, policy) as url:
         key = os.environ.get("OPENAI_API_KEY")
         talk = Conversation(url, _chosen(url, model, key), api_key=key, options=asked)
         talk.system = system
@@ -75,7 +79,7 @@ def chat(
 
 
 @contextmanager
-def _server(what: str | None, workspace: str) -> Iterator[str]:
+def _server(what: str | None, workspace: str, policy: provenance.Policy) -> Iterator[str]:
     """The URL of what is to be talked with. Raises UsageError, PlanError, StageError."""
     if what is not None and _ADDRESS.match(what):
         yield what
@@ -86,12 +90,14 @@ def _server(what: str | None, workspace: str) -> Iterator[str]:
     if what in known:
         yield _url(known[what])
         return
-    with _started(what, workspace, list(known.values())) as server:
+    with _started(what, workspace, policy, list(known.values())) as server:
         yield _url(server)
 
 
 @contextmanager
-def _started(what: str, workspace: str, known: Sequence[HostedServer]) -> Iterator[HostedServer]:
+def _started(
+    what: str, workspace: str, policy: provenance.Policy, known: Sequence[HostedServer]
+) -> Iterator[HostedServer]:
     """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
     from trtllm_pipeline.cli import stage_options
     from trtllm_pipeline.cli.serve import target_of
@@ -104,6 +110,8 @@ def _started(what: str, workspace: str, known: Sequence[HostedServer]) -> Iterat
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
             yield server
             return
+    tokenizer = () if target.model_folder is None else (target.model_folder,)
+    provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
     note(f"starting a server for {target.cell or what}; it ends with this conversation")
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)

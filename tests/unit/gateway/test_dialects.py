@@ -501,6 +501,32 @@ def test_what_cannot_be_asked(asked: dict[str, Any], words: str, param: str) -> 
     assert caught.value.param == param
 
 
+JSON = st.recursive(
+    st.sampled_from([None, True, 1, 1.5, "x", "", "f", "{}", "[", '{"a": 1}', "function", "text", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["type", "text", "function", "name", "arguments", "id"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), name=st.sampled_from(dialects.names()))
+def test_whatever_is_asked_is_prepared_or_refused(data: st.DataObject, name: str) -> None:
+    keys = st.sampled_from(["content", "tool_calls", "tool_call_id", "name", "reasoning_content"])
+    role = st.sampled_from(["user", "assistant", "tool", "system"]) | JSON
+    message = st.builds(lambda more, role: {**more, "role": role}, st.dictionaries(keys, JSON, max_size=3), role)
+    tool = st.fixed_dictionaries({"type": st.just("function"), "function": JSON}) | st.sampled_from(TOOLS)
+    choice = st.sampled_from([None, "none", "auto", "required"]) | JSON
+    try:
+        asked = Turn(data.draw(st.lists(message, max_size=3)), data.draw(st.lists(tool, max_size=2)), data.draw(choice))
+        started = dialect_for(name, "<tool_call>").prepare(asked).start("<think>", stream=True)
+    except DialectError:
+        return
+    read(started, [text for texts in CALLS.values() for text in texts])
+
+
 def test_a_model_without_a_known_form_takes_no_tools() -> None:
     with pytest.raises(DialectError, match="no form of tool calls") as caught:
         dialect_for("plain", None).prepare(Turn(ASK, TOOLS))

@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Expected, Parser, Reader, Reasoning, Steps, call_id
 
 Object = Mapping[str, Any]
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool"})
+_ROLES: Final = ("assistant", "developer", "system", "tool", "user")
 
 
 class DialectError(UsageError):
@@ -212,12 +212,13 @@ def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]
         where = f"messages[{number}]"
         role = message.get("role")
         if role not in _ROLES:
-            raise DialectError(f"{where}.role is {role!r}; expected one of {', '.join(sorted(_ROLES))}", param=where)
+            raise DialectError(f"{where}.role is {role!r}; expected one of {', '.join(_ROLES)}", param=where)
         one = {key: value for key, value in message.items() if value is not None}
         one["role"] = "system" if role == "developer" else role
         one["content"] = _content(message.get("content"), f"{where}.content")
-        if role == "assistant" and one.get("tool_calls"):
-            one["tool_calls"] = _calls(one["tool_calls"], f"{where}.tool_calls", names, as_text=as_text)
+        calls = one.pop("tool_calls", None)
+        if role == "assistant" and calls:
+            one["tool_calls"] = _calls(calls, f"{where}.tool_calls", names, as_text=as_text)
         elif role == "tool":
             called = names.get(str(one.get("tool_call_id")))
             if called is not None:
@@ -238,7 +239,7 @@ def _content(content: Any, where: str) -> str:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get(kind) if kind in {"text", "refusal"} else None
+        text = part.get(kind) if kind in ("text", "refusal") else None
         if not isinstance(text, str):
             raise DialectError(
                 f"{where} has a part of type {kind!r}; this model takes texts only",
