@@ -21,8 +21,9 @@ from typer.main import get_command
 
 from trtllm_pipeline.bench.validity import GATES
 from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.models import PRECISIONS, Settings, json_schema
-from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.config.matrices import summary
+from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
+from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
@@ -343,6 +344,33 @@ def _type(schema: Mapping[str, Any]) -> str:
     return " or ".join(words)
 
 
+def recipes(_name: str) -> Iterator[str]:
+    """The table of shipped recipes."""
+    yield "| recipe | model | parameters | engines | PyTorch | licence |"
+    yield "|---|---|---:|---|---|---|"
+    for path in sorted(recipes_folder().glob("*.yaml")):
+        recipe = load_recipe(path)
+        spans = [_releases(recipe, backend) for backend in _BACKENDS]
+        size = "" if recipe.parameters is None else f"{recipe.parameters / 1e9:.2g} B"
+        yield f"| `{recipe.name}` | {_line(recipe.summary)} | {size} | {' | '.join(spans)} | {_line(recipe.license)} |"
+
+
+def _releases(recipe: Recipe, backend: str) -> str:
+    """The releases of a backend that have a recipe's model, where the recipe says so."""
+    precisions = recipe.precisions
+    if isinstance(precisions, Mapping) and not precisions.get(backend, ("unknown",)):
+        return _NOWHERE
+    return f"`{recipe.releases[backend]}`" if backend in recipe.releases else ""
+
+
+def matrices(_name: str) -> Iterator[str]:
+    """The table of shipped matrices."""
+    yield "| matrix | what it measures |"
+    yield "|---|---|"
+    for path in sorted(matrices_folder().glob("*.yaml")):
+        yield f"| [`{path.stem}`](../matrices/{path.name}) | {_line(summary(path))} |"
+
+
 def placeholders(_name: str) -> Iterator[str]:
     """The placeholders of Triton's templates that are called otherwise in a matrix, or that nobody sets."""
     yield "| placeholder | here |"
@@ -472,7 +500,9 @@ _KINDS: Final = {
     "precisions": precisions,
     "gpus": gpus,
     "memory": weights,
+    "matrices": matrices,
     "placeholders": placeholders,
+    "recipes": recipes,
     "output": output,
     "refusals": refusals,
     "families": families,
