@@ -174,6 +174,12 @@ def test_other_programs_are_known() -> None:
         "mkdir",
         "echo",
         "openssl",
+        "cp",
+        "docker",
+        "kubectl",
+        "sha256sum",
+        "start",
+        "tar",
         "source",
     }
     assert {Path(command.words[0]).name for command in ALL} <= known
@@ -266,6 +272,9 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     if page.name == "provenance.md":  # it has options of cosign and sha256sum
         known |= {"--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog"}
         known |= {"--quiet", "--signature"}
+    if page.name == "deploying.md":  # it has options of docker, kubectl, tar and sha256sum
+        known |= {"--build-arg", "--detach", "--wait", "--label-columns", "--from-literal", "--for", "--timeout"}
+        known |= {"--exclude", "--no-same-owner", "--quiet", "--selector", "--rm", "--restart", "--labels", "--image"}
     if page.name == "multi-node.md":  # it has options of srun, mpirun and tritonserver too
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []

@@ -1,11 +1,13 @@
 """A small hub on loopback that speaks the HTTP APIs of Hugging Face and ModelScope, and misbehaves when told to.
 
 It serves what the official clients ask for: model information, listings, files by redirect to a "CDN" on another port
-(another origin, so that a token sent there would show), ranges, entity tags, error headers.
+(another origin, so that a token sent there would show), ranges, entity tags, error headers. Of Hugging Face it also takes
+uploads, as commits with small files in them and large ones put into the CDN before (LFS); Xet it does not speak.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import socket
@@ -63,6 +65,10 @@ class FakeHub:
         self.tokens = {"good": True, "stranger": False}
         """Valid tokens, and whether their owners may read gated and private models."""
         self.requests: list[tuple[str, str, dict[str, str]]] = []
+        self.uploaded: dict[str, bytes] = {}
+        """What was put into the CDN, by SHA-256."""
+        self.commits: list[str] = []
+        """Their summaries."""
         self._lock = threading.Lock()
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(role)) for role in ("hub", "cdn")]
         self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
@@ -106,6 +112,84 @@ class FakeHub:
             def do_GET(self) -> None:
                 self._answer()
 
+            def do_PUT(self) -> None:
+                content = self._body()
+                hub.requests.append(
+                    (self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+                )
+                hub.uploaded[sha256(content)] = content
+                self._send(200, b"", {"ETag": '"1"'})
+
+            def do_POST(self) -> None:
+                content = self._body()
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                hub.requests.append((self.command, self.path, headers))
+                fault = hub._fault(unquote(self.path))
+                if fault is not None:
+                    self._send(fault.status, b"", fault.headers)
+                    return
+                path = unquote(urlsplit(self.path).path)
+                if path == "/api/validate-yaml":
+                    self._json({"warnings": [], "errors": []})
+                elif not hub.tokens.get(headers.get("authorization", "").removeprefix("Bearer "), False):
+                    self._refuse(401, "", "Invalid username or password.")
+                elif path == "/api/repos/create":
+                    self._create(json.loads(content))
+                elif path.endswith("/info/lfs/objects/batch"):
+                    self._lfs(path, json.loads(content))
+                elif "/preupload/" in path:
+                    files = json.loads(content)["files"]
+                    modes = {each["path"]: "lfs" if each["size"] >= LFS_BYTES else "regular" for each in files}
+                    self._json(
+                        {
+                            "files": [
+                                {"path": name, "uploadMode": mode, "shouldIgnore": False}
+                                for name, mode in modes.items()
+                            ]
+                        }
+                    )
+                elif "/commit/" in path:
+                    self._commit("/".join(path.split("/")[3:5]), content)
+                else:
+                    self._send(404, b"", {})
+
+            def _body(self) -> bytes:
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+            def _create(self, asked: dict) -> None:
+                name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+                status = 409 if name in hub.repositories else 200
+                hub.repositories.setdefault(
+                    name,
+                    Repository(
+                        {}, private="private" in (asked.get("visibility"), "private" if asked.get("private") else "")
+                    ),
+                )
+                self._json({"url": f"{hub.url}/{name}", "name": name, "id": "1"}, status)
+
+            def _lfs(self, path: str, asked: dict) -> None:
+                actions = []
+                for each in asked["objects"]:
+                    action = {"upload": {"href": f"{hub.cdn}{path.partition('.git')[0]}/{each['oid']}", "header": {}}}
+                    there = each["oid"] in hub.uploaded
+                    actions.append({**each, "authenticated": True, **({} if there else {"actions": action})})
+                self._json({"transfer": "basic", "objects": actions})
+
+            def _commit(self, model: str, content: bytes) -> None:
+                repository = hub.repositories[model]
+                for line in content.splitlines():
+                    entry = json.loads(line)
+                    value = entry["value"]
+                    if entry["key"] == "header":
+                        hub.commits.append(value["summary"])
+                    elif entry["key"] == "file":
+                        repository.files[value["path"]] = base64.b64decode(value["content"])
+                    elif entry["key"] == "lfsFile":
+                        repository.files[value["path"]] = hub.uploaded[value["oid"]]
+                self._json(
+                    {"commitUrl": f"{hub.url}/{model}/commit/{repository.commit}", "commitOid": repository.commit}
+                )
+
             def _answer(self) -> None:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 hub.requests.append((self.command, self.path, headers))
@@ -116,8 +200,8 @@ class FakeHub:
                 url = urlsplit(self.path)
                 path, query = unquote(url.path), {name: values[0] for name, values in parse_qs(url.query).items()}
                 if role == "cdn":
-                    model, name = path.strip("/").rsplit("/", 1)
-                    self._content(hub.repositories[model].files[name], fault)
+                    organisation, model, name = path.strip("/").split("/", 2)
+                    self._content(hub.repositories[f"{organisation}/{model}"].files[name], fault)
                 elif path.startswith("/api/v1/models/"):
                     self._modelscope(path.removeprefix("/api/v1/models/"), query, headers, fault)
                 elif path.startswith("/api/models/"):

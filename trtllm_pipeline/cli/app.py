@@ -100,6 +100,7 @@ COMMANDS: Final = (
     Command("evaluate drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("evaluate lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
     Command("chat", "chat:chat", "Talk with a model in the terminal.", _SERVERS),
+    Command("export", "export:export", "Write files that serve a verified cell elsewhere.", _SERVERS),
     Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains it can use.", _HERE),
 )
 GROUPS: Final = {

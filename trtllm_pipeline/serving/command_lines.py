@@ -66,7 +66,7 @@ def argv(
     run_prefix: str,
     root: bool,
     oversubscribe: bool,
-    log: Path,
+    log: Path | None,
     host: str = LOOPBACK,
     options: Sequence[str] = (),
     mpirun: str = MPIRUN,
@@ -74,7 +74,7 @@ def argv(
     """The command line that starts `world_size` ranks of the Triton at `server`, without mpirun if a single rank needs none.
 
     `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
+    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows mpirun to run as root. `mpirun` is its
     path, or a name on PATH.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
@@ -100,7 +100,9 @@ def argv(
     # Called by its path, mpirun would put its own folders first on PATH and LD_LIBRARY_PATH.
     command.append("--noprefix")
     # mpirun would bind each of up to two ranks to one core, and rank 0 has tokenizers and an HTTP server to run.
-    command += ["--bind-to", "none", "--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
+    command += ["--bind-to", "none"]
+    if log is not None:
+        command += ["--merge-stderr-to-stdout", "--output-filename", f"{log}:nocopy"]
     for rank, words in enumerate(ranks):
         command += [":"] * bool(rank) + ["-n", "1", *words]
     return command

@@ -1,0 +1,320 @@
+"""`pipeline export`: a bundle that was moved serves as the cell's own server did; what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers.deployments import deployment
+from tests.helpers.fake_hub import FakeHub
+from tests.helpers.trtllm_runs import LARGER, Lane
+from trtllm_pipeline.deploy import manifests, start_script
+
+pytestmark = pytest.mark.integration
+
+CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
+BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
+
+
+def pipeline(*words: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def free_ports(number: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def ask(port: int, path: str = "/v2/models/ensemble/generate", body: object = BODY) -> dict[str, Any]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return dict(json.loads(answer.read()))
+
+
+@contextmanager
+def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
+    """A bundle's `start` on free ports, ready; ended in order afterwards. Gives the port of HTTP."""
+    ports = free_ports(3)
+    names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT")
+    with (folder.parent / "start.log").open("w") as log:
+        process = subprocess.Popen(
+            [str(folder / "start")],
+            cwd=folder,
+            env={**environment, **{name: str(port) for name, port in zip(names, ports, strict=True)}},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v2/health/ready", timeout=2).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        assert process.poll() is None, (folder.parent / "start.log").read_text()
+        yield ports[0]
+        process.terminate()
+        assert process.wait(30) == 0, (folder.parent / "start.log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with one cell of each precision of the tiny matrix, both tested."""
+    workspace = tmp_path_factory.mktemp("export") / "w"
+    pipeline("run", "--matrix", "tiny", "--until", "smoke", "--toolchain", "embedded", "--workspace", str(workspace))
+    return workspace
+
+
+@pytest.fixture
+def workspace(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may harm."""
+    return Path(shutil.copytree(built, tmp_path / "w", symlinks=True))
+
+
+def test_a_moved_bundle_answers_as_the_cell_did(workspace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    told = json.loads(
+        pipeline(
+            *("export", CELL, "--to", "bundle,compose", "--workspace", str(workspace)),
+            *("--output-dir", str(out), "--format", "json"),
+        ).stdout
+    )
+    assert told["targets"] == {"bundle": str(out / "bundle"), "compose": str(out / "compose")}
+    (repository,) = (
+        path
+        for path in workspace.glob("store/repository/*")
+        if json.loads((path / "manifest.json").read_text())["label"].endswith("int8_wo")
+    )
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    original = tmp_path / "original"
+    original.mkdir()
+    text = start_script.script("embedded")
+    (original / "start").write_text(text)
+    (original / "start").chmod(0o755)
+    shutil.copytree(repository / "out", original / "repository")  # as it is, with paths into that workspace
+    with started(original, environment) as port:
+        expected = [ask(port, body={**BODY, "text_input": prompt})["text_output"] for prompt in ("Once", "A b c")]
+
+    shutil.rmtree(workspace)
+    moved = tmp_path / "another place ü" / "bundle"
+    moved.parent.mkdir()
+    shutil.move(out / "bundle", moved)
+    texts = [path.read_bytes() for path in (moved / "repository").rglob("*") if path.is_file()]
+    assert not any(b"/store/" in text for text in texts), "nothing leads back"
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=moved, check=True)
+    with started(moved, environment) as port:
+        found = [ask(port, body={**BODY, "text_input": prompt})["text_output"] for prompt in ("Once", "A b c")]
+    assert found == expected
+    subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=moved, check=True)
+    listed = {line.split("  ", 1)[1] for line in (moved / "SHA256SUMS").read_text().splitlines()}
+    assert listed | {"SHA256SUMS"} == {str(path.relative_to(moved)) for path in moved.rglob("*") if path.is_file()}
+
+
+def test_the_card_is_what_a_hub_reads(built: Path, tmp_path: Path) -> None:
+    pipeline("export", CELL, "--to", "bundle", "--workspace", str(built), "--output-dir", str(tmp_path / "out"))
+    text = (tmp_path / "out" / "bundle" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    assert yaml.safe_load(front)["license"]
+    for words in (CELL, "sha256sum -c", "## Licence", "## Accuracy", "Not measured."):
+        assert words in body
+    about = json.loads((tmp_path / "out" / "bundle" / "bundle.json").read_text())
+    assert (about["cell"], about["kind"], about["gpus"], about["max_seq_len"]) == (CELL, "embedded", 0, 208)
+    assert about["load_s"] > 0
+
+
+def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: Path) -> None:
+    def refused(*words: str, code: int = 2, to: str = "bundle") -> str:
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        cell = words[0] if words and not words[0].startswith("-") else CELL
+        more = [word for word in words if word != cell]
+        found = pipeline(
+            "export", cell, "--to", to, "--workspace", str(workspace), "--output-dir", str(out), *more, code=code
+        ).stderr
+        assert list(out.iterdir()) == [], "nothing is left"
+        return found
+
+    assert "2 cells are selected" in refused("tiny")
+    assert "matches none" in refused("no-such-cell")
+    assert "there is no target 'helm'" in refused(to="helm")
+    assert "expected at most 40" in refused("--name", "A_b")
+    assert "--repository ORGANISATION/NAME" in refused(to="hub")
+    assert "ORGANISATION/NAME" in refused("--repository", "a b/c", to="hub")
+    assert "for a hub" in refused("--upload")
+    assert "--to lws is for several nodes" in refused(to="lws")
+    assert "needs the public keys" in refused("--require-signed")
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").touch()
+    words = ("export", CELL, "--to", "bundle", "--workspace", str(workspace), "--output-dir", str(full))
+    assert "is not an empty folder" in pipeline(*words, code=2).stderr
+    assert [each.name for each in full.iterdir()] == ["mine"]
+
+    for weights in workspace.glob("store/build/*/out/model.gguf"):
+        data = bytearray(weights.read_bytes())
+        data[len(data) // 2] ^= 1
+        weights.chmod(0o644)
+        weights.unlink()  # its content is shared with other artifacts
+        weights.write_bytes(data)
+    assert "its content changed: nothing is exported from damaged files" in refused()
+    shutil.rmtree(workspace / "store" / "build")
+    said = refused()
+    assert "is not verified: build is missing, which its repository was made of" in said
+    assert "pipeline run --matrix" in said
+
+
+def test_a_cell_whose_server_was_never_tested(tmp_path: Path) -> None:
+    workspace = str(tmp_path / "w")
+    pipeline("run", "--matrix", "tiny", "--cells", CELL, "--until", "repository", "--workspace", workspace)
+    words = ("export", CELL, "--to", "bundle", "--workspace", workspace, "--output-dir", str(tmp_path / "out"))
+    assert "its server was never tested (smoke)" in pipeline(*words, code=2).stderr
+
+
+def test_a_full_disk_leaves_nothing(built: Path, tmp_path: Path) -> None:
+    words = ["export", CELL, "--to", "bundle", "--workspace", str(built), "--output-dir", str(tmp_path / "out")]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 600; exec "$@"', "sh", sys.executable, "-m", "trtllm_pipeline", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "files are limited to" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) -> None:
+    with FakeHub({}) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "good", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+        words = ("export", CELL, "--to", "hub", "--repository", "me/tiny", "--workspace", str(built))
+        dry = pipeline(*words, "--output-dir", str(tmp_path / "dry"), **environment)
+        assert not hub.requests
+        assert "engine/model.gguf" in dry.stdout
+        assert "nothing was uploaded" in dry.stderr
+        real = pipeline(*words, "--output-dir", str(tmp_path / "real"), "--upload", **environment)
+        assert f"hub\t{hub.url}/me/tiny/commit/" in real.stdout
+        bundle = tmp_path / "real" / "bundle"
+        uploaded = hub.repositories["me/tiny"]
+        assert uploaded.private
+        assert hub.commits == [CELL]
+        assert uploaded.files == {
+            path.relative_to(bundle).as_posix(): path.read_bytes() for path in bundle.rglob("*") if path.is_file()
+        }
+        refused = pipeline(
+            *words, "--output-dir", str(tmp_path / "no"), "--upload", code=2, **{**environment, "HF_TOKEN": "stranger"}
+        )
+        assert "not uploaded" in refused.stderr
+        assert f"the bundle is in {tmp_path / 'no' / 'bundle'}" in refused.stderr
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.0.0")
+    lane.run("--cells", LARGER, "--until", "smoke")
+    out = tmp_path / "out"
+    lane.pipeline(
+        *("export", LARGER, "--to", "bundle,kubernetes", "--workspace", str(lane.workspace), "--output-dir", str(out))
+    )
+    shutil.rmtree(lane.workspace)
+    moved = tmp_path / "b b"
+    shutil.move(out / "bundle", moved)
+    with started(moved, lane.environment) as port:
+        assert ask(port)["text_output"]
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            ask(port, "/v2/repository/index", {})
+    assert lane.left() == []
+
+
+def _namespaces() -> bool:
+    command = ["unshare", "--map-root-user", "--uts", "--mount", "hostname", "x"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+STAND_IN = """#!/bin/sh
+[ "${1:-}" != --help ] || exit 0
+echo "rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)"
+sleep 1
+"""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
+@pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
+def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
+    """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""
+    manifests.write_lws(deployment(gpus=2, gpus_per_node=1), tmp_path)
+    scripts = yaml.safe_load((tmp_path / "base" / "scripts.yaml").read_text())["data"]
+    volume, temporary = tmp_path / "volume", tmp_path / "tmp"
+    for folder in (volume / "repository", temporary, tmp_path / "scripts", tmp_path / "bin"):
+        folder.mkdir(parents=True)
+    (volume / "start").write_text(start_script.script("engine", world_size=2, release="1.0.0"))
+    (tmp_path / "bin" / "tritonserver").write_text(STAND_IN)
+    (tmp_path / "bin" / "tritonserver").chmod(0o755)
+    places = {"/models/": f"{volume}/", "/volume": str(volume), "/scripts/": f"{tmp_path}/scripts/"}
+    for name, text in scripts.items():
+        text = text.replace("/tmp/", f"{temporary}/")
+        for place, here in places.items():
+            text = text.replace(place, here)
+        (tmp_path / "scripts" / name).write_text(text.replace(f"{tmp_path}{tmp_path}", str(tmp_path)))
+        (tmp_path / "scripts" / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "LWS_GROUP_SIZE": "2",
+        "TMPDIR": str(temporary),
+    }
+
+    def pod(name: str, script: str) -> subprocess.Popen[str]:
+        (tmp_path / name).mkdir()
+        inside = f'hostname {name} && mount --bind "{tmp_path / name}" "{temporary}" && exec sh "{tmp_path}/scripts/{script}"'
+        return subprocess.Popen(
+            ["unshare", "--map-root-user", "--uts", "--mount", "sh", "-c", inside],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    worker, leader = pod("x-0-1", "worker.sh"), pod("x-0", "leader.sh")
+    try:
+        said, _ = leader.communicate(timeout=60)
+        assert "rank 0 of 2 on x-0\n" in said, said
+        assert "rank 1 of 2 on x-0-1\n" in said, said
+        assert worker.wait(30) is not None, "so that its pod is started again"
+    finally:
+        for process in (leader, worker):
+            process.kill()
+            process.wait()

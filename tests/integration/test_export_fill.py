@@ -1,0 +1,99 @@
+"""The job that fills a volume: from both hubs, checked file by file, and going on where it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
+from trtllm_pipeline.deploy import fill
+
+pytestmark = pytest.mark.integration
+
+FILES = {
+    "start": b"#!/bin/sh\n",
+    "engine/rank 0.engine": os.urandom(20_000),
+    "model/tokenizer.json": b"{}",
+}
+
+
+def repository(files: dict[str, bytes] = FILES, **lies: str) -> Repository:
+    sums = "".join(f"{lies.get(name) or sha256(content)}  {name}\n" for name, content in files.items())
+    return Repository({**files, "SHA256SUMS": sums.encode()}, private=True)
+
+
+def run(hub: FakeHub, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    environment = {"REPOSITORY": "me/b", "HF_ENDPOINT": hub.url, "MODELSCOPE_ENDPOINT": hub.url, "TOKEN": "good"}
+    return subprocess.run(
+        [sys.executable, "-I", str(fill.__file__), str(folder)],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", ["huggingface", "modelscope"])
+def test_a_volume_is_filled_and_checked(name: str, tmp_path: Path) -> None:
+    with FakeHub({"me/b": repository()}) as hub:
+        done = run(hub, tmp_path / "v", HUB=name)
+        assert done.returncode == 0, done.stderr
+        again = run(hub, tmp_path / "v", HUB=name)
+    assert {path: (tmp_path / "v" / path).read_bytes() for path in FILES} == FILES
+    assert os.access(tmp_path / "v" / "start", os.X_OK)
+    assert again.stdout.count("there already") == len(FILES)
+    assert subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=tmp_path / "v", check=True).returncode == 0
+    with_token = [path for _, path, headers in hub.requests if "authorization" in headers]
+    assert with_token
+    assert all("/resolve/" in path or path.startswith("/api/v1/") for path in with_token), "not where the files lie"
+
+
+def test_it_goes_on_after_a_failure_and_until_then_the_bundle_is_not_whole(tmp_path: Path) -> None:
+    with FakeHub({"me/b": repository()}) as hub:
+        hub.faults = [Fault("model/tokenizer.json", status=403, times=1)]
+        done = run(hub, tmp_path / "v")
+        assert done.returncode == 1
+        assert done.stderr.strip().endswith("tokenizer.json: 403 Forbidden")
+        assert not (tmp_path / "v" / "SHA256SUMS").exists()
+        done = run(hub, tmp_path / "v")
+        assert done.returncode == 0, done.stderr
+        assert "there already: engine/rank 0.engine" in done.stdout
+
+
+def test_a_connection_that_breaks_is_tried_again(tmp_path: Path) -> None:
+    with FakeHub({"me/b": repository()}) as hub:
+        hub.faults = [Fault("rank 0", "drop", after=100), Fault("SHA256SUMS", status=503)]
+        done = run(hub, tmp_path / "v")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("lies", "files", "words"),
+    [
+        ({"start": "0" * 64}, FILES, "start: its SHA-256 is "),
+        ({}, {**FILES, "../outside": b"x"}, "outside, which is outside the bundle"),
+    ],
+)
+def test_what_is_not_what_was_exported_is_refused(
+    lies: dict[str, str], files: dict[str, bytes], words: str, tmp_path: Path
+) -> None:
+    with FakeHub({"me/b": repository(files, **lies)}) as hub:
+        done = run(hub, tmp_path / "v")
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "outside").exists()
+    assert not (tmp_path / "v" / "SHA256SUMS").exists()
+
+
+def test_without_a_repository(tmp_path: Path) -> None:
+    with FakeHub({}) as hub:
+        done = run(hub, tmp_path / "v", REPOSITORY="me/none")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,136 @@
+"""`pipeline export`: one verified cell as files to deploy elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from trtllm_pipeline.cli import options
+from trtllm_pipeline.cli.output import emit, emit_as, note
+from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.planning.request import Request
+
+
+def export(
+    cell: Annotated[
+        str,
+        options.argument("CELL", "The cell: its id, a pattern or a part of it.", complete=options.completion.cells),
+    ],
+    to: Annotated[
+        str,
+        options.option(
+            "--to",
+            "TARGETS",
+            "What to write: bundle, compose, kubernetes, lws, kserve, hub; several with commas.",
+        ),
+    ],
+    output_dir: Annotated[
+        str, options.option("--output-dir", "DIR", "An empty folder, or one to make; a folder for each target.")
+    ],
+    matrix: options.MatrixOrLatest = None,
+    sets: options.Sets = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    toolchain: options.Toolchain = None,
+    name: Annotated[
+        str | None, options.option("--name", "NAME", "Name of everything that is made (default: from the cell's id).")
+    ] = None,
+    image: Annotated[
+        str | None,
+        options.option("--image", "IMAGE", "Container image (default: NVIDIA's with the release of the engine)."),
+    ] = None,
+    openai: Annotated[bool, options.switch("--openai", "Put a gateway with OpenAI's API in front of Triton.")] = False,
+    gpus_per_node: Annotated[
+        int, options.option("--gpus-per-node", "N", "GPUs of a node; more ranks than that take several.", min=1)
+    ] = 8,
+    storage_class: Annotated[
+        str | None, options.option("--storage-class", "NAME", "Storage class of the volume in Kubernetes.")
+    ] = None,
+    repository: Annotated[
+        str | None, options.option("--repository", "ORG/NAME", "Repository on the hub, for --to hub.")
+    ] = None,
+    upload: Annotated[
+        bool, options.switch("--upload", "Upload to the hub; without it --to hub only says what it would.")
+    ] = False,
+    public: Annotated[
+        bool, options.switch("--public", "Make a repository that everyone sees; otherwise a new one is private.")
+    ] = False,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Write files that serve one verified cell elsewhere.
+
+    The cell has passed every stage, and every byte of its artifacts is read again. The bundle is a folder with engine,
+    tokenizer, repository, start script, checksums and engine card, for any host. The other targets mount it.
+
+    examples:
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to bundle,compose --output-dir exported
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to kubernetes --openai --output-dir exported
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
+    """
+    from trtllm_pipeline import flow, provenance
+    from trtllm_pipeline.deploy import deployment, hub
+    from trtllm_pipeline.deploy import export as library
+
+    targets = _targets(to)
+    if "hub" in targets:
+        hub.check_repository(repository)
+    elif upload or repository is not None:
+        raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
+    store = options.known_store(workspace)
+    if matrix is None:
+        asked = Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None)
+        request = flow.latest_request(store).changed(asked)
+    else:
+        request = options.request(matrix, [cell], sets, None, toolchain, assume=None)
+    served = flow.served_cell(request, store)
+    described = deployment.describe(
+        served,
+        deployment.check(served, store, provenance.policy(trusted_keys, required=require_signed)),
+        store,
+        name=name,
+        image=image,
+        gpus_per_node=gpus_per_node,
+        openai=openai,
+        storage_class=storage_class,
+    )
+    library.check_targets(described, targets)
+    folders = library.export(described, targets, options.empty_folder(output_dir))
+    told: dict[str, Any] = {
+        "schema": 1,
+        "cell": str(served.cell.id),
+        "name": described.name,
+        "targets": {target: str(folder) for target, folder in folders.items()},
+        "hub": None,
+    }
+    if "hub" in targets and repository is not None:
+        told["hub"] = hub.publish(
+            folders["bundle"], repository, message=f"{served.cell.id}", upload=upload, private=not public
+        )
+    emit_as(format, told, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
+    if format == "text":
+        _say(told["hub"], upload=upload)
+
+
+def _targets(text: str) -> list[str]:
+    from trtllm_pipeline.deploy.export import TARGETS
+
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [target for target in found if target not in TARGETS]
+    if unknown or not found:
+        raise UsageError(
+            f"--to {text}: there is no target {unknown[0]!r}" if unknown else "--to: names no target",
+            hint=f"one or more of {', '.join(TARGETS)}",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _say(hub: dict[str, Any] | None, *, upload: bool) -> None:
+    if hub is None:
+        return
+    if upload:
+        emit(f"hub\t{hub['url']}")
+        return
+    for name, size_bytes in hub["files"].items():
+        emit(f"{size_bytes:>15,}  {name}")
+    note(f"nothing was uploaded: --upload puts these {len(hub['files'])} files into {hub['repository']}")

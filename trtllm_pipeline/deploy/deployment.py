@@ -1,0 +1,266 @@
+"""What every target knows of the cell that it deploys: its server, what that needs, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline import provenance
+from trtllm_pipeline.deploy import images, names
+from trtllm_pipeline.errors import StateError, UsageError
+from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.flow import ServedCell, run_command
+from trtllm_pipeline.planning.plan import StageRun
+from trtllm_pipeline.provenance import Policy
+from trtllm_pipeline.report.rows import CellResult, disk_bytes
+from trtllm_pipeline.serving.command_lines import ENSEMBLE
+from trtllm_pipeline.store import manifest
+from trtllm_pipeline.store.manifest import Kind
+from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
+from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
+
+EMBEDDED: Final = "embedded"
+DEFAULT_LOAD_S: Final = 200.0
+"""Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
+_GIB: Final = 1 << 30
+_LABEL_DOMAIN: Final = "app.kubernetes.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One verified cell, as templates and the card read it."""
+
+    served: ServedCell
+    result: CellResult
+    name: str
+    """Of everything that is made for it: a DNS label."""
+    kind: str
+    """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `openai` (trtllm-serve)."""
+    release: str | None
+    """Of TensorRT-LLM."""
+    image: str
+    world_size: int
+    """GPUs; 0 for the embedded toolchain."""
+    gpus_per_node: int
+    gpu: str | None
+    """Name of the GPU that it was verified on."""
+    sm: int | None
+    load_s: float | None
+    """Seconds from the start of the server until it was ready, where that was measured."""
+    bundle_bytes: int
+    memory_bytes: int
+    memory_from: str
+    """What `memory_bytes` follows from, in words."""
+    cpus: int
+    openai: bool
+    """Whether a gateway stands in front."""
+    storage_class: str | None
+
+    @property
+    def model(self) -> str:
+        """What clients of the server ask for."""
+        if self.kind == "openai":  # the last part of the path that trtllm-serve is given
+            return "model" if self.served.engine is None else "engine"
+        return LLMAPI_MODEL if self.kind == "llmapi" else ENSEMBLE
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that its ranks take."""
+        return max(1, -(-self.world_size // self.gpus_per_node))
+
+    @property
+    def gpus_of_pod(self) -> int:
+        """GPUs of each pod."""
+        return self.world_size // self.nodes
+
+    @property
+    def ready_path(self) -> str:
+        """Answers 200 when the server and its models are ready."""
+        return "/health" if self.kind == "openai" else "/v2/health/ready"
+
+    @property
+    def live_path(self) -> str:
+        """Answers 200 as long as the server lives."""
+        return "/health" if self.kind == "openai" else "/v2/health/live"
+
+    @property
+    def start_limit_s(self) -> int:
+        """How long it may take to start: three times what was measured, as a first read from a volume is slower."""
+        return max(60, math.ceil(3 * (self.load_s or DEFAULT_LOAD_S) / 10) * 10)
+
+    @property
+    def load_words(self) -> str:
+        """Where `start_limit_s` comes from."""
+        if self.load_s is None:
+            return f"Nobody measured how long the server takes to load; {DEFAULT_LOAD_S:.0f} s are assumed."
+        return f"It took {self.load_s:.0f} s to load when it was verified."
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of every object."""
+        found = {
+            "name": "triton" if self.kind != "openai" else "trtllm-serve",
+            "instance": self.name,
+            "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
+            "component": "inference-server",
+            "part-of": names.label_value(self.served.cell.model),
+            "managed-by": "trtllm-pipeline",
+        }
+        return {f"{_LABEL_DOMAIN}/{key}": names.label_value(value) for key, value in found.items()}
+
+    @property
+    def gpu_product(self) -> str | None:
+        """The node label that chooses the GPU."""
+        return None if self.gpu is None else names.gpu_product(self.gpu)
+
+    @property
+    def storage(self) -> str:
+        """Size of the volume: the bundle, and room for a tenth more."""
+        return f"{max(1, math.ceil(self.bundle_bytes * 1.1 / _GIB))}Gi"
+
+    @property
+    def cpus_of_pod(self) -> int:
+        """CPUs that each pod asks for."""
+        return max(1, self.cpus // self.nodes)
+
+    @property
+    def image_name(self) -> str:
+        """The image without its tag or digest."""
+        name = self.image.partition("@")[0]
+        return name.rpartition(":")[0] if ":" in name.rpartition("/")[2] else name
+
+    @property
+    def image_tag(self) -> str:
+        """Tag of the image."""
+        return self.image.partition("@")[0][len(self.image_name) + 1 :] or "latest"
+
+    @property
+    def memory(self) -> str:
+        """`memory_bytes` as Kubernetes writes it."""
+        return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
+
+    @property
+    def memory_limit(self) -> str:
+        """Twice that: where the kernel ends a server that grew without bounds."""
+        return f"{2 * math.ceil(self.memory_bytes / _GIB)}Gi"
+
+
+def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
+    """What was measured on the cell. Raises UsageError unless its server was tested and nothing of it failed, StateError
+    for damaged artifacts and for signatures that `policy` does not accept.
+
+    Every byte of its artifacts is read. Nobody needs to have measured its speed: the card says so then.
+    """
+    result = served.result(store)
+    problem = result.unfit if result.failed_stage is not None else None
+    run = next(run for run in _runs(served) if run.stage.name == "repository")
+    made_of = [served.plan.stage_runs[each].stage.name for each in run.inputs.values()]
+    if missing := [stage for stage in made_of if stage not in served.artifacts]:
+        problem = f"{missing[0]} is missing, which its repository was made of"
+    if problem is None and "smoke" not in served.artifacts:
+        problem = "its server was never tested (smoke)"
+    if problem is not None:
+        raise UsageError(f"{served.cell.id} is not verified: {problem}", hint=run_command(served.request, store))
+    for artifact in served.artifacts.values():
+        for found in manifest.inspect(artifact.folder, contents=True):
+            if found.kind is Kind.DAMAGED:
+                raise StateError(
+                    f"{found}: nothing is exported from damaged files",
+                    hint=f"pipeline store verify --workspace {store.workspace} sets them aside; then run again",
+                )
+    provenance.require((artifact.folder for artifact in served.artifacts.values()), policy)
+    return result
+
+
+def describe(
+    served: ServedCell,
+    result: CellResult,
+    store: Store,
+    *,
+    name: str | None = None,
+    image: str | None = None,
+    gpus_per_node: int = 8,
+    openai: bool = False,
+    storage_class: str | None = None,
+) -> Deployment:
+    """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
+    cell, machine = served.cell, served.plan.machine
+    kind = _kind(served)
+    world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
+    release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None
+    if openai and kind == "openai":
+        raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
+    if world_size > gpus_per_node and world_size % gpus_per_node:
+        raise UsageError(
+            f"{world_size} GPUs cannot be split evenly over nodes of {gpus_per_node}", hint="--gpus-per-node N"
+        )
+    bundle_bytes = sum(disk_bytes(folder) for folder in (served.engine, _weights(served)) if folder is not None)
+    memory_bytes, memory_from = _memory(served, bundle_bytes, world_size)
+    return Deployment(
+        served=served,
+        result=result,
+        name=names.dns_label(str(cell.id)) if name is None else names.checked_name("--name", name),
+        kind=kind,
+        release=release,
+        image=image or (images.CPU if release is None else images.image_for(release, triton=kind != "openai")),
+        world_size=world_size,
+        gpus_per_node=gpus_per_node,
+        gpu=machine.gpus[0].name if world_size and machine.gpus else None,
+        sm=machine.sm if world_size else None,
+        load_s=_load_s(served, store),
+        bundle_bytes=bundle_bytes,
+        memory_bytes=memory_bytes,
+        memory_from=memory_from,
+        cpus=machine.cpus if kind == EMBEDDED else 4 + 2 * world_size,
+        openai=openai,
+        storage_class=storage_class,
+    )
+
+
+def _kind(served: ServedCell) -> str:
+    if served.cell.toolchain == EMBEDDED:
+        return EMBEDDED
+    if (served.repository / SERVE_FILE).exists():
+        return "openai"
+    return "engine" if "engine" in served.launch.inputs else "llmapi"
+
+
+def _weights(served: ServedCell) -> Path | None:
+    """The folder of weights that are served as they are."""
+    return served.inputs.get("model")
+
+
+def _memory(served: ServedCell, bundle_bytes: int, world_size: int) -> tuple[int, str]:
+    """Host memory that the server takes, and what that follows from."""
+    proof: dict[str, Any] = {} if served.engine is None else read_object(served.engine / "build.json") or {}
+    resident = proof.get("resident_bytes")
+    if isinstance(resident, int):
+        return resident + _GIB, "the measured size of the loaded engine, and 1 GiB for Triton and its Python models"
+    return (
+        bundle_bytes + (8 + 2 * world_size) * _GIB,
+        "the size of the weights, and 8 GiB and 2 GiB for each GPU: an assumption, nobody measured it",
+    )
+
+
+def _load_s(served: ServedCell, store: Store) -> float | None:
+    """Seconds from the start of the launch stage to that of the smoke test, which waits for nothing else."""
+    smoke = next((run for run in _runs(served) if run.stage.name == "smoke"), None)
+    if smoke is None:
+        return None
+    asked = store.index.attempts((smoke.fingerprint,)).get(smoke.fingerprint)
+    if asked is None:
+        return None
+    launches = [
+        attempt.started_s
+        for attempt in store.index.attempts_of(asked.run)
+        if attempt.fingerprint == served.launch.fingerprint and attempt.started_s <= asked.started_s
+    ]
+    return asked.started_s - launches[-1] if launches else None
+
+
+def _runs(served: ServedCell) -> list[StageRun]:
+    runs = served.plan.stage_runs
+    return [runs[run] for run in served.plan.by_cell[served.cell.id]]

@@ -1,0 +1,74 @@
+"""One verified cell -> files with which it is served elsewhere.
+
+All container targets serve the bundle: they mount it read-only at one place and run its `start`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.deploy import bundle, manifests
+from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.errors import UsageError
+
+TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
+_WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
+    "bundle": bundle.write,
+    "compose": manifests.write_compose,
+    "kubernetes": manifests.write_kubernetes,
+    "lws": manifests.write_lws,
+    "kserve": manifests.write_kserve,
+}
+
+
+def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
+    """Raise UsageError for a target that cannot serve the cell, before anything is written."""
+    if deployment.nodes > 1:
+        one = next((each for each in ("compose", "kubernetes", "kserve") if each in targets), None)
+        if one is not None:
+            raise UsageError(
+                f"--to {one}: {deployment.world_size} GPUs are more than the {deployment.gpus_per_node} of a node",
+                hint="--to lws runs it on several nodes; --gpus-per-node N says how many GPUs yours have",
+            )
+        if deployment.kind == "llmapi":
+            raise UsageError(
+                f"Triton's llmapi model runs on one node, and {deployment.world_size} GPUs are more than the "
+                f"{deployment.gpus_per_node} of a node",
+                hint="settings.serve.frontend: trtllm_serve serves these weights on several",
+            )
+    elif "lws" in targets:
+        raise UsageError(
+            f"--to lws is for several nodes; {deployment.world_size} GPUs fit one with {deployment.gpus_per_node}",
+            hint="--to kubernetes, or --gpus-per-node N",
+        )
+
+
+def export(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Write each of `targets` into a folder of its name below the empty `folder`. Returns the folders.
+
+    What is not whole is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
+    """
+    check_targets(deployment, targets)
+    # What goes to a hub is a bundle, and both are the same when both are asked for.
+    wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
+    with _whole_or_nothing(folder):
+        for target in wanted:
+            part = folder / target
+            part.mkdir()
+            _WRITERS[target](deployment, part)
+    return {target: folder / target for target in wanted}
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for each in os.listdir(folder):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        raise

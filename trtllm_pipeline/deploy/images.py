@@ -1,0 +1,60 @@
+"""Container images that serve a bundle: NVIDIA's Triton with TensorRT-LLM by release, and our own for CPUs.
+
+The table is that of docs/images.md, which says where each row comes from; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.errors import UsageError
+
+TRITON: Final = "nvcr.io/nvidia/tritonserver"
+TRTLLM: Final = "nvcr.io/nvidia/tensorrt-llm/release"
+"""TensorRT-LLM alone, tagged with the release; without Triton, so for trtllm-serve."""
+FIRST_TRTLLM: Final = "0.20.0"
+CPU: Final = f"trtllm-pipeline-cpu:{__version__}"
+"""What `Dockerfile.cpu` makes: the embedded toolchain and the gateway. No registry has it."""
+TAGS: Final = {
+    "0.8.0": "24.02",
+    "0.9.0": "24.05",
+    "0.10.0": "24.06",
+    "0.11.0": "24.07",
+    "0.12.0": "24.08",
+    "0.13.0": "24.09",
+    "0.14.0": "24.10",
+    "0.15.0": "24.11",
+    "0.16.0": "24.12",
+    "0.17.0": "25.01",
+    "0.17.0.post1": "25.02",
+    "0.18.0": "25.03",
+    "0.18.2": "25.04",
+    "0.19.0": "25.05",
+    "0.20.0": "25.07",
+    "0.21.0": "25.08",
+    "1.0.0": "25.10",
+    "1.0.3.2510": "25.11",
+    "1.1.0": "26.02",
+    "1.2.0": "26.03",
+    "1.2.1": "26.07",
+}
+"""Release of TensorRT-LLM -> the newest monthly release of Triton whose image has it."""
+
+
+def image_for(release: str, *, triton: bool) -> str:
+    """The published image that has exactly this release. Raises UsageError where none is known.
+
+    An engine only runs with the release that built it, so the nearest one will not do.
+    """
+    if not triton:
+        from packaging.version import Version
+
+        if Version(release) >= Version(FIRST_TRTLLM):
+            return f"{TRTLLM}:{release}"
+    if release not in TAGS:
+        raise UsageError(
+            f"no image with TensorRT-LLM {release} is known",
+            hint="name yours: --image REGISTRY/NAME:TAG; docs/images.md",
+        )
+    return f"{TRITON}:{TAGS[release]}-trtllm-python-py3"
