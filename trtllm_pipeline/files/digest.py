@@ -36,8 +36,8 @@ def digests_of_file(path: Path) -> tuple[str, str]:
     from blake3 import blake3
 
     ours, theirs = blake3(max_threads=blake3.AUTO), sha256()
-    buffer = memoryview(bytearray(4 << 20))
     with path.open("rb", buffering=0) as file:
+        buffer = memoryview(bytearray(min(4 << 20, os.fstat(file.fileno()).st_size + 1)))
         while size := file.readinto(buffer):
             ours.update(buffer[:size])
             theirs.update(buffer[:size])
