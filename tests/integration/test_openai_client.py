@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
+from tests.helpers.openai_shapes import chunk_of, shaped
 from trtllm_pipeline.bench.scripted_server import Script, config
 
 openai = pytest.importorskip("openai")
 
 from openai.types import Completion, Model  # noqa: E402
-from openai.types.chat import ChatCompletion, ChatCompletionChunk  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+from openai.types.chat import ChatCompletion  # noqa: E402
 
 pytestmark = pytest.mark.integration
 
@@ -35,8 +35,6 @@ TOOLS: list[Any] = [
     }
     for name, what in (("get_weather", "weather"), ("get_time", "time"))
 ]
-OURS = {"reasoning_content", "max_model_len"}
-"""Fields that OpenAI's API does not have; other servers write them as well."""
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -394,20 +392,6 @@ def test_what_guides_the_model(tmp_path: Path, others: list[Any]) -> None:
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
-def shaped(kind: type[BaseModel], data: str) -> Any:
-    """`data` as OpenAI's type, strictly, and with no field that the type does not know, but ours."""
-    found = kind.model_validate_json(data, strict=True)
-    assert unknown(found) <= OURS
-    return found
-
-
-def unknown(value: Any) -> set[str]:
-    if isinstance(value, BaseModel):
-        inner = [unknown(getattr(value, name)) for name in type(value).model_fields]
-        return set(value.model_extra or {}).union(*inner)
-    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
-
-
 REQUESTS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "hello"}]},
     {"messages": [{"role": "user", "content": "hello"}], "n": 2},
@@ -442,7 +426,7 @@ def _check_stream(text: str, *, chat: bool, usage: bool, choices: int) -> None:
     *events, done = text.removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]"
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
-    chunks = [_chunk(event.removeprefix("data: "), chat=chat) for event in events]
+    chunks = [chunk_of(event, chat=chat) for event in events]
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
     if usage:
         assert all("usage" in json.loads(event.removeprefix("data: ")) for event in events)
@@ -456,20 +440,6 @@ def _check_stream(text: str, *, chat: bool, usage: bool, choices: int) -> None:
         assert mine[-1].finish_reason is not None
         if chat:
             assert [choice.delta.role for choice in mine] == ["assistant", *[None] * (len(mine) - 1)]
-
-
-def _chunk(event: str, *, chat: bool) -> Any:
-    if chat:
-        return shaped(ChatCompletionChunk, event)
-    # OpenAI's type of a completion has no null here; its API sends it in all events but the last.
-    found = json.loads(event)
-    reasons = [choice["finish_reason"] for choice in found["choices"]]
-    for choice in found["choices"]:
-        choice["finish_reason"] = choice["finish_reason"] or "stop"
-    chunk = shaped(Completion, json.dumps(found))
-    for choice, reason in zip(chunk.choices, reasons, strict=True):
-        choice.finish_reason = reason
-    return chunk
 
 
 def test_models_and_errors_have_the_published_shape(running: Running) -> None:

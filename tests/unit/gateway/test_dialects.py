@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import string
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -189,6 +190,11 @@ EVERY = [(name, text) for name, texts in CALLS.items() for text in texts]
 
 def test_every_dialect_with_tools_is_tested() -> None:
     assert {name for name in dialects.names() if name not in {"auto", "plain"}} == set(CALLS)
+
+
+def test_every_dialect_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "chat.md").read_text(encoding="utf-8")
+    assert [name for name in CALLS if f"\n| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize(("name", "text"), EVERY)
