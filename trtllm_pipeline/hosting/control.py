@@ -29,6 +29,7 @@ from trtllm_pipeline.hosting.servers import (
     GATEWAY_CONFIG,
     GATEWAY_FILE,
     LOCK,
+    SERVER_FILE,
     HostedServer,
     Keeper,
     Record,
@@ -110,6 +111,7 @@ def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
             f"a server {name} is there already: {servers.look(folder).state.value}",
             hint=f"pipeline serve restart {name} or stop {name}; --name gives the new one another name",
         )
+    fresh = not (folder / SERVER_FILE).exists()
     try:
         remove_stale_leftovers()
         os.truncate(lock.fd, 0)
@@ -128,11 +130,12 @@ def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
         if wish.openai:
             _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
         _spawn(folder, lock)
-    except OSError as error:
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
         lock.release()
-        raise _unwritable(folder, error) from error
-    except BaseException:
-        lock.release()
+        if isinstance(error, OSError):
+            raise _unwritable(folder, error) from error
         raise
     return servers.look(folder)
 

@@ -101,6 +101,7 @@ class _Kept:
         self.job = _here(read_job(folder / JOB), folder)
         self.fds = [lock.fd]
         self.guardian: Guardian | None = None
+        self.unwritten = False
         self.look_at_logs_s = 0.0
         stop_s = float(str(self.job.params.get("stop_timeout_s", 3.0)))
         server = _Program("server", self.job.commands[0], folder / LOG, folder / SERVICE_FILE, stop_s + 5.0)
@@ -134,9 +135,15 @@ class _Kept:
     def tell(self, state: State, reason: str | None = None, hint: str | None = None) -> None:
         """Say how it stands. A disk that is full must not end a server: what it says then is only late."""
         self.record = servers.changed(self.record, state, reason, hint, time.time())
+        self.write()
+
+    def write(self) -> None:
+        """Write what there is to say; where that fails, it is tried again."""
+        self.unwritten = True
         with suppress(OSError):
             self.record.write(self.folder)
             write_targets(self.folder.parent.parent)
+            self.unwritten = False
 
     # Keeping.
 
@@ -231,6 +238,8 @@ class _Kept:
             self.tell(State.READY)
         if now >= self.look_at_logs_s:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
+            if self.unwritten:
+                self.write()
             for name in (LOG_FILE, GATEWAY_LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)

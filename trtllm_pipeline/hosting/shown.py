@@ -16,6 +16,8 @@ from trtllm_pipeline.store.store import LOG
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """What a kept server writes, by which of its programs."""
+_GPU_CHARACTERS = 12
+"""Of a GPU's name, as many as nvidia-smi takes for it: GPU-5a1b2c3d."""
 
 
 def to_json(found: Sequence[HostedServer]) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _row(server: HostedServer) -> dict[str, object]:
         "openai": ports.get("openai", "-"),
         "http": ports.get("http", "-"),
         "grpc": ports.get("grpc", "-"),
-        "GPUs": ",".join(gpus) or "-",
+        "GPUs": ",".join(gpu[:_GPU_CHARACTERS] for gpu in gpus) or "-",
         "pid": "-" if server.keeper is None else server.keeper.pid,
         "serves": record.cell or record.folder,
     }

@@ -169,7 +169,8 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
                     return
                 said = {"schema": 1, "log": LOG_FILE, **server.service()}
                 write_json(context.attempt / SERVICE_FILE, said)
-                print(f"ready: http {said['http']}, grpc {said['grpc']}, metrics {said['metrics']}", flush=True)  # noqa: T201
+                where = (f"{name} {said[name]}" for name in Ports._fields if said[name])
+                print("ready:", ", ".join(where), flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
                 if not dead:
                     return
