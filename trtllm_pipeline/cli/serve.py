@@ -345,21 +345,24 @@ def logs(
 
 def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool) -> None:
     """Copy a log to stdout, and with `follow` what comes, also where the file is begun anew."""
-    out, at = sys.stdout, 0
+    out, at, inode = sys.stdout, 0, 0
     while True:
-        size = path.stat().st_size if path.exists() else 0
-        at = 0 if size < at else at
-        if size > at:
+        try:
             with path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                at = at if about.st_ino == inode and about.st_size >= at else 0
+                inode = about.st_ino
                 file.seek(at)
                 data = file.read()
-            at += len(data)
-            text = clean(data.decode("utf-8", "replace"))
-            if lines is not None:
-                text = "".join(text.splitlines(keepends=True)[-lines:])
-                lines = None
-            out.write(text)
-            out.flush()
+        except FileNotFoundError:
+            data = b""  # between two starts
+        at += len(data)
+        text = clean(data.decode("utf-8", "replace"))
+        if lines is not None and text:
+            text = "".join(text.splitlines(keepends=True)[-lines:])
+            lines = None
+        out.write(text)
+        out.flush()
         if not follow:
             return
         time.sleep(_POLL_S)

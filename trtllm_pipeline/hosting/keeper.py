@@ -66,6 +66,8 @@ class _Program:
     name: str
     argv: Sequence[str]
     log: Path
+    output: Path
+    """What it says itself: of the server beside the log of the stage that starts it."""
     ready_file: Path
     grace_s: float
     """What a polite stop may take."""
@@ -104,7 +106,9 @@ class _Kept:
         self.unwritten = False
         self.look_at_logs_s = 0.0
         stop_s = float(str(self.job.params.get("stop_timeout_s", 3.0)))
-        server = _Program("server", self.job.commands[0], folder / LOG, folder / SERVICE_FILE, stop_s + 5.0)
+        server = _Program(
+            "server", self.job.commands[0], folder / LOG, folder / LOG_FILE, folder / SERVICE_FILE, stop_s + 5.0
+        )
         self.programs = [server]
         if self.record.openai:
             params = (read_object(folder / GATEWAY_CONFIG) or {}).get("params") or {}
@@ -114,6 +118,7 @@ class _Kept:
                     _ending_with_parent(
                         (sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / GATEWAY_CONFIG))
                     ),
+                    folder / GATEWAY_LOG,
                     folder / GATEWAY_LOG,
                     folder / GATEWAY_FILE,
                     float(params.get("stop_timeout_s", 10.0)) + 2.0,
@@ -196,6 +201,8 @@ class _Kept:
         program.runs, program.ready_s, program.before = True, None, out_of_memory.counts()
         for stale in (program.ready_file, self.folder / FAILURE_FILE):
             stale.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # what an earlier one said is no cause of this one's end
+            program.output.replace(program.output.with_name(f"{program.output.name}.1"))
         if program.after is None:
             self._write_job()
         else:
@@ -240,7 +247,7 @@ class _Kept:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
             if self.unwritten:
                 self.write()
-            for name in (LOG_FILE, GATEWAY_LOG):
+            for name in (LOG_FILE, GATEWAY_LOG, LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
 
