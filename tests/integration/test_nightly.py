@@ -52,16 +52,18 @@ class Runner:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {"PATH": path, "XDG_RUNTIME_DIR": str(self.folder), "GITHUB_ACTIONS": "true"}
 
-    def night(self, *, branch: str = "main", **inputs: str) -> github_runner.Job:
-        """One run of the workflow."""
+    def night(self, *, branch: str | None = None, **inputs: str) -> github_runner.Job:
+        """One run of the workflow: by schedule, or by hand for a branch or with inputs."""
         self.nights += 1
+        by_hand = branch is not None or bool(inputs)
         temporary = self.folder / f"temporary-{self.nights}"
         temporary.mkdir()
         github = {
             "run_id": 4000 + self.nights,
             "run_attempt": 1,
-            "ref_name": branch,
-            "event": {"repository": {"default_branch": "main"}},
+            "event_name": "workflow_dispatch" if by_hand else "schedule",
+            "ref_name": branch or "main",
+            "event": {"repository": {"default_branch": "main"}} if by_hand else {"schedule": "17 2 * * *"},
         }
         variables = {"NIGHTLY_FOLDER": str(self.kept), "NIGHTLY_MATRIX": "small.yaml", "NIGHTLY_FAIL_ON": LIMITS}
         return github_runner.run(
