@@ -111,8 +111,8 @@ def test_what_does_not_fit_or_is_not_supported(served: Served) -> None:
         ({"prompt": "x", "max_tokens": 8000}, "context_length_exceeded", "context is 8000 tokens"),
         (
             {"prompt": "x", "response_format": {"type": "json_object"}},
-            "refused_by_server",
-            "guided_decoding_guide_type",
+            "unsupported_parameter",
+            "does not take response_format",
         ),
         ({"prompt": "x", "length_penalty": 0.5, "temperature": 3}, "invalid_value", "from 0 to 2"),
     ):

@@ -42,6 +42,7 @@ _PREPROCESSING: Final = "preprocessing"
 _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
+_GUIDE_TYPE: Final = "guided_decoding_guide_type"
 _NEUTRAL: Final = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1, "min_tokens": 0, "top_p": 1}
 _OF_THE_REQUEST: Final = re.compile(
     r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
@@ -321,6 +322,12 @@ class TritonBackend:
             )
         if passing and choice.first_event_ns is None:
             return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
+        if not passing and _GUIDE_TYPE in said:
+            return bad(
+                "response_format",
+                f"model {self._served.name} does not take response_format: {said}",
+                code="unsupported_parameter",
+            )
         if not passing and _OF_THE_REQUEST.search(said):
             return ApiError(400, said, code="refused_by_server")
         return ApiError(
@@ -353,7 +360,7 @@ class TritonBackend:
 def guided(guide: Guide) -> dict[str, Any]:
     """TensorRT-LLM's inputs for a guide."""
     schema = {} if guide.schema is None else {_GUIDE: guide.schema}
-    return {"guided_decoding_guide_type": guide.kind, **schema}
+    return {_GUIDE_TYPE: guide.kind, **schema}
 
 
 async def _follows_guides(client: Client) -> bool:
