@@ -80,7 +80,7 @@ def _command(
         "max_seq_len": ("--max-seq-len", max_seq_len, _whole),
     }
     for field, (flag, given, read) in changes.items():
-        for name, value in _pairs(flag, given).items():
+        for name, value in _pairs(f"{flag} NAME=VALUE", given).items():
             if name not in served:
                 raise UsageError(
                     f"{flag} {name}: no such model",
@@ -134,12 +134,15 @@ def _base(config: str | None) -> tuple[GatewayConfig | None, Path | None]:
     return GatewayConfig.read(path), path.absolute().parent
 
 
-def _pairs(flag: str, given: Sequence[str] | None) -> dict[str, str]:
+def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
+    """NAME=VALUE texts by name; `form` is how they are typed. Raises UsageError."""
     found: dict[str, str] = {}
     for text in given or ():
-        name, value = options.pair(flag, text, "=")
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise UsageError(f"{text!r}: expected {form}")
         if name in found:
-            raise UsageError(f"{flag} {text}: {name} is there twice")
+            raise UsageError(f"{text!r}: {name} is there twice")
         found[name] = value
     return found
 
