@@ -33,6 +33,8 @@ from typing import Any, Final
 
 STREAMS: Final = (1, 64)
 EVENTS: Final = 40
+FEW_EVENTS: Final = 2
+"""At 1 stream, where only the first one is of interest."""
 NAME: Final = "measured"
 
 
@@ -69,10 +71,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=EVENTS)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, server(args.service, Path(scratch), args.max_tokens) as service:
-        told = json.loads(service.read_text(encoding="utf-8"))
-        with gateway(service, args.model_folder, Path(scratch)) as (url, pid):
-            rows = [row(told, url, pid, streams, args.rounds, args.max_tokens) for streams in STREAMS]
+    rows = []
+    for streams in STREAMS:
+        tokens = args.max_tokens if streams > 1 or args.service else FEW_EVENTS
+        with tempfile.TemporaryDirectory() as scratch, server(args.service, Path(scratch), tokens) as service:
+            told = json.loads(service.read_text(encoding="utf-8"))
+            with gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid):
+                rows.append(row(told, url, pid, streams, args.rounds, tokens))
     if args.format == "json":
         print(json.dumps([asdict(each) for each in rows], indent=2))
         return
@@ -122,7 +127,7 @@ def turn(told: Mapping[str, Any], pid: int, streams: int, max_tokens: int, way: 
     before = cpu_s(pid), cpu_s(told["pid"])
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
     command += ["--concurrency", str(streams), "--requests", str(requests), "--warmup-requests", "0"]
-    command += ["--max-tokens", str(max_tokens), "--format", "json"]
+    command += ["--max-tokens", str(max_tokens), "--event-file", os.devnull, "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)

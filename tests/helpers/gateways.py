@@ -33,11 +33,11 @@ class Process(NamedTuple):
         status = dict(
             line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
         )
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        children = [task / "children" for task in Path(f"/proc/{self.pid}/task").iterdir()]
         return Usage(
             len(os.listdir(f"/proc/{self.pid}/fd")),
             int(status["Threads"]),
-            len(children.read_text(encoding="utf-8").split()) if children.exists() else 0,
+            sum(len(each.read_text(encoding="utf-8").split()) for each in children if each.exists()),
             int(status["VmRSS"].split()[0]) * 1024,
         )
 

@@ -96,7 +96,10 @@ class TimestampedSocket:
     async def connect(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> TimestampedSocket:
         """Connect. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:  # an address needs no thread, unlike a name
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for index, (family, kind, protocol, _name, address) in enumerate(found):
             sock = socket.socket(family, kind, protocol)
             try:
