@@ -253,15 +253,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     if page.name in {"coming-from-scripts.md", "gpu-machine.md", "troubleshooting.md"}:  # what people type today
         programs = tensorrt_llm_options.load().values()
         known |= {option for program in programs for option in program.options}
-        known |= {
-            "--gpus",
-            "--shm-size",
-            "--ulimit",
-            "--init",
-            "--rm",
-            "--runtime",
-            "--service-kind",
-        }  # docker, genai-perf
+        known |= {"--gpus", "--shm-size", "--ulimit", "--init", "--rm", "--runtime"}  # docker
+        known |= {"--service-kind", "--for"}  # genai-perf, kubectl
         known |= {"--world_size", "--model_repo", "--measurement-interval", "--max_tokens"}  # its scripts
     if page.name in {"gpu-machine.md", "images.md", "tensorrt-llm.md"}:  # they have options of docker and pip
         known |= {"--build-arg", "--format", "--require-hashes"}
