@@ -165,7 +165,7 @@ def _marked(value: str, moved: Mapping[str, str], of: Path) -> str:
 def _write_provenance(deployment: Deployment, folder: Path) -> None:
     folder.mkdir()
     for stage, artifact in deployment.served.artifacts.items():
-        shutil.copyfile(artifact.folder / manifest.NAME, folder / f"{stage}.{manifest.NAME}")
+        write_json(folder / f"{stage}.{manifest.NAME}", manifest.read(artifact.folder).anonymous.to_json())
         if (artifact.folder / manifest.ENVELOPE).is_file():
             shutil.copyfile(artifact.folder / manifest.ENVELOPE, folder / f"{stage}.{manifest.ENVELOPE}")
         write_json(folder / f"{stage}.statement.json", statement_of(artifact.folder, anonymous=True))

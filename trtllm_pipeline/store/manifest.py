@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,11 @@ class Manifest:
         """
         lines = sorted((entry.path.encode(), content_digest(entry)) for entry in self.files)
         return digest_text("".join(f"{digest}  {path.decode()}\n" for path, digest in lines))
+
+    @property
+    def anonymous(self) -> Manifest:
+        """The same without who made it, for strangers."""
+        return replace(self, provenance={name: told for name, told in self.provenance.items() if name != "made_by"})
 
     def to_json(self) -> dict[str, Json]:
         """The file's content; the key stands in it as a tree, for people."""

@@ -193,6 +193,15 @@ def test_a_statement_names_files_inputs_versions_commands_and_times(store: Store
     assert "h1" not in json.dumps(anonymous["predicate"]["buildDefinition"]["internalParameters"])
 
 
+def test_a_manifest_without_names_is_sound(store: Store) -> None:
+    artifact = publish(store, made_by={"user": "ann", "host": "h1"})
+    sealed = read(artifact.folder)
+    assert "made_by" in sealed.provenance
+    sealed.anonymous.write(artifact.folder)
+    assert read(artifact.folder) == sealed.anonymous
+    assert "ann" not in (artifact.folder / "manifest.json").read_text()
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
