@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.cli import app, execute, run
+from trtllm_pipeline.cli.output import write_output
 from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError
+from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.execution import by_hand
 from trtllm_pipeline.execution.executor import Job
 from trtllm_pipeline.stages.base import StageContext
@@ -200,3 +202,31 @@ def test_sigterm_interrupts_in_words(
 
 def test_the_hint_to_resume_can_be_typed() -> None:
     assert run._resume("my results") == "pipeline resume -w 'my results'"
+
+
+def test_output_is_replaced_whole_and_links_and_devices_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, link, gone = (tmp_path / name for name in ("file", "link", "gone"))
+    file.write_text("old")
+    inode = file.stat().st_ino
+    write_output(str(file), "new\r\n")
+    assert file.read_bytes() == b"new\r\n"
+    assert file.stat().st_ino != inode, "whoever had opened the old one still reads all of it"
+    link.symlink_to(file)
+    write_output(str(link), "through the link")
+    assert link.is_symlink()
+    assert file.read_text() == "through the link"
+    write_output("/dev/null", "nowhere")
+    assert Path("/dev/null").is_char_device()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+        write_output(str(file), "too much")
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_output(str(gone), "too much")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+    assert file.read_text() == "through the link"
