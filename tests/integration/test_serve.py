@@ -172,8 +172,8 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     out, err = follower.communicate(timeout=20)
     assert follower.returncode == 0, err
     assert "started again in 1 s" in out
-    assert "again is restarting: " in err
-    assert err.rstrip().endswith("again is ready")
+    assert "again: restarting: " in err
+    assert err.rstrip().endswith("again: ready")
 
 
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:

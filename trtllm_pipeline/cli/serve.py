@@ -177,21 +177,24 @@ def target_of(
 
     from trtllm_pipeline import flow
     from trtllm_pipeline.machine.probe import machine
-    from trtllm_pipeline.store.store import Store
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
         if only := [flag for flag, value in (("--matrix", matrix), ("--set", sets)) if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a folder")
         return of_folder(Path(what), tokenizer, machine())
+    if what.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"{what}: there is no such folder", hint="name one, or a cell: pipeline status lists them")
+    store = options.known_store(workspace)
     if matrix is None:
-        store = options.known_store(workspace)
         found = flow.latest_request(store).changed(Request(Path(), tuple(sets or ()), (what,), None, toolchain, None))
     else:
-        store = Store(Path(workspace))
         found = options.request(matrix, [what], sets, None, toolchain, assume=None)
     store.check_writable()
-    target = of_cell(flow.served_cell(found, store))
+    try:
+        target = of_cell(flow.served_cell(found, store))
+    except UsageError as error:
+        raise UsageError(error.message.removeprefix("--cells "), hint=error.hint) from error
     return target if tokenizer is None else replace(target, model_folder=tokenizer)
 
 
@@ -331,7 +334,7 @@ def logs(
     """
     server = control.find(Path(workspace), name)
     if server.state is not State.READY:
-        note(f"{name} is {server.state.value}{f': {server.reason}' if server.reason else ''}")
+        note(_standing(server))
     path = shown.log_of(server, part)
     if not path.exists() and not follow:
         there = ", ".join(each for each in shown.LOGS if shown.log_of(server, each).exists())
@@ -341,6 +344,10 @@ def logs(
     except KeyboardInterrupt:
         if not follow:
             raise
+
+
+def _standing(server: HostedServer) -> str:
+    return f"{server.name}: {server.state.value}{f': {server.reason}' if server.reason else ''}"
 
 
 def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool) -> None:
@@ -368,7 +375,7 @@ def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool)
         time.sleep(_POLL_S)
         seen = look_at(server.folder)
         if seen.state is not server.state:
-            note(f"{seen.name} is {seen.state.value}{f': {seen.reason}' if seen.reason else ''}")
+            note(_standing(seen))
             server = seen
 
 
@@ -452,7 +459,8 @@ def install(
     path = Path(output).absolute() if output is not None else systemd.default_path(name, system=system)
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(systemd.MARK):
         raise UsageError(f"{path} is there already, and pipeline serve install did not write it", hint="--output FILE")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_output(str(path), text)
     return note(
         "next:\n"

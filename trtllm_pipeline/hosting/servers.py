@@ -27,6 +27,7 @@ from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.processes.process import running_since
+from trtllm_pipeline.serving.command_lines import LOOPBACK
 from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store import claims
 
@@ -195,9 +196,9 @@ class HostedServer:
             service = Service.read(self.folder / SERVICE_FILE)
         except ServerError:
             return None  # it has ended just now
-        url = (read_object(self.folder / GATEWAY_FILE) or {}).get("url") if self.record.openai else None
-        base = f"{url.rstrip('/')}" if isinstance(url, str) else service.http if service.kind == "openai" else None
-        metrics = [f"{url.rstrip('/')}/metrics"] if isinstance(url, str) else []
+        url = _reached((read_object(self.folder / GATEWAY_FILE) or {}).get("url")) if self.record.openai else None
+        base = url or (service.http if service.kind == "openai" else None)
+        metrics = [f"{url}/metrics"] if url else []
         metrics += [f"http://{service.metrics}/metrics"] if service.kind == "triton" and service.metrics else []
         folder = self.record.model_folder
         return Endpoint(
@@ -207,6 +208,13 @@ class HostedServer:
             None if folder is None else Path(folder),
             tuple(metrics),
         )
+
+
+def _reached(url: object) -> str | None:
+    """A gateway's URL as this machine reaches it, where it listens on all of its addresses."""
+    if not isinstance(url, str):
+        return None
+    return url.rstrip("/").replace("//0.0.0.0:", f"//{LOOPBACK}:").replace("//[::]:", f"//{LOOPBACK}:")
 
 
 def folder_of(workspace: Path, name: str) -> Path:

@@ -14,7 +14,10 @@ from trtllm_pipeline.machine.probe import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
 
 PREFIX: Final = "trtllm-pipeline-"
 MARK: Final = "# Written by `pipeline serve install`; it writes this file again.\n"
-PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", EXAMPLES_VARIABLE, TEMPLATES_VARIABLE)
+PASSED_ON: Final = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", EXAMPLES_VARIABLE, TEMPLATES_VARIABLE),
+    "TRTLLM_NO_USAGE_STATS",
+)
 """What a server is found and started by. Nothing else of the environment is written down: there may be secrets in it."""
 _STOP_S: Final = 60
 _AGAIN_S: Final = 10

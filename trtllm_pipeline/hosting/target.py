@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.flow import ServedCell
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
 from trtllm_pipeline.stages.params import load
+from trtllm_pipeline.store.manifest import NAME as MANIFEST
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
@@ -186,13 +188,15 @@ def _of(
 ) -> Target:
     _check_runs(toolchain, machine)
     launch = toolchains.load(toolchain).stage("launch")
-    name = folder.parent.name if folder.name == OUT else folder.name
+    # An artifact's manifest says what it is of; a folder of somebody's has its own name.
+    label = str((read_object(folder.parent / MANIFEST) or {}).get("label") if folder.name == OUT else "").split("/")
+    model, name = (label[2], f"{label[2]}-{label[3]}") if len(label) == 4 else (folder.name, folder.name)
     return Target(
         toolchain=toolchain,
         launch=launch,
         params=load(launch.params, {**params, "restarts": 0}),
         inputs=inputs,
-        model=name,
+        model=model,
         name=_name(name),
         model_folder=tokenizer,
         max_seq_len=None if engine is None else engine.max_seq_len,

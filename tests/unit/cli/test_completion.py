@@ -11,6 +11,7 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
+from trtllm_pipeline.hosting.servers import Record, State, folder_of
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.store.store import Store
 
@@ -33,6 +34,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = plan_lines(PLAN, present=(), to_run=(), reasons={}, expected_s={}, commands=lambda _run: [], run_id=RUN)
     (store.runs_dir / RUN / "plan.json").write_text("\n".join(lines))
     store.close()
+    kept = folder_of(tmp_path / ".pipeline", "chat")
+    kept.mkdir(parents=True)
+    Record(toolchain="embedded", model="m", state=State.STOPPED, since_s=0.0, started_s=0.0).write(kept)
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **variables: str) -> str:
@@ -70,6 +74,9 @@ def in_bash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("pipeline recipes show min", {"mine"}),
         ("pipeline plan --toolchain emb", {"embedded"}),
         ("pipeline report --format ht", {"html"}),
+        ("pipeline serve stop ch", {"chat"}),
+        ("pipeline serve logs chat --part k", {"keeper"}),
+        ("pipeline serve start smollm2/i", {str(fabricated.cell("int8_wo").id)}),
     ],
 )
 def test_bash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, words: set[str]) -> None:
