@@ -97,6 +97,26 @@ def test_addresses_where_nobody_talks(where: str, words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_interrupt_in_a_pipe_ends_it_all(url: str) -> None:
+    process = subprocess.Popen([*PIPELINE, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("long\nmore\n")
+        process.stdin.flush()
+        assert process.stdout.read(4) == " 0 1"
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.wait(10) == 130
+        assert "messages" not in process.stdout.read()
+
+
+def test_bytes_that_are_no_text(url: str) -> None:
+    done = subprocess.run([*PIPELINE, url], input=b"a\xffb\n", capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.startswith(b"1 messages, user: 'a")
+
+
 def test_several_models(url: str) -> None:
     with running(respond, {"a": config("a"), "b": config("b")}) as (_, service):
         done = piped(service["http"], "x\n")

@@ -226,6 +226,10 @@ class _Terminal:
         if not self._typed:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
+        if not sys.stdout.isatty():  # answers alone belong there
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+            prompt = ""
         try:
             return input(prompt)
         except EOFError:
@@ -255,6 +259,8 @@ class _Terminal:
     def _say(self, message: str) -> None:
         reply = self._talk.ask(message, self._show)
         self._end_line()
+        if reply.finish_reason is None and not self._typed:
+            raise KeyboardInterrupt  # there is nobody to say something else
         for call in reply.calls.values():
             note(f"tool call: {call}")
         if self._typed:
