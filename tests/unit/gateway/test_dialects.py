@@ -534,7 +534,7 @@ def test_whatever_is_asked_is_prepared_or_refused(data: st.DataObject, name: str
 
 
 def test_a_model_without_a_known_form_takes_no_tools() -> None:
-    with pytest.raises(DialectError, match="no form of tool calls") as caught:
+    with pytest.raises(DialectError, match="shows no form of tool calls") as caught:
         dialect_for("plain", None).prepare(Turn(ASK, TOOLS))
     assert caught.value.param == "tools"
 

@@ -99,9 +99,9 @@ class Dialect:
             schemas = {}
         if schemas and not self.takes_tools:
             raise DialectError(
-                "this model's chat template has no form of tool calls that is known here",
+                "this model's chat template shows no form of tool calls that the gateway knows",
                 param="tools",
-                hint="ask without tools, or name the model's family with --dialect",
+                hint="ask without tools; whoever serves the model can name its family with --dialect",
             )
         offered = [{"type": "function", "function": dict(tool["function"])} for tool in turn.tools] if schemas else []
         messages = _messages(turn.messages, as_text=self.arguments_as_text)
