@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from functools import partial
@@ -296,7 +297,8 @@ def ps(
       pipeline serve ps --format json
     """
     found = find(Path(workspace))
-    emit_as(form, shown.to_json(found), table=lambda _: shown.to_table(found))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    emit_as(form, shown.to_json(found), table=lambda _: shown.to_table(found, width))
 
 
 def status(

@@ -9,13 +9,15 @@ from typing import Any
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, HostedServer
-from trtllm_pipeline.planning.names import duration
+from trtllm_pipeline.planning.names import duration, shorten
 from trtllm_pipeline.report.tables import plain_table
 from trtllm_pipeline.stages.launch import LOG_FILE
 from trtllm_pipeline.store.store import LOG
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """What a kept server writes, by which of its programs."""
+_SERVES = "serves"
+_LEAST_WIDTH = 16
 _GPU_CHARACTERS = 12
 """Of a GPU's name, as many as nvidia-smi takes for it: GPU-5a1b2c3d."""
 
@@ -71,17 +73,22 @@ def entry(server: HostedServer) -> dict[str, Json]:
     return found
 
 
-def to_table(found: Sequence[HostedServer]) -> str:
-    """One line each."""
+def to_table(found: Sequence[HostedServer], width: int | None = None) -> str:
+    """One line each; in at most `width` characters, what they serve is shortened."""
     if not found:
         return "no servers are kept in this workspace"
-    return plain_table([_row(server) for server in found])
+    rows = [_row(server) for server in found]
+    if width is not None:
+        others = plain_table([{**row, _SERVES: ""} for row in rows]).splitlines()
+        left = max(_LEAST_WIDTH, width - max(map(len, others)) + len(_SERVES))
+        rows = [{**row, _SERVES: shorten(str(row[_SERVES]), left)} for row in rows]
+    return plain_table(rows)
 
 
 def _row(server: HostedServer) -> dict[str, object]:
     record = server.record
     if record is None:
-        return {"name": server.name, "state": server.state.value, "serves": server.reason, **_NOTHING}
+        return {"name": server.name, "state": server.state.value, **_NOTHING, _SERVES: server.reason}
     ports = record.ports if server.state.alive else {}
     gpus = record.gpus if server.state.alive else ()
     return {
@@ -94,7 +101,7 @@ def _row(server: HostedServer) -> dict[str, object]:
         "grpc": ports.get("grpc", "-"),
         "GPUs": ",".join(gpu[:_GPU_CHARACTERS] for gpu in gpus) or "-",
         "pid": "-" if server.keeper is None else server.keeper.pid,
-        "serves": record.cell or record.folder,
+        _SERVES: record.cell or record.folder,
     }
 
 

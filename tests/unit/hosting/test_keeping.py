@@ -162,6 +162,17 @@ def test_json_and_tables_say_what_is_known(tmp_path: Path, damaged: bool) -> Non
     assert shown.to_table([]) == "no servers are kept in this workspace"
 
 
+def test_a_table_fits_the_terminal_as_far_as_it_can(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = folder_of(tmp_path, name)
+        folder.mkdir(parents=True)
+        record(state=State.STOPPED, cell="a-model/" + "x" * 90).write(folder)
+    lines = shown.to_table(find(tmp_path), 120).splitlines()
+    assert max(map(len, lines)) == 120
+    assert all(line.endswith("x") and "…" in line for line in lines[1:])
+    assert max(map(len, shown.to_table(find(tmp_path), 20).splitlines())) < 100
+
+
 @pytest.mark.parametrize("system", [False, True])
 def test_a_unit_is_one_that_systemd_takes(tmp_path: Path, system: bool) -> None:
     folder = tmp_path / ODD / "serve" / "one"
