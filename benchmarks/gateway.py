@@ -127,8 +127,9 @@ def turn(told: Mapping[str, Any], pid: int, streams: int, max_tokens: int, way: 
     before = cpu_s(pid), cpu_s(told["pid"])
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
     command += ["--concurrency", str(streams), "--requests", str(requests), "--warmup-requests", "0"]
-    command += ["--max-tokens", str(max_tokens), "--event-file", os.devnull, "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += ["--max-tokens", str(max_tokens), "--format", "json"]
+    with tempfile.TemporaryDirectory() as folder:  # of the event file
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         sys.exit(done.stderr)
     (level,) = json.loads(done.stdout)["levels"]

@@ -337,7 +337,7 @@ def abuse(url: str, rounds: int, threads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "threads"), [(400, 16), pytest.param(10_000, 256, marks=pytest.mark.slow)], ids=["short", "long"]
+    ("rounds", "threads"), [(240, 16), pytest.param(10_000, 256, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None:
     limits = {**LIMITS, "max_concurrency": 256, "header_timeout_s": 5.0, "body_timeout_s": 5.0}

@@ -309,7 +309,7 @@ def _shown(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "an object"
+        return f"{'a list' if isinstance(value, list) else 'an object'}{'' if value else ' that is empty'}"
     if isinstance(value, int) and abs(value) > 2**128:
         return "a number with many digits"
     text = json.dumps(value, ensure_ascii=False)
