@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,8 +20,9 @@ import httpx
 import pytest
 
 from tests.helpers.chat_models import Running, gateway, spoken
-from tests.helpers.gateways import process_of
+from tests.helpers.gateways import Process, listening, process_of
 from trtllm_pipeline.bench.scripted_server import Script, config, running
+from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
 
 pytestmark = pytest.mark.integration
 JSON = {"content-type": "application/json"}
@@ -54,6 +57,8 @@ def respond(_model: str, values: Mapping[str, Any]) -> Script:
             return Script((), error="the prompt is too long: it must be shorter")
         case "die":
             return Script((), error="CUDA error")
+        case "huge":
+            return Script(tuple((0.002 * at, "0123456789abcdef" * 16384) for at in range(160)), counts=(1,) * 160)
         case "big":
             return Script(tuple((0.004 * at, "0123456789abcdef" * 1024) for at in range(240)), counts=(1,) * 240)
     return spoken(prompt)
@@ -288,6 +293,29 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
         sock.close()
 
 
+def test_a_slow_reader_holds_back_a_server_that_is_passed_through(tmp_path: Path) -> None:
+    with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
+        models = (
+            ServedModel(name="upstream", url=f"http://{told['http']}"),
+            ServedModel(name="b", url="grpc://127.0.0.1:9"),
+        )
+        with listening(tmp_path, GatewayConfig(models=models)) as url:
+            pid = Process(json.loads((tmp_path / "gateway.json").read_text(encoding="utf-8"))["pid"])
+            before = pid.memory_bytes()
+            sock = _begin(url, "huge", stream=True, buffer=4096, model="upstream")
+            time.sleep(1.5)
+            assert pid.memory_bytes() - before < 15e6  # of 42 MB
+            received = 0
+            last = b""
+            while not last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                part = sock.recv(1 << 18)
+                assert part, "the stream ended early"
+                received += part.count(b"0123456789abcdef")
+                last = (last + part)[-40:]
+            sock.close()
+            assert received > 160 * 16384 * 0.99  # without those that a read cut
+
+
 def _begin(url: str, prompt: str, *, buffer: int = 1 << 16, **more: Any) -> socket.socket:
     at = urlsplit(url)
     sock = socket.socket()
@@ -427,9 +455,6 @@ def test_an_answer_that_takes_too_long_ends_with_the_gateway(tmp_path: Path) -> 
 
 
 def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_path: Path) -> None:
-    from tests.helpers.gateways import listening
-    from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
-
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
             ServedModel(name="ours", url=f"grpc://{told['grpc']}", model="upstream"),
@@ -457,11 +482,6 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = tmp_path / "config.json"
         GatewayConfig(models=(ServedModel(name="a", url="grpc://127.0.0.1:9"),), port=taken.getsockname()[1]).write(
