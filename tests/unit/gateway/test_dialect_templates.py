@@ -298,6 +298,15 @@ def test_messages_that_no_template_takes(message: dict[str, Any], words: str) ->
     assert caught.value.param.startswith("messages[0]")
 
 
+def test_another_template_of_phi() -> None:
+    """One that takes the tools as others do."""
+    source = "{% for tool in tools %}{{ tool.function.name }},{% endfor %}functools{{ messages[-1].content }}"
+    prepared = dialect_for("auto", source).prepare(Turn(TALK[1:2], TOOLS))
+    assert prepared.dialect.name == "phi"
+    with Renderer(Template(source)) as renderer:
+        assert renderer.render(prepared.chat) == "get_weather,now,functoolsIs it raining?"
+
+
 def test_templates_that_are_none_of_a_known_family() -> None:
     for source in (None, "", "{{ messages[0].content }}", "<start_of_turn>{{ messages }}"):
         assert dialect_for("auto", source, {"model_type": "gemma3"}).name == "plain"

@@ -86,7 +86,7 @@ FAMILIES: Final = (
     Family(Llama4(), ("<|python_start|>",)),
     Family(Llama(), ("<|python_tag|>",)),
     Family(Llama(), ('"parameters": ', "ipython")),
-    Family(Phi(), ("<|tool|>",)),
+    Family(Phi(), ("<|tool|>", "message['tools']")),
     Family(Phi(), ("functools",)),
     Family(Granite(), ("<|tool_call|>",)),
     Family(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),

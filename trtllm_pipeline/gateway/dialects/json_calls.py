@@ -92,7 +92,7 @@ class InContent(JsonCalls):
 class Phi(InContent):
     """Phi-4-mini and Phi-4-multimodal: the system message carries the tools, as JSON text.
 
-    Fine-tunes and prompts of others write `functools[...]`. Source: https://huggingface.co/microsoft/Phi-4-mini-instruct
+    Templates of others take them as all do, and ask for `functools[...]`. Source: https://huggingface.co/microsoft/Phi-4-mini-instruct
     """
 
     name = "phi"
@@ -107,7 +107,7 @@ class Phi(InContent):
             if messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": ""})
             messages[0]["tools"] = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-        return super().chat(messages, [], variables)
+        return super().chat(messages, tools, variables)
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
         """A list; that of functools began in the marker."""
