@@ -27,6 +27,7 @@ from typing import Any, Final
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
 from trtllm_pipeline.execution.executor import Job, failure_of, read_job, tail
+from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.monitoring import write_targets
@@ -181,7 +182,11 @@ class _Kept:
         for program in self.programs:
             first = program.after is None or program.after.worked
             if not program.runs and now >= program.due_s and first:
-                self._spawn(program)
+                try:
+                    self._spawn(program)
+                except OSError as error:
+                    why = disk.no_room(error, self.folder) or error.strerror or str(error)
+                    self._died(program, ServerError(f"the {program.name} cannot be started: {why}"))
         self._look()
         select.select([self.guardian], [], [], _POLL_S)
         try:
@@ -280,18 +285,17 @@ class _Kept:
     def _end(self, reason: str | None) -> None:
         """End what runs, the gateway first: it lets answers come to their end."""
         guardian = self.guardian
-        if guardian is None:
-            return
         if reason is not None:
             self.tell(State.STOPPING, reason)
         try:
             for program in reversed(self.programs):
-                if program.runs:
+                if program.runs and guardian is not None:
                     self._end_one(guardian, program)
         except PipelineError as error:
             self.say(f"error: {error.message}")
         finally:
-            guardian.close()
+            if guardian is not None:
+                guardian.close()
             for program in self.programs:
                 program.ready_file.unlink(missing_ok=True)
             shutil.rmtree(self.folder / "links", ignore_errors=True)
