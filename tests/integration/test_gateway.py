@@ -175,6 +175,25 @@ def test_headers_and_bodies_that_do_not_come(served: Running) -> None:
     assert b'"code": "invalid_http"' in told
 
 
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("PRI * HTTP/2.0\r\n\r\nSM", 400),
+        ("CONNECT x:80 HTTP/1.1\r\nHost: x", 400),
+        ("POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6", 400),
+        ("POST /v1/completions HTTP/1.1\r\nContent-Length: -5", 400),
+        ("POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999999", 400),
+        ("GET /v1/models HTTP/1.1\r\nConnection: Upgrade, close\r\nUpgrade: websocket", 200),
+        ("OPTIONS /v1/chat/completions HTTP/1.1\r\nConnection: close", 405),
+        ("GET /%ff%00 HTTP/1.1\r\nConnection: close", 404),
+    ],
+)
+def test_heads_that_are_unusual(served: Running, lines: str, status: int) -> None:
+    told = raw(served.url, f"{lines}\r\n\r\n".encode())
+    assert told.startswith(f"HTTP/1.1 {status} ".encode())
+    assert status == 200 or b'{"error": {"message": ' in told
+
+
 # --------------------------------------------------------------------------------------------- when servers fail
 
 

@@ -14,7 +14,6 @@ from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, ServedModel
-from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.stages.params import to_json
 
 _HOST = "127.0.0.1"
@@ -122,7 +121,6 @@ def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json
                 f"  curl -s {told['url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
             )
 
-    allow_open_files()
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as scratch:
         run(config, folder or Path(scratch), announce)
 

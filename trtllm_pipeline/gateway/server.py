@@ -18,6 +18,7 @@ from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.gateway.app import Gateway
 from trtllm_pipeline.gateway.config import FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import limited
+from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 
 _BACKLOG: Final = 2048
@@ -49,6 +50,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
 
     Raises PipelineError for what cannot be read or listened on.
     """
+    allow_open_files()
     gateway = Gateway(config)
     listener = _listen(config.host, config.port)
     host, port = listener.getsockname()[:2]
@@ -82,7 +84,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
             lifespan="on",
             backlog=_BACKLOG,
             access_log=False,
-            log_level="warning",
+            log_level="error",  # a line for each garbage that comes would fill disks
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=config.params.keep_alive_s,  # type: ignore[arg-type]
