@@ -176,6 +176,35 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     assert err.rstrip().endswith("again: ready")
 
 
+def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
+    pytest.importorskip("uvicorn")
+    keys = host.folder / "keys"
+    keys.write_text("secret-key\n")
+    asked = ("--openai", "--restart", "--model-name", "mine", "--api-keys", str(keys))
+    _, err = host.pipeline("serve", "start", PLAIN, "--name", "chat", *asked, "--max-tokens", "3", code=2)
+    assert "--max-tokens: trtllm-serve has default sampling of its own" in err
+    said = host.serve(PLAIN, "--name", "chat", *asked)
+    assert said["endpoints"]["model"] == "mine"
+    url, body = said["endpoints"]["openai"], {"model": "mine", "prompt": "abc", "max_tokens": 3}
+    assert httpx.post(f"{url}/completions", json=body).status_code == 401
+
+    def answer() -> str:
+        found = httpx.post(f"{url}/completions", json=body, headers={"Authorization": "Bearer secret-key"}, timeout=30)
+        return str(found.json()["choices"][0]["text"])
+
+    assert answer() == "def"
+    gateway = Path(said["folder"], "gateway.json")
+    os.kill(json.loads(gateway.read_text())["pid"], signal.SIGKILL)
+    assert eventually(lambda: host.status("chat")["restarts"] == 1, 30)
+    again = host.becomes("chat", "ready")
+    assert again["endpoints"] == said["endpoints"], "the server has not noticed"
+    assert answer() == "def"
+    host.pipeline("serve", "stop", "chat")
+    assert host.left() == []
+    assert free(said["ports"]["openai"])
+    assert not gateway.exists()
+
+
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in starts]

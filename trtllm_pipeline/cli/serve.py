@@ -32,6 +32,7 @@ _where: Final = partial(options.option, rich_help_panel="Where it listens")
 _openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
 _NOT_TYPED: Final = ("stop_timeout_s",)
 """Limits of the gateway that the matrix has alone: the server has an option of this name."""
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "stop", "end_id", "pad_id")
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
 _POLL_S: Final = 0.2
 
@@ -141,6 +142,13 @@ def _start(
     provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
+    if getattr(target.params, "frontend", "triton") != "triton" and (
+        only := [each for each in _SAMPLING if each in typed]
+    ):
+        raise UsageError(
+            f"{stage_options.flag(only[0])}: trtllm-serve has default sampling of its own; requests to it pass through",
+            hint="say it in each request",
+        )
     if wrong := stage_options.wrong(target.launch, params):
         raise UsageError("\n  ".join(wrong))
     _warn(target, host, openai=openai, keys=api_keys is not None)

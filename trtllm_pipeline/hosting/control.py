@@ -251,9 +251,8 @@ def wait_ready(server: HostedServer, look: Callable[[HostedServer], None] = lamb
         if server.state is State.READY:
             return server
         if not server.state.alive:
-            log = next((path for path in (server.folder / "server.log", server.folder / LOG) if path.exists()), None)
             hint = None if server.record is None else server.record.hint
-            raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=log)
+            raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=server.folder / LOG)
         time.sleep(_POLL_S)
 
 
