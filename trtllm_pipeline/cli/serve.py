@@ -11,22 +11,23 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import aligned, emit, emit_as, note, write_output
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayParams
-from trtllm_pipeline.hosting import control, shown, systemd
+from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import HostedServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
-from trtllm_pipeline.hosting.target import Target, of_cell, of_folder
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.terminal import clean
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.hosting.target import Target
 
 _where: Final = partial(options.option, rich_help_panel="Where it listens")
 _openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
@@ -125,6 +126,9 @@ def _start(
       pipeline serve start qwen2-7b/fp8 --restart --host 0.0.0.0 --http-port 8000 --name chat
       pipeline serve start ./engine --name mine --no-wait
     """
+    from trtllm_pipeline import provenance
+    from trtllm_pipeline.hosting import control
+
     typed = {each: value for each, value in gateway.items() if value not in (None, [])}
     params = {
         each: value
@@ -185,6 +189,7 @@ def target_of(
     from dataclasses import replace
 
     from trtllm_pipeline import flow
+    from trtllm_pipeline.hosting.target import of_cell, of_folder
     from trtllm_pipeline.machine.probe import machine
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
@@ -235,6 +240,8 @@ def _warn(target: Target, host: str, *, openai: bool, keys: bool) -> None:
 
 def _until_ready(server: HostedServer) -> HostedServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
+    from trtllm_pipeline.hosting import control
+
     note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
     try:
         return control.wait_ready(server)
@@ -323,6 +330,8 @@ def status(
 
 
 def _named(names: list[str], workspace: str) -> list[HostedServer]:
+    from trtllm_pipeline.hosting import control
+
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
 
@@ -342,6 +351,8 @@ def logs(
       pipeline serve logs chat -f
       pipeline serve logs chat --part keeper --lines 20
     """
+    from trtllm_pipeline.hosting import control
+
     server = control.find(Path(workspace), name)
     if server.state is not State.READY:
         note(_standing(server))
@@ -401,6 +412,8 @@ def stop(
       pipeline serve stop chat
       pipeline serve stop --all --remove
     """
+    from trtllm_pipeline.hosting import control
+
     if bool(names) == every:
         raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
     for server in find(Path(workspace)) if every else _named(names or [], workspace):
@@ -427,6 +440,8 @@ def restart(
       pipeline serve restart chat
       pipeline serve restart --all --no-wait
     """
+    from trtllm_pipeline.hosting import control
+
     if bool(names) == every:
         raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
     allow_open_files()
@@ -458,6 +473,8 @@ def install(
       pipeline serve install chat
       pipeline serve install chat --system --output chat.service
     """
+    from trtllm_pipeline.hosting import control, systemd
+
     server = control.find(Path(workspace), name)
     if server.record is None:
         raise UsageError(
