@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, Union
@@ -12,6 +12,12 @@ Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)
+
+
+def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether `parts` are among the segments of a cell's id, in their order: how tables call cells."""
+    left = iter(segments)
+    return all(part in left for part in parts)
 
 
 class StageStatus(str, Enum):

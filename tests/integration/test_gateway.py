@@ -170,6 +170,8 @@ def test_headers_and_bodies_that_do_not_come(served: Running) -> None:
     assert raw(served.url, b"") == b""  # closed without a word: nobody asked for anything
     assert time.monotonic() - began < 5
     assert raw(served.url, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000).startswith(b"HTTP/1.1 431 ")
+    whole = b"GET /health/live HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"
+    assert raw(served.url, whole).startswith(b"HTTP/1.1 431 ")
     told = raw(served.url, b"\x16\x03\x01 this is TLS\r\n\r\n")
     assert told.startswith(b"HTTP/1.1 400 ")
     assert b'"code": "invalid_http"' in told

@@ -198,6 +198,8 @@ def target_of(
             raise UsageError(f"{only[0]} is for a cell, and {what} is a folder")
         return of_folder(Path(what), tokenizer, machine())
     if what.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
+    if what.startswith(("/", "./", "../", "~")):
         raise UsageError(f"{what}: there is no such folder", hint="name one, or a cell: pipeline status lists them")
     store = options.known_store(workspace)
     if matrix is None:

@@ -32,7 +32,7 @@ from trtllm_pipeline.config.models import (
     parse_lengths,
     parse_parallel,
 )
-from trtllm_pipeline.domain import Cell, CellId, Json
+from trtllm_pipeline.domain import Cell, CellId, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
 MAX_CELLS: Final = 100_000
@@ -131,7 +131,7 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
 
     A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell; it may end early and then
     takes everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. What has no wildcard and matches nothing so may
-    be a part of ids. Raises UsageError for a pattern that matches nothing, with what would, and when nothing is left.
+    be a part of ids, or some of their segments in order, as tables show them: `fp8/bs4`. Raises UsageError for a pattern that matches nothing, with what would, and when nothing is left.
     """
     if not patterns:
         return tuple(cells)
@@ -144,8 +144,9 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
         if not hits and not set("*?[") & set(pattern):
             part = pattern.removeprefix("!")
             hits = {index for index, cell in enumerate(cells) if part and part in cell.id}
+            hits = hits or {index for index, segments in enumerate(split) if in_order(segments, parts)}
         if not hits:
-            message = f"--cells {pattern!r} matches none of the {len(cells)} cells"
+            message = f"{pattern!r} matches none of the {len(cells)} cells"
             raise UsageError(message, hint=_nearest_segments(split, parts))
         (unwanted if pattern.startswith("!") else wanted).update(hits)
     if all(pattern.startswith("!") for pattern in patterns):

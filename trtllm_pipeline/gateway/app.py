@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from trtllm_pipeline.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.gateway.asked import PATHS, Asked, Endpoint, model_of, parse_body, read
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.config import GatewayConfig
@@ -283,8 +283,11 @@ class Gateway:
             else:
                 asked, count = None, 1
             if count > served.admission.places:
-                raise ApiError(
-                    400, f"{count} answers at once are more than the {served.admission.places} that this model has"
+                raise bad(
+                    "n" if asked is not None and asked.n > 1 else "prompt",
+                    f"the request asks for {count} answers; model {served.model.name} generates at most {served.admission.places} "
+                    "at a time",
+                    code="invalid_value",
                 )
             await _enter(served, metrics, count)
             sending.feed = await self._begin(endpoint, body, served, backend, asked, metrics, count)

@@ -26,6 +26,14 @@ def limited(*, header_timeout_s: float, max_connections: int) -> type[asyncio.Pr
     return LimitedProtocol
 
 
+class _TooLarge(Exception):  # noqa: N818
+    """A header has more than it may."""
+
+
+def _header_too_large() -> ApiError:
+    return ApiError(431, f"the header is larger than {MAX_HEADER_BYTES} bytes", code="header_too_large")
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     header_timeout_s: float
     max_connections: int
@@ -35,6 +43,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_header = True
+        self._fields_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse what is too much, and wait for a header."""
@@ -61,12 +70,20 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
         super().data_received(data)
         if self._in_header and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(ApiError(431, f"the header is larger than {MAX_HEADER_BYTES} bytes", code="header_too_large"))
+            self._refuse(_header_too_large())
 
     def on_message_begin(self) -> None:
         """A request begins: whoever answers it may close the connection."""
         super().on_message_begin()
+        self._fields_bytes = 0
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One field. A header that arrives at once, with its end, is counted here."""
+        self._fields_bytes += len(name) + len(value) + 4
+        if self._fields_bytes > MAX_HEADER_BYTES:
+            raise _TooLarge  # ends the parsing
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The header has ended."""
@@ -81,7 +98,8 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is told so as JSON."""
-        self._refuse(ApiError(400, msg, code="invalid_http"))
+        large = self._fields_bytes > MAX_HEADER_BYTES
+        self._refuse(_header_too_large() if large else ApiError(400, msg, code="invalid_http"))
 
     def _expect_header(self) -> None:
         self._timer = self.loop.call_later(self.header_timeout_s, self._late)

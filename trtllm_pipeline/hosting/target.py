@@ -30,7 +30,7 @@ _EMBEDDED: Final = "embedded"
 _SERVE_FILE: Final = "serve.json"
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
-    "a folder with a Triton repository (ENSEMBLE/config.pbtxt), what the repository stage wrote for trtllm-serve "
+    f"a folder with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
     "(serve.json), or an engine (config.json)"
 )
 

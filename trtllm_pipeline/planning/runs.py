@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import CellId, StageRunId
+from trtllm_pipeline.domain import CellId, StageRunId, in_order
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.planning.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
@@ -166,7 +166,7 @@ def read_run(folder: Path) -> Outline:
 
 
 def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> OutlineCell:
-    """The one cell that `wanted` means: its id, a pattern, or a part of the id. Raises UsageError.
+    """The one cell that `wanted` means: its id, a pattern, a part of the id, or segments of it. Raises UsageError.
 
     With `stage` also the first of several that share that stage's run: it is the same whichever is meant.
     """
@@ -175,6 +175,7 @@ def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> Outlin
         lambda cell: cell == wanted,
         lambda cell: fnmatch.fnmatchcase(cell, wanted) or fnmatch.fnmatchcase(cell, f"{wanted.rstrip('/*')}/*"),
         lambda cell: wanted in cell,
+        lambda cell: in_order(cell.split("/"), wanted.split("/")),
     ):
         found = [cell for cell in ids if matches(cell)]
         if len(found) == 1 or (stage and _share(outline, [ids[cell] for cell in found], stage)):

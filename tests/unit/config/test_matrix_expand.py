@@ -385,6 +385,15 @@ def test_select_keeps_the_order(write: Write) -> None:
     assert select(cells, ["*/int8_wo", "*/fp16"]) == cells
 
 
+def test_a_cell_by_the_name_that_tables_give_it(write: Write) -> None:
+    cells = cells_of(write())
+    found = select(cells, ["small-2/fp16/bs4"])
+    assert found
+    assert {(cell.model, cell.precision, "bs4" in cell.id.split("/")) for cell in found} == {("small-2", "fp16", True)}
+    with pytest.raises(UsageError, match="'fp16/small' matches none"):
+        select(cells, ["fp16/small"])
+
+
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [

@@ -13,6 +13,8 @@ from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Expected, Pars
 
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
+_SPEAKING: Final = frozenset({"developer", "system", "user"})
+"""Those who always say something: assistants may only call tools, and tools may have nothing to say."""
 
 
 class DialectError(UsageError):
@@ -215,6 +217,8 @@ def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]
             raise DialectError(f"{where}.role is {role!r}; expected one of {', '.join(_ROLES)}", param=where)
         one = {key: value for key, value in message.items() if value is not None}
         one["role"] = "system" if role == "developer" else role
+        if role in _SPEAKING and message.get("content") is None:
+            raise DialectError(f"{where} has no content", param=f"{where}.content")
         one["content"] = _content(message.get("content"), f"{where}.content")
         calls = one.pop("tool_calls", None)
         if role == "assistant" and calls:
@@ -240,6 +244,8 @@ def _content(content: Any, where: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get(kind) if kind in ("text", "refusal") else None
+        if kind == "text" and not isinstance(text, str):
+            raise DialectError(f"{where} has a part of type 'text' whose text is missing", param=where)
         if not isinstance(text, str):
             raise DialectError(
                 f"{where} has a part of type {kind!r}; this model takes texts only",
