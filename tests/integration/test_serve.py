@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +88,28 @@ def lane(tmp_path_factory: pytest.TempPathFactory) -> Lane:
     return lane
 
 
+@contextmanager
+def kept(host: Host) -> Iterator[Host]:
+    """A host on which nothing is kept afterwards, however the test ends."""
+    try:
+        yield host
+    finally:
+        host.pipeline("serve", "stop", "--all", "--remove")
+    assert host.left() == []
+
+
 @pytest.fixture
 def host(lane: Lane) -> Iterator[Host]:
-    host = Host(lane.folder, lane.environment, lane.marker)
-    yield host
-    host.pipeline("serve", "stop", "--all", "--remove")
-    assert host.left() == []
+    with kept(Host(lane.folder, lane.environment, lane.marker)) as host:
+        yield host
+
+
+@pytest.fixture
+def other_host(tmp_path: Path) -> Iterator[Host]:
+    """A host with a workspace of its own."""
+    marker = f"TEST_MARKER_{uuid.uuid4().hex}"
+    with kept(Host(tmp_path, {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), marker: "1"}, marker)) as host:
+        yield host
 
 
 def free(port: int) -> bool:
@@ -339,28 +357,24 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
 @pytest.mark.slow
 def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
     other = Lane(tmp_path / "lane", "1.2.0")
-    host = Host(other.folder, other.environment, other.marker)
     weights = ("--toolchain", "tensorrt_llm_pytorch")
     other.run(*weights, "--cells", PLAIN, "--until", "repository")
-    said = host.serve(PLAIN, "--name", "weights")
-    assert (said["toolchain"], said["endpoints"]["triton_model"]) == ("tensorrt_llm_pytorch", "tensorrt_llm")
-    (repository,) = other.outputs("repository")
-    folder = host.serve(str(repository), "--name", "folder")
-    assert (folder["cell"], folder["served_folder"]) == (None, str(repository))
-    assert folder["gpus"] != said["gpus"]
-    host.pipeline("serve", "stop", "--all")
-    assert host.left() == []
+    with kept(Host(other.folder, other.environment, other.marker)) as host:
+        said = host.serve(PLAIN, "--name", "weights")
+        assert (said["toolchain"], said["endpoints"]["triton_model"]) == ("tensorrt_llm_pytorch", "tensorrt_llm")
+        (repository,) = other.outputs("repository")
+        folder = host.serve(str(repository), "--name", "folder")
+        assert (folder["cell"], folder["served_folder"]) == (None, str(repository))
+        assert folder["gpus"] != said["gpus"]
 
 
 def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("trtllm-pipeline-")}
 
 
-def test_engines_of_the_embedded_toolchain_several_at_once(tmp_path: Path) -> None:
+def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
-    before = shared_memory()
-    marker = f"TEST_MARKER_EMBEDDED_{os.getpid()}"
-    host = Host(tmp_path, {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), marker: "1"}, marker)
+    host, before = other_host, shared_memory()
     engine = script_engine(tmp_path / "engine")
     names = ("one", "two", "three")
     for name in names:

@@ -121,8 +121,14 @@ if [ -n "${BUNDLE_WORK:-}" ]; then
     mkdir -p "$work"
 else
     work=$(mktemp -d "${TMPDIR:-/tmp}/bundle.XXXXXX")
-    trap 'rm -rf "$work"' EXIT
 fi
+run_prefix=
+finish() {
+    # A server that was killed leaves its files in shared memory.
+    [ -z "$run_prefix" ] || rm -f "/dev/shm/$run_prefix"*
+    [ -n "${BUNDLE_WORK:-}" ] || rm -rf "$work"
+}
+trap finish EXIT
 case $work in
     /*) ;;
     *) die "$work: TMPDIR and BUNDLE_WORK have to be absolute" ;;
@@ -195,7 +201,7 @@ export PATH
             *) echo "warning: this Triton has no --$option: keep its ports from strangers" >&2 ;;
         esac
     done
-    run_prefix=bundle-$$-
+    run_prefix=bundle-$$-$(od -An -N4 -tx1 /dev/urandom | tr -d ' \n')-
     set -- @command@
     # MPIRUN_OPTIONS: hosts and how they are reached, for engines over several of them.
     if [ "$1" = mpirun ] && [ -n "${MPIRUN_OPTIONS:-}" ]; then

@@ -114,6 +114,33 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+KILLED = """#!/bin/sh
+[ "${1:-}" != --help ] || exit 0
+for word in "$@"; do
+    case $word in *shm-region-prefix-name=*) echo "${word##*=}"; : > "/dev/shm/${word##*=}region" ;; esac
+done
+kill -9 $$
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_server_leaves_nothing_in_shared_memory(ranks: int, tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "b", "engine", world_size=ranks, release="1.0.0")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("tritonserver", "mpirun"):
+        (programs / name).write_text(KILLED)
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.defpath}", "TMPDIR": str(tmp_path)}
+    command = [str(folder / "start")]
+    ended = [subprocess.run(command, env=environment, capture_output=True, text=True, check=False) for _ in range(2)]
+    assert [each.returncode for each in ended] == [137, 137]
+    prefixes = [prefix for each in ended for prefix in each.stdout.split()]
+    assert len(set(prefixes)) == 2 * ranks, "of each start its own"
+    assert not [path for prefix in prefixes for path in Path("/dev/shm").glob(f"{prefix}*")]
+    assert not list(tmp_path.glob("bundle.*"))
+
+
 WAITS = f"""#!{sys.executable}
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
