@@ -103,6 +103,29 @@ def test_engines_are_what_the_cells_asked_for(done: Done, release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: str) -> None:
+    lane = done(release)
+    words = ("store", "provenance", "build", "--workspace", str(lane.workspace), "--format", "json")
+    found = json.loads(lane.pipeline(*words))["artifacts"]
+    assert len(found) == 3
+    for artifact in found:
+        build = artifact["statement"]["predicate"]["buildDefinition"]
+        told = build["internalParameters"]
+        builder, *_, ours = told["commands"]
+        assert builder[0].endswith("trtllm-build")
+        assert "{attempt}/out" in " ".join(builder)
+        assert ours[-1] == "{attempt}/job.json"
+        assert str(lane.workspace) not in json.dumps(artifact["statement"])
+        assert told["gpus"]
+        assert all("GiB" in gpu for gpu in told["system"]["gpus"])
+        (checkpoint,) = (each for each in build["resolvedDependencies"] if each["name"] == "inputs/checkpoint")
+        assert len(checkpoint["digest"]["dirHashBlake3"]) == 64
+        version = artifact["statement"]["predicate"]["runDetails"]["builder"]["version"]
+        assert version["tensorrt_llm"] == release
+        assert version["driver"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
     lane = done(release)
     before = lane.artifacts(), lane.starts()
