@@ -24,6 +24,7 @@ import pytest
 
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, eventually, still_running
+from trtllm_pipeline.hosting.servers import folder_of, look
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
 
 pytestmark = pytest.mark.integration
@@ -75,8 +76,14 @@ class Host:
     def left(self) -> list[str]:
         return [words for words in still_running(self.marker) if "trtllm_pipeline serve" not in words]
 
-    def becomes(self, name: str, state: str) -> dict[str, Any]:
-        assert eventually(lambda: self.status(name)["state"] == state, 30), self.status(name)
+    def becomes(self, name: str, state: str, *, restarts: int = 0) -> dict[str, Any]:
+        folder = folder_of(self.workspace, name)
+
+        def so() -> bool:
+            found = look(folder)
+            return found.state.value == state and found.record is not None and found.record.restarts >= restarts
+
+        assert eventually(so, 60), self.status(name)
         return self.status(name)
 
 
@@ -181,8 +188,7 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     assert follower.stdout is not None
     assert "keeper: process" in follower.stdout.readline()
     os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
-    assert eventually(lambda: host.status("again")["restarts"] == 1, 30)
-    again = host.becomes("again", "ready")
+    again = host.becomes("again", "ready", restarts=1)
     assert again["ports"] == said["ports"]
     assert again["keeper_pid"] == said["keeper_pid"]
     assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
@@ -213,8 +219,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     assert answer() == "def"
     gateway = Path(said["folder"], "gateway.json")
     os.kill(json.loads(gateway.read_text())["pid"], signal.SIGKILL)
-    assert eventually(lambda: host.status("chat")["restarts"] == 1, 30)
-    again = host.becomes("chat", "ready")
+    again = host.becomes("chat", "ready", restarts=1)
     assert again["endpoints"] == said["endpoints"], "the server has not noticed"
     assert answer() == "def"
     host.pipeline("serve", "stop", "chat")
@@ -344,8 +349,7 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     ranks = json.loads((folder / "service.json").read_text())["ranks"]
     assert len(ranks) == len(said["gpus"]) == 2
     os.kill(ranks[1], signal.SIGKILL)
-    assert eventually(lambda: host.status("ranks")["restarts"] == 1, 30)
-    again = host.becomes("ranks", "ready")
+    again = host.becomes("ranks", "ready", restarts=1)
     assert again["ports"] == said["ports"]
     body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
     answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
@@ -378,7 +382,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     engine = script_engine(tmp_path / "engine")
     names = ("one", "two", "three")
     for name in names:
-        host.pipeline("serve", "start", str(engine), "--name", name, "--no-wait")
+        host.pipeline("serve", "start", str(engine), "--name", name, "--no-wait", "--threads", "1")
     said = [host.becomes(name, "ready") for name in names]
     assert len({port for each in said for port in each["ports"].values()}) == 9
     body = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
