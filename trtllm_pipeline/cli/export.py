@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.request import Request
 
 
 def export(
@@ -78,12 +76,7 @@ def export(
     elif upload or repository is not None:
         raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
     store = options.known_store(workspace)
-    if matrix is None:
-        asked = Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None)
-        request = flow.latest_request(store).changed(asked)
-    else:
-        request = options.request(matrix, [cell], sets, None, toolchain, assume=None)
-    served = flow.served_cell(request, store)
+    served = flow.served_cell(options.request_of_cell(store, matrix, cell, sets, toolchain), store)
     described = deployment.describe(
         served,
         deployment.check(served, store, provenance.policy(trusted_keys, required=require_signed)),

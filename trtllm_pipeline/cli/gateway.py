@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -169,13 +168,4 @@ def _whole(given: str) -> int:
     return int(given)
 
 
-def gateway(**values: Any) -> None:
-    """As `_command`, with an option for each of GatewayParams."""
-    _command(**values)
-
-
-gateway.__doc__ = _command.__doc__
-_own = [each for each in inspect.signature(_command, eval_str=True).parameters.values() if each.name != "typed"]
-vars(gateway)["__signature__"] = inspect.Signature(
-    [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in _own] + stage_options.of_class(GatewayParams)
-)
+gateway = stage_options.with_class(_command, GatewayParams)

@@ -214,6 +214,17 @@ def request_or_latest(
     return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))
 
 
+def request_of_cell(
+    store: Store, matrix: str | None, cell: str, sets: Sequence[str] | None, toolchain: str | None
+) -> Request:
+    """What selects a cell to serve: one of a matrix, or else of the workspace's latest run. Raises UsageError."""
+    if matrix is not None:
+        return request(matrix, [cell], sets, None, toolchain, None)
+    from trtllm_pipeline import flow
+
+    return flow.latest_request(store).changed(Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None))
+
+
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:
     """The two sides of NAME=VALUE. Raises UsageError."""
     name, found, value = text.partition(sign)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shlex
@@ -20,7 +19,6 @@ from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import HostedServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
-from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
@@ -199,13 +197,8 @@ def target_of(
         return of_folder(Path(what), tokenizer, machine())
     if what.startswith(("/", "./", "../", "~")):
         raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
-    if what.startswith(("/", "./", "../", "~")):
-        raise UsageError(f"{what}: there is no such folder", hint="name one, or a cell: pipeline status lists them")
     store = options.known_store(workspace)
-    if matrix is None:
-        found = flow.latest_request(store).changed(Request(Path(), tuple(sets or ()), (what,), None, toolchain, None))
-    else:
-        found = options.request(matrix, [what], sets, None, toolchain, assume=None)
+    found = options.request_of_cell(store, matrix, what, sets, toolchain)
     store.check_writable()
     try:
         target = of_cell(flow.served_cell(found, store))
@@ -282,25 +275,7 @@ def _has_keys(server: HostedServer) -> bool:
     return bool((read_object(server.folder / GATEWAY_CONFIG) or {}).get("api_keys_file"))
 
 
-def _with_gateway(function: Any) -> Any:
-    """`function` as a command whose further options are the gateway's."""
-
-    def command(**values: Any) -> None:
-        function(**values)
-
-    signature = inspect.signature(function, eval_str=True)
-    own = [
-        each.replace(kind=each.KEYWORD_ONLY)
-        for each in signature.parameters.values()
-        if each.kind is not each.VAR_KEYWORD
-    ]
-    gateway = [each for each in stage_options.of_class(GatewayParams) if each.name not in _NOT_TYPED]
-    vars(command)["__signature__"] = inspect.Signature([*own, *gateway])
-    command.__doc__ = function.__doc__
-    return command
-
-
-start = _with_gateway(_start)
+start = stage_options.with_class(_start, GatewayParams, but=_NOT_TYPED)
 
 
 def ps(

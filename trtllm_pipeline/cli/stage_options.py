@@ -143,6 +143,21 @@ def of_class(cls: Any) -> list[inspect.Parameter]:
     return [_option("_".join(path), [field]) for path, field in _flat(cls)]
 
 
+def with_class(function: Callable[..., Any], cls: Any, *, but: Sequence[str] = ()) -> Callable[..., Any]:
+    """`function` as a command that has the options of a class as well, which it takes as `**`; `but` are not typed."""
+
+    def command(**values: Any) -> Any:
+        return function(**values)
+
+    signature = inspect.signature(function, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    more = [each for each in of_class(cls) if each.name not in but]
+    parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*own, *more)]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    command.__doc__ = function.__doc__
+    return command
+
+
 def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
     """An object of a class of parameters: what was typed, else `defaults`, else its own. Raises UsageError, all faults at once."""
     found, wrong = _values(cls, typed)
