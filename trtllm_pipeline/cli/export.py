@@ -58,7 +58,7 @@ def export(
 ) -> None:
     """Write files that serve one verified cell elsewhere.
 
-    The cell has passed every stage, and every byte of its artifacts is read again. The bundle is a folder with engine,
+    Its server was tested, none of its stages failed, and every byte is read again. The bundle is a folder with engine,
     tokenizer, repository, start script, checksums and engine card, for any host. The other targets mount it.
 
     examples:
@@ -77,6 +77,7 @@ def export(
         raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
     store = options.known_store(workspace)
     served = flow.served_cell(options.request_of_cell(store, matrix, cell, sets, toolchain), store)
+    folder = options.empty_folder(output_dir)  # before all bytes are read
     described = deployment.describe(
         served,
         deployment.check(served, store, provenance.policy(trusted_keys, required=require_signed)),
@@ -88,7 +89,7 @@ def export(
         storage_class=storage_class,
     )
     library.check_targets(described, targets)
-    folders = library.export(described, targets, options.empty_folder(output_dir))
+    folders = library.export(described, targets, folder)
     told: dict[str, Any] = {
         "schema": 1,
         "cell": str(served.cell.id),
