@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.deploy.deployment import EMBEDDED, Deployment
+from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.report.rows import UNQUANTIZED
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.toolchains.base import EMBEDDED
 
 _HUB_LICENCES: Final = {
     # as recipes say it -> as Hugging Face's model cards list it

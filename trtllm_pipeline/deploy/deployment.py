@@ -19,10 +19,10 @@ from trtllm_pipeline.serving.command_lines import ENSEMBLE
 from trtllm_pipeline.store import manifest
 from trtllm_pipeline.store.manifest import Kind
 from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains.base import EMBEDDED
 from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 from trtllm_pipeline.toolchains.tensorrt_llm.llmapi import MODEL as LLMAPI_MODEL
 
-EMBEDDED: Final = "embedded"
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
 _GIB: Final = 1 << 30

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.deploy import images
-from trtllm_pipeline.deploy.deployment import EMBEDDED, Deployment
-from trtllm_pipeline.gateway.config import SCHEMA, GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, ServedModel
 from trtllm_pipeline.stages.params import load
+from trtllm_pipeline.toolchains.base import EMBEDDED
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,7 +32,7 @@ def write_compose(deployment: Deployment, folder: Path) -> None:
     """Write compose.yaml and, with a gateway, its configuration."""
     _render("compose.yaml", deployment, folder)
     if deployment.openai:
-        gateway_config(deployment, "triton").write(folder / "gateway-config.json")
+        gateway_config(deployment, "triton").write(folder / CONFIG_FILE)
 
 
 def write_kubernetes(deployment: Deployment, folder: Path) -> None:
@@ -115,7 +116,7 @@ def _environment() -> Environment:
 
 
 def _yaml(value: Any) -> str:
-    """A value as JSON, which YAML takes; text that YAML reads as itself stays bare."""
+    """A value as JSON, which YAML takes."""
     return json.dumps(value, ensure_ascii=False)
 
 

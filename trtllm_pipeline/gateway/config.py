@@ -18,6 +18,8 @@ from trtllm_pipeline.stages.params import MOST_IN_FLIGHT, MOST_TOKENS, Param, lo
 SCHEMA: Final = 1
 FILE: Final = "gateway.json"
 """Written beside the configuration while the gateway listens: url, pid, models."""
+CONFIG_FILE: Final = "gateway-config.json"
+"""What the configuration is called where the pipeline writes it."""
 AUTO: Final = "auto"
 _SCHEMES: Final = {"grpc", "http", "https"}
 

@@ -15,18 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.files.writing import read_object, write_json, write_lines
+from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hosting.dashboard import dashboard
-from trtllm_pipeline.hosting.servers import FOLDER, GATEWAY_FILE, HostedServer, State, find
-from trtllm_pipeline.stages.base import SERVICE_FILE
+from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, HostedServer, State, find, metrics_urls
 
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
-TRTLLM_SERVE: Final = "trtllm-serve"
-TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
-"""Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
 SCRAPE_S: Final = 5
 REFRESH_S: Final = 30
 """How often Prometheus looks at the targets' file where the file system tells it nothing."""
@@ -80,23 +74,6 @@ def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def metrics_urls(server: HostedServer) -> dict[str, str]:
-    """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
-    urls = {}
-    gateway = (read_object(server.folder / GATEWAY_FILE) or {}).get("url")
-    if isinstance(gateway, str):
-        urls["gateway"] = f"{gateway.rstrip('/')}/metrics"
-    try:
-        service = Service.read(server.folder / SERVICE_FILE)
-    except ServerError:
-        return urls
-    if service.kind == "openai":
-        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{TRTLLM_SERVE_PATH}"
-    elif service.metrics is not None:
-        urls["triton"] = f"http://{service.metrics}/metrics"
-    return urls
-
-
 def _targets(server: HostedServer) -> list[dict[str, Any]]:
     cell = {} if server.cell is None else {"cell": server.cell}
     return [
@@ -109,7 +86,7 @@ def _targets(server: HostedServer) -> list[dict[str, Any]]:
                 **({} if parts.path == "/metrics" else {"__metrics_path__": parts.path}),
             },
         }
-        for part, parts in ((part, urlsplit(url)) for part, url in metrics_urls(server).items())
+        for part, parts in ((part, urlsplit(url)) for part, url in metrics_urls(server.folder).items())
     ]
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final
 from trtllm_pipeline.client.service import Service
 from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.files.writing import read_object, write_json
+from trtllm_pipeline.gateway.config import CONFIG_FILE, FILE
 from trtllm_pipeline.processes.process import running_since
 from trtllm_pipeline.serving.command_lines import LOOPBACK
 from trtllm_pipeline.stages.base import SERVICE_FILE
@@ -34,10 +35,13 @@ from trtllm_pipeline.store import claims
 SCHEMA: Final = 1
 FOLDER: Final = "serve"
 SERVER_FILE: Final = "server.json"
-GATEWAY_FILE: Final = "gateway.json"
-GATEWAY_CONFIG: Final = "gateway-config.json"
+GATEWAY_FILE: Final = FILE
+GATEWAY_CONFIG: Final = CONFIG_FILE
 GATEWAY_LOG: Final = "gateway.log"
 LOCK: Final = "lock"
+TRTLLM_SERVE: Final = "trtllm-serve"
+_TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
+"""Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
 _IDENTITY_BYTES: Final = 160
 
 
@@ -196,22 +200,35 @@ class HostedServer:
             service = Service.read(self.folder / SERVICE_FILE)
         except ServerError:
             return None  # it has ended just now
-        url = _reached((read_object(self.folder / GATEWAY_FILE) or {}).get("url")) if self.record.openai else None
-        base = url or (service.http if service.kind == "openai" else None)
-        metrics = [f"{url}/metrics"] if url else []
-        metrics += [f"http://{service.metrics}/metrics"] if service.kind == "triton" and service.metrics else []
+        base = _gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
         folder = self.record.model_folder
         return Endpoint(
             service,
             None if base is None else f"{base}/v1",
             self.record.model if self.record.openai else service.model,
             None if folder is None else Path(folder),
-            tuple(metrics),
+            tuple(metrics_urls(self.folder).values()),
         )
 
 
-def _reached(url: object) -> str | None:
-    """A gateway's URL as this machine reaches it, where it listens on all of its addresses."""
+def metrics_urls(folder: Path) -> dict[str, str]:
+    """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
+    gateway = _gateway_url(folder)
+    urls = {} if gateway is None else {"gateway": f"{gateway}/metrics"}
+    try:
+        service = Service.read(folder / SERVICE_FILE)
+    except ServerError:
+        return urls
+    if service.kind == "openai":
+        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{_TRTLLM_SERVE_PATH}"
+    elif service.metrics is not None:
+        urls["triton"] = f"http://{service.metrics}/metrics"
+    return urls
+
+
+def _gateway_url(folder: Path) -> str | None:
+    """URL of a server's gateway as this machine reaches it, also where it listens on all of its addresses."""
+    url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
     if not isinstance(url, str):
         return None
     return url.rstrip("/").replace("//0.0.0.0:", f"//{LOOPBACK}:").replace("//[::]:", f"//{LOOPBACK}:")

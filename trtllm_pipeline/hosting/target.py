@@ -24,10 +24,6 @@ from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 if TYPE_CHECKING:
     from trtllm_pipeline.store.index import Artifact
 
-_ENGINES: Final = "tensorrt_llm"
-_WEIGHTS: Final = "tensorrt_llm_pytorch"
-_EMBEDDED: Final = "embedded"
-_SERVE_FILE: Final = "serve.json"
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
     f"a folder with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
@@ -84,10 +80,12 @@ def of_cell(found: ServedCell) -> Target:
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
     """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
+    from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
+
     folder = folder.absolute()
     if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
         folder /= OUT  # an artifact's
-    if (folder / _SERVE_FILE).is_file():
+    if (folder / SERVE_FILE).is_file():
         return _of_serve_file(folder, model_folder, machine)
     if (folder / ENSEMBLE / model_config.FILE_NAME).is_file() or (
         folder / ENGINE_MODEL / model_config.FILE_NAME
@@ -103,7 +101,7 @@ def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) ->
 
     words = serve_command(folder)
     paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
-    toolchain = _WEIGHTS if "pytorch" in words else _ENGINES
+    toolchain = toolchains.PYTORCH if "pytorch" in words else toolchains.ENGINES
     engine = next((each for each in map(_engine, paths) if each is not None and each.rank_files[0].exists()), None)
     tokenizer = model_folder or next((path for path in paths if (path / "tokenizer_config.json").exists()), None)
     ranks = engine.world_size if engine else _number(words, "--tp_size") * _number(words, "--pp_size")
@@ -145,8 +143,8 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
         code = ""
     inputs = {"repository": folder, "engine": engine.folder}
     if "trtllm_pipeline.toolchains.embedded" in code:
-        return _of(_EMBEDDED, machine, inputs, folder, model_folder or engine.folder, engine, 0)
-    return _of(_ENGINES, machine, inputs, folder, model_folder or engine.folder, engine, engine.world_size)
+        return _of(toolchains.EMBEDDED, machine, inputs, folder, model_folder or engine.folder, engine, 0)
+    return _of(toolchains.ENGINES, machine, inputs, folder, model_folder or engine.folder, engine, engine.world_size)
 
 
 def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> Target:
@@ -159,7 +157,7 @@ def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{settings} is not the LLM API's model.yaml: {error}") from error
     tokenizer = model_folder or (model if model.is_dir() else None)
-    made = _of(_WEIGHTS, machine, {"repository": folder, "model": model}, folder, tokenizer, None, gpus)
+    made = _of(toolchains.PYTORCH, machine, {"repository": folder, "model": model}, folder, tokenizer, None, gpus)
     return made if longest is None else replace(made, max_seq_len=int(longest))
 
 
@@ -171,7 +169,7 @@ def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Tar
             f"{folder} is no engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
         )
     inputs = {"engine": folder, "model": model_folder or folder}
-    toolchain = _EMBEDDED if embedded else _ENGINES
+    toolchain = toolchains.EMBEDDED if embedded else toolchains.ENGINES
     ranks = 0 if embedded else engine.world_size
     return _of(toolchain, machine, inputs, folder, model_folder or folder, engine, ranks)
 

@@ -20,7 +20,6 @@ from trtllm_pipeline.bench import counters
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.hosting import readings, servers
-from trtllm_pipeline.hosting.monitoring import metrics_urls
 from trtllm_pipeline.hosting.readings import GpuReading, Rates, Reading, Window
 from trtllm_pipeline.machine.gpus import Nvml, nvml
 from trtllm_pipeline.planning.names import shorten
@@ -116,7 +115,7 @@ def kept(workspace: Path) -> list[Source]:
             server.name,
             server.state.value,
             server.reason,
-            tuple(metrics_urls(server).values()) if server.state.alive else (),
+            tuple(servers.metrics_urls(server.folder).values()) if server.state.alive else (),
             server.record.restarts if server.record else None,
             server.record.gpus if server.record else (),
         )

@@ -12,10 +12,13 @@ from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage
 
+ENGINES: Final = "tensorrt_llm"
+PYTORCH: Final = "tensorrt_llm_pytorch"
+EMBEDDED: Final = "embedded"
 _TABLE: Final = {
-    "tensorrt_llm": "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
-    "tensorrt_llm_pytorch": "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",
-    "embedded": "trtllm_pipeline.toolchains.embedded",
+    ENGINES: "trtllm_pipeline.toolchains.tensorrt_llm.engine_backend",
+    PYTORCH: "trtllm_pipeline.toolchains.tensorrt_llm.pytorch_backend",
+    EMBEDDED: "trtllm_pipeline.toolchains.embedded",
 }
 """Name -> module with a `TOOLCHAIN`, the preferred first."""
 

@@ -151,10 +151,10 @@ def test_an_endpoint_is_that_of_the_gateway_or_of_the_server(tmp_path: Path) -> 
     assert look(folder).endpoint() is None, "service.json is not there yet"
     service = {"http": "h:1", "grpc": "h:2", "metrics": "h:3", "model": "ensemble"}
     (folder / "service.json").write_text(json.dumps(service))
-    (folder / "gateway.json").write_text(json.dumps({"url": "http://h:4/"}))
     plain = look(folder).endpoint()
     assert plain is not None
     assert (plain.openai, plain.model, plain.metrics) == (None, "ensemble", ("http://h:3/metrics",))
+    (folder / "gateway.json").write_text(json.dumps({"url": "http://h:4/"}))
     dataclasses.replace(told, openai=True).write(folder)
     behind = look(folder).endpoint()
     assert behind is not None
@@ -163,10 +163,11 @@ def test_an_endpoint_is_that_of_the_gateway_or_of_the_server(tmp_path: Path) -> 
     (folder / "service.json").write_text(
         json.dumps({"kind": "openai", "url": "http://h:5", "http": "h:5", "grpc": "", "metrics": None, "model": "q"})
     )
+    (folder / "gateway.json").unlink()
     told.write(folder)
     own = look(folder).endpoint()
     assert own is not None
-    assert (own.openai, own.model, own.metrics) == ("http://h:5/v1", "q", ())
+    assert (own.openai, own.model, own.metrics) == ("http://h:5/v1", "q", ("http://h:5/prometheus/metrics",))
 
 
 def test_time_of_a_state_changes_with_the_state_alone() -> None:

@@ -20,9 +20,9 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import DEFAULT_DATA
 from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
+from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.common_stages import launch
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
-from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 

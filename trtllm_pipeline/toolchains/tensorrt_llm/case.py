@@ -11,8 +11,6 @@ from trtllm_pipeline.machine.model import Machine, TensorRTLLM
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
-ENGINES: Final = "tensorrt_llm"
-PYTORCH: Final = "tensorrt_llm_pytorch"
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
 """Keys of settings.build that are ours; all others are options of trtllm-build."""
 

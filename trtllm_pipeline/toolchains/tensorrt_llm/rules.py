@@ -18,9 +18,10 @@ from packaging.specifiers import SpecifierSet
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
 from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options
-from trtllm_pipeline.toolchains.tensorrt_llm.case import ENGINES, PYTORCH, Case, num_tokens, splits_prompts
+from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.params import PYTORCH_PRECISIONS
