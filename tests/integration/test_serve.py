@@ -372,22 +372,45 @@ def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
         assert folder["gpus"] != said["gpus"]
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith("trtllm-pipeline-")}
+EMBEDDED_BODY = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
 
 
+def shared_memory(*servers: dict[str, Any]) -> set[Path]:
+    """Files in shared memory of these servers; their names have the process that made them."""
+    pids = with_descendants({each["keeper_pid"] for each in servers}, process_table())
+    found = {path for path in Path("/dev/shm").glob("trtllm-pipeline-*") if int(path.name.split("-")[3]) in pids}
+    assert found
+    return found
+
+
+def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")
+    generate = f"http://{said['endpoints']['http']}/v2/models/ensemble/generate"
+    answer = httpx.post(generate, json=EMBEDDED_BODY)
+    assert answer.json()["text_output"] == "top-", answer.text
+    files = shared_memory(said)
+    other_host.pipeline("serve", "stop", "one")
+    assert other_host.left() == []
+    assert not [path for path in files if path.exists()]
+    assert not list(tmp_path.glob("w/serve/*/links"))
+
+
+@pytest.mark.slow
 def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
-    host, before = other_host, shared_memory()
+    host = other_host
     engine = script_engine(tmp_path / "engine")
     names = ("one", "two", "three")
     for name in names:
         host.pipeline("serve", "start", str(engine), "--name", name, "--no-wait", "--threads", "1")
     said = [host.becomes(name, "ready") for name in names]
     assert len({port for each in said for port in each["ports"].values()}) == 9
-    body = {"text_input": "s", "max_tokens": 4, "bad_words": "", "stop_words": ""}
+    files = shared_memory(*said)
     for each in said:
-        answer = httpx.post(f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+        answer = httpx.post(
+            f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY
+        ).json()
         assert answer["text_output"] == "top-"
     table = process_table()
     of_one = with_descendants({said[0]["keeper_pid"]}, table)
@@ -396,11 +419,14 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     log = Path(said[0]["folder"], "log")
     assert eventually(lambda: log.read_text().count("ready: http") == 2, 30), log.read_text()
     assert host.becomes("one", "ready")["ports"] == said[0]["ports"]
+    files |= shared_memory(said[0])
     os.kill(said[1]["keeper_pid"], signal.SIGKILL)
     assert "was killed" in host.becomes("two", "failed")["reason"]
-    assert httpx.post(f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=body).is_success
+    assert httpx.post(
+        f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY
+    ).is_success
     assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
     time.sleep(0.2)
     assert host.left() == []
-    assert shared_memory() - before == set()
+    assert not [path for path in files if path.exists()]
     assert not list(tmp_path.glob("w/serve/*/links"))

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -116,8 +116,7 @@ def _started(
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)
     wish = control.Wish(name=f"chat-{os.getpid()}", openai=True, gateway=limits, command=command)
-    with redirect_stdout(sys.stderr):  # answers alone belong there
-        server = control.start(target, wish, Path(workspace))
+    server = control.start(target, wish, Path(workspace))
     try:
         yield control.wait_ready(server)
     finally:

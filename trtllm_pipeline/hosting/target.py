@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -214,7 +216,8 @@ def write_repository(target: Target, out: Path) -> Path:
     engine = Engine.read(target.inputs["engine"])
     params = load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
     assert stage.program is not None
-    run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
+    with redirect_stdout(sys.stderr):  # a stage's stdout is its log, that of a command its answer
+        run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
     return out
 
 
