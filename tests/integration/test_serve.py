@@ -173,12 +173,23 @@ def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str)
     assert host.left() == []
     reason = {
         "keeper": f"its keeper (process {said['keeper_pid']}) was killed",
-        "guardian": "was killed; all running stages were ended",
+        "guardian": "above the server was killed, and the server with it",
         "worker": "was ended by SIGKILL",
         "server": "trtllm-serve",
     }
     assert reason[killed] in ended["reason"]
     assert free(said["ports"]["http"])
+
+
+@pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
+def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
+    host.serve(PLAIN, "--name", "one")
+    os.kill(processes(host.status("one")["keeper_pid"])[halted], signal.SIGSTOP)
+    began = time.monotonic()
+    host.pipeline("serve", "stop", "one")
+    assert time.monotonic() - began < 15
+    assert host.left() == []
+    assert host.status("one")["state"] == "stopped"
 
 
 @pytest.mark.parametrize("killed", [pytest.param("guardian", marks=pytest.mark.slow), "server"])

@@ -30,7 +30,7 @@ SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
-_TELLING_LINES: Final = 200
+TELLING_LINES: Final = 200
 """Of a log's end, looked at for words that say why."""
 
 
@@ -113,10 +113,18 @@ class Ended:
 ExecutorEvent: TypeAlias = Ready | Ended
 
 
-def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_memory.Counts | None = None) -> StageError:
+def failure_of(
+    job: Job,
+    returncode: int,
+    *,
+    timed_out: bool,
+    before: out_of_memory.Counts | None = None,
+    lines: Sequence[str] | None = None,
+) -> StageError:
     """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind.
 
-    `before` is what the kernel had counted when the command was started.
+    `before` is what the kernel had counted when the command was started. `lines` is what it wrote last, where its log is
+    not its alone.
     """
     attempt = Path(job.attempt)
     log = attempt / LOG
@@ -132,7 +140,7 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_mem
         return StageError(told["message"], failure=FailureClass(told["failure"]), hint=told["hint"], log=log)
     except (OSError, ValueError, KeyError):
         pass
-    lines = tail(log, _TELLING_LINES)
+    lines = tail(log, TELLING_LINES) if lines is None else lines
     said = f"; its last line: {lines[-1]}" if lines else ""
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     text = "\n".join(lines)
@@ -147,12 +155,12 @@ def failure_of(job: Job, returncode: int, *, timed_out: bool, before: out_of_mem
     return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log, unexplained=True)
 
 
-def tail(path: Path, lines: int) -> list[str]:
-    """The last lines of a text file that are not blank, or nothing when it cannot be read."""
+def tail(path: Path, lines: int, since: int = 0) -> list[str]:
+    """The last lines of a text file that are not blank, after `since` bytes, or nothing when it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - 65536))
+            file.seek(max(since, file.tell() - 65536))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []

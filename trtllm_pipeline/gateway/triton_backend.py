@@ -189,6 +189,8 @@ class TritonBackend:
     def _max_tokens(self, asked: Asked, tokens: int | None) -> int:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
         param = "messages" if asked.endpoint == "chat" else "prompt"
+        if tokens == 0:
+            raise bad(param, "the prompt has no tokens", code="invalid_value")
         if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
             raise bad(
                 param,

@@ -36,6 +36,7 @@ from trtllm_pipeline.hosting.servers import (
     State,
 )
 from trtllm_pipeline.hosting.target import Target, write_repository
+from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
 from trtllm_pipeline.stages.params import class_name, to_json
@@ -266,6 +267,7 @@ def stop(server: HostedServer) -> HostedServer:
     known = [limit for each in limits for limit in [(each.get("params") or {}).get("stop_timeout_s")]]
     patience_s = _STOP_S + sum(limit for limit in known if isinstance(limit, (int, float)))
     deadline, told = time.monotonic() + patience_s, set[signal.Signals]()
+    forced = False
     while True:
         server = servers.look(folder)
         if not server.state.alive and not servers.is_held(folder):
@@ -276,6 +278,14 @@ def stop(server: HostedServer) -> HostedServer:
             _tell(server.keeper, signo, server)
             told.add(signo)
             deadline += _KILLED_S if late else 0.0
+            _signal_all(folder, signal.SIGCONT)  # what was halted cannot obey
+        elif signal.SIGCONT not in told and not late:
+            told.add(signal.SIGCONT)
+            _signal_all(folder, signal.SIGCONT)
+        elif late and not forced:
+            forced = True
+            deadline += _KILLED_S
+            _signal_all(folder, signal.SIGKILL)
         elif late:
             raise StateError(
                 f"server {server.name} does not end: some process still holds {folder / LOCK}",
@@ -290,6 +300,16 @@ def stop(server: HostedServer) -> HostedServer:
     with suppress(OSError):
         write_targets(folder.parent.parent)
     return server
+
+
+def _signal_all(folder: Path, signo: signal.Signals) -> None:
+    """Signal each process that holds the lock of a server, and all below them."""
+    found = servers.holders(folder)
+    if signo is signal.SIGKILL:
+        time.sleep(_POLL_S)
+        found &= servers.holders(folder)  # who only looks whether it is held has closed it again
+    for pid in with_descendants(found, process_table()) - {os.getpid()}:
+        kill(pid, signo)
 
 
 def _recorded(server: HostedServer) -> HostedServer:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
-from trtllm_pipeline.execution.executor import Job, failure_of, read_job, tail
+from trtllm_pipeline.execution.executor import TELLING_LINES, Job, failure_of, read_job, tail
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.hosting import servers
@@ -50,6 +50,7 @@ MOST_LOG_BYTES: Final = 64 << 20
 _POLL_S: Final = 0.2
 _LOOK_AT_LOGS_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
+_OWN_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d keeper: ")
 _PORT: Final = re.compile(r":(\d+)/?$")
 
 
@@ -83,6 +84,14 @@ class _Program:
     """Whether it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+    log_bytes: int = 0
+    """Length of its log when it was started: what stands before is of earlier starts."""
+
+    def said(self) -> list[str]:
+        """What it wrote last since it was started; the keeper writes to the same log."""
+        grown = self.log.exists() and self.log.stat().st_size >= self.log_bytes  # else it was begun anew
+        lines = tail(self.log, 2 * TELLING_LINES, self.log_bytes if grown else 0)
+        return [line for line in lines if not _OWN_LINE.match(line)][-TELLING_LINES:]
 
 
 class _Kept:
@@ -191,11 +200,15 @@ class _Kept:
         select.select([self.guardian], [], [], _POLL_S)
         try:
             events = self.guardian.read_events()
-        except PipelineError as error:
+        except PipelineError:
+            killed = ServerError(
+                f"process {self.guardian.pid} above the server was killed, and the server with it",
+                hint=f"find the reason (out of memory? see `dmesg`), then pipeline serve restart {self.folder.name}",
+            )
             self.guardian = None
             for program in self.programs:
                 if program.runs:
-                    self._died(program, ServerError(error.message, hint=error.hint))
+                    self._died(program, killed)
             return
         for event in events:
             if isinstance(event, (Exited, Refused)):
@@ -204,6 +217,7 @@ class _Kept:
 
     def _spawn(self, program: _Program) -> None:
         program.runs, program.ready_s, program.before = True, None, out_of_memory.counts()
+        program.log_bytes = program.log.stat().st_size if program.log.exists() else 0
         for stale in (program.ready_file, self.folder / FAILURE_FILE):
             stale.unlink(missing_ok=True)
         with suppress(FileNotFoundError):  # what an earlier one said is no cause of this one's end
@@ -276,8 +290,8 @@ class _Kept:
         if program.name == "server":
             if event.returncode == 0:
                 return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
-            return failure_of(self.job, event.returncode, timed_out=False, before=program.before)
-        last = tail(program.log, 1)
+            return failure_of(self.job, event.returncode, timed_out=False, before=program.before, lines=program.said())
+        last = program.said()[-1:]
         how = f"signal {-event.returncode}" if event.returncode < 0 else f"exit code {event.returncode}"
         said = f"; its last line: {last[0]}" if last else ""
         return ServerError(f"the gateway ended with {how}{said}", log=program.log)

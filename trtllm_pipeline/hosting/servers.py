@@ -319,3 +319,21 @@ def is_held(folder: Path) -> bool:
         return claims.is_held(folder / LOCK)
     except OSError:
         return False
+
+
+def holders(folder: Path) -> set[int]:
+    """The processes, as far as this user sees them, that have the lock of the server in `folder` open; not this one."""
+    lock = str(folder / LOCK)
+    found = set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):
+            fds = os.listdir(f"/proc/{pid}/fd")
+            if pid != os.getpid() and any(_is_file(f"/proc/{pid}/fd/{fd}", lock) for fd in fds):
+                found.add(pid)
+    return found
+
+
+def _is_file(link: str, path: str) -> bool:
+    with suppress(OSError):
+        return os.readlink(link).endswith(f"/{LOCK}") and os.path.samefile(link, path)  # noqa: PTH115, PTH121
+    return False

@@ -52,6 +52,18 @@ def test_a_long_log_is_begun_anew_for_whoever_appends_to_it(tmp_path: Path) -> N
     assert (tmp_path / "server.log.1").read_bytes() == b"0123456789"
 
 
+def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("CUDA out of memory\n", encoding="utf-8")
+    program = keeper._Program("server", (), log, log, tmp_path / "ready", 1.0, log_bytes=log.stat().st_size)
+    assert program.said() == []
+    with log.open("a", encoding="utf-8") as file:
+        file.write("loading\n2026-11-22 18:44:49 keeper: the server is ready\n")
+    assert program.said() == ["loading"]
+    log.write_text("anew\n", encoding="utf-8")
+    assert program.said() == ["anew"]
+
+
 def test_no_server_is_kept_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record().write(tmp_path)
     lock = claims.take(tmp_path / "lock", remove=False)
