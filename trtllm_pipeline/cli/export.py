@@ -12,7 +12,7 @@ from trtllm_pipeline.errors import UsageError
 def export(
     cell: Annotated[
         str,
-        options.argument("CELL", "The cell: its id, a pattern or a part of it.", complete=options.completion.cells),
+        options.argument("CELL", "A cell's id, a pattern or part of it.", complete=options.completion.cells),
     ],
     to: Annotated[
         str,
@@ -23,7 +23,8 @@ def export(
         ),
     ],
     output_dir: Annotated[
-        str, options.option("--output-dir", "DIR", "An empty folder, or one to make; a folder for each target.")
+        str,
+        options.option("--output-dir", "DIR", "New or empty folder for the files; it gets a folder for each target."),
     ],
     matrix: options.MatrixOrLatest = None,
     sets: options.Sets = None,
@@ -36,7 +37,9 @@ def export(
         str | None,
         options.option("--image", "IMAGE", "Container image (default: NVIDIA's with the release of the engine)."),
     ] = None,
-    openai: Annotated[bool, options.switch("--openai", "Put a gateway with OpenAI's API in front of Triton.")] = False,
+    openai: Annotated[
+        bool, options.switch("--openai", "Put an OpenAI endpoint in front of Triton: chat, completions, metrics.")
+    ] = False,
     gpus_per_node: Annotated[
         int, options.option("--gpus-per-node", "N", "GPUs of a node; more ranks than that take several.", min=1)
     ] = 8,

@@ -50,9 +50,11 @@ def _command(
     ] = None,
     host: Annotated[
         str | None,
-        _of("--host", "HOST", "Address to listen on; anything but loopback lets others in (default: 127.0.0.1)."),
+        _of("--host", "ADDRESS", "Address to listen on; anything but loopback lets others in (default: 127.0.0.1)."),
     ] = None,
-    port: Annotated[int | None, _of("--port", "N", "Port; 0 takes a free one (default: 0).")] = None,
+    port: Annotated[
+        int | None, _of("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
+    ] = None,
     api_keys: Annotated[
         str | None, _of("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed).")
     ] = None,

@@ -12,15 +12,15 @@ from trtllm_pipeline.cli.output import emit, emit_json, emit_rendered, note, ren
 
 
 def monitoring(
-    output_dir: Annotated[
-        str, options.option("-o --output-dir", "DIR", "Folder to write the files into, a new or empty one.")
-    ],
+    output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty folder for the files.")],
     prometheus_url: Annotated[
         str, options.option("--prometheus-url", "URL", "Where Grafana will find Prometheus.")
     ] = "http://127.0.0.1:9090",
     ttft_p99_s: Annotated[
         float,
-        options.option("--ttft-p99-s", "S", "Alert when the 99th percentile of the time to first token is over this."),
+        options.option(
+            "--ttft-p99-s", "SECONDS", "Alert when the 99th percentile of the time to first token is over this."
+        ),
     ] = 2.0,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:
@@ -52,7 +52,7 @@ def top(
         ),
     ] = None,
     once: Annotated[bool, options.switch("--once", "Print one sample and end.")] = False,
-    interval_s: Annotated[float, options.option("--interval-s", "S", "Time between two samples.")] = 1.0,
+    interval_s: Annotated[float, options.option("--interval-s", "SECONDS", "Time between two samples.")] = 1.0,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
@@ -74,6 +74,6 @@ def top(
         emit_json(top.once(folder, given, interval_s=interval_s).to_json())
     elif once or not sys.stdout.isatty():
         sample = top.once(folder, given, interval_s=interval_s)
-        emit_rendered(rendered(top.Picture(sample)))
+        emit_rendered(rendered(top.TopPicture(sample)))
     else:
         top.live(folder, given, interval_s=interval_s)

@@ -162,7 +162,7 @@ EndpointType = Annotated[
     Literal["chat", "completions"],
     _of_server("--endpoint-type", "NAME", "Endpoint of OpenAI: chat or completions."),
 ]
-RequestTimeout = Annotated[float, _of_server("--request-timeout-s", "S", "Time limit of one request, in seconds.")]
+RequestTimeout = Annotated[float, _of_server("--request-timeout-s", "SECONDS", "Time limit of one request.")]
 
 
 def changed(function: Callable[..., Any], **annotations: Any) -> inspect.Signature:

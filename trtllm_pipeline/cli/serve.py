@@ -38,6 +38,7 @@ _POLL_S: Final = 0.2
 Servers = Annotated[
     list[str] | None, options.argument("NAME", "Kept servers (pipeline serve ps).", complete=completion.servers)
 ]
+All = Annotated[bool, options.switch("--all", "All of the workspace.")]
 Port = Annotated[
     int | None, _where("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
 ]
@@ -86,10 +87,11 @@ def _start(
     ] = None,
     ready_timeout_s: Annotated[
         float | None,
-        options.option("--ready-timeout-s", "S", "Limit from start to ready (default: the matrix's, or 600)."),
+        options.option("--ready-timeout-s", "SECONDS", "Limit from start to ready (default: the matrix's, or 600)."),
     ] = None,
     stop_timeout_s: Annotated[
-        float | None, options.option("--stop-timeout-s", "S", "Limit for a polite stop (default: the matrix's, or 3).")
+        float | None,
+        options.option("--stop-timeout-s", "SECONDS", "Limit for a polite stop (default: the matrix's, or 3)."),
     ] = None,
     openai: Annotated[
         bool,
@@ -108,7 +110,8 @@ def _start(
         _openai("--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."),
     ] = None,
     api_keys: Annotated[
-        str | None, _openai("--api-keys", "FILE", "Only clients with one of its keys, one a line, may ask.")
+        str | None,
+        _openai("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed)."),
     ] = None,
     form: options.TextOrJson = "text",
     **gateway: Any,
@@ -280,7 +283,7 @@ start = stage_options.with_class(_start, GatewayParams, but=_NOT_TYPED)
 
 def ps(
     workspace: options.Workspace = options.WORKSPACE,
-    form: Annotated[Literal["table", "json"], options.option("--format", None, "Output format.")] = "table",
+    form: options.TextOrJson = "text",
 ) -> None:
     """List the servers that are kept in the workspace: state, ports, GPUs.
 
@@ -290,7 +293,7 @@ def ps(
     """
     found = find(Path(workspace))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    emit_as(form, shown.to_json(found), table=lambda _: shown.to_table(found, width))
+    emit_as(form, shown.to_json(found), text=lambda _: shown.to_table(found, width))
 
 
 def status(
@@ -310,6 +313,12 @@ def _named(names: list[str], workspace: str) -> list[HostedServer]:
     from trtllm_pipeline.hosting import control
 
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
+
+
+def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[HostedServer]:
+    if bool(names) == every:
+        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
+    return find(Path(workspace)) if every else _named(names or [], workspace)
 
 
 def logs(
@@ -379,7 +388,7 @@ def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool)
 
 def stop(
     names: Servers = None,
-    every: Annotated[bool, options.switch("--all", "All of the workspace.")] = False,
+    every: All = False,
     remove: Annotated[bool, options.switch("--remove", "Forget them as well: their settings and logs.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:
@@ -391,9 +400,7 @@ def stop(
     """
     from trtllm_pipeline.hosting import control
 
-    if bool(names) == every:
-        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
-    for server in find(Path(workspace)) if every else _named(names or [], workspace):
+    for server in _chosen(names, workspace, every=every):
         ended = control.stop(server)
         if remove:
             control.remove(ended)
@@ -404,7 +411,7 @@ def stop(
 
 def restart(
     names: Servers = None,
-    every: Annotated[bool, options.switch("--all", "All of the workspace.")] = False,
+    every: All = False,
     wait: Annotated[
         bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that starts.")
     ] = True,
@@ -419,11 +426,9 @@ def restart(
     """
     from trtllm_pipeline.hosting import control
 
-    if bool(names) == every:
-        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
     allow_open_files()
     done = []
-    for server in find(Path(workspace)) if every else _named(names or [], workspace):
+    for server in _chosen(names, workspace, every=every):
         if server.state.alive:
             server = control.stop(server)
         server = control.start_again(server)

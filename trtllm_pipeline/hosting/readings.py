@@ -168,7 +168,7 @@ class Rates:
     ttft_p99_s: float | None = None
 
 
-class Window:
+class RateWindow:
     """The readings of one model over the last seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -217,7 +217,7 @@ def _restarted(before: Reading, after: Reading) -> bool:
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     """The quantile of a histogram of cumulative counts, linear in its bucket; the last finite bound for what is beyond.
 
-    None without observations. Source: Prometheus, `histogram_quantile`.
+    None without observations. Watched: Prometheus, `histogram_quantile`.
     """
     bounds: Iterable[tuple[float, float]] = sorted(buckets.items())
     total = max(buckets.values(), default=0.0)

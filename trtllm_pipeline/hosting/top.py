@@ -20,7 +20,7 @@ from trtllm_pipeline.bench import counters
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.hosting import readings, servers
-from trtllm_pipeline.hosting.readings import GpuReading, Rates, Reading, Window
+from trtllm_pipeline.hosting.readings import GpuReading, Rates, RateWindow, Reading
 from trtllm_pipeline.machine.gpus import Nvml, nvml
 from trtllm_pipeline.planning.names import shorten
 
@@ -41,7 +41,7 @@ _QUIT: Final = frozenset("qQ")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Watched:
     """A server to look at."""
 
     name: str
@@ -54,7 +54,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ServerRow:
     """What one model of one server does."""
 
     server: str
@@ -95,7 +95,7 @@ class Sample:
     """All servers and GPUs at one time."""
 
     time_s: float
-    rows: tuple[Row, ...]
+    rows: tuple[ServerRow, ...]
     gpus: Mapping[str, GpuReading]
 
     def to_json(self) -> dict[str, Any]:
@@ -108,10 +108,10 @@ class Sample:
         }
 
 
-def kept(workspace: Path) -> list[Source]:
+def kept(workspace: Path) -> list[Watched]:
     """The kept servers of a workspace."""
     return [
-        Source(
+        Watched(
             server.name,
             server.state.value,
             server.reason,
@@ -123,7 +123,7 @@ def kept(workspace: Path) -> list[Source]:
     ]
 
 
-def typed(urls: Sequence[str]) -> list[Source]:
+def typed(urls: Sequence[str]) -> list[Watched]:
     """Servers by the URLs of their metrics; the path is /metrics unless it is given. Raises UsageError."""
     sources = []
     for url in dict.fromkeys(urls):
@@ -136,18 +136,18 @@ def typed(urls: Sequence[str]) -> list[Source]:
             raise UsageError(f"--url {url}: expected HOST:PORT or http(s)://HOST:PORT[/PATH]")
         path = parts.path if parts.path not in {"", "/"} else METRICS
         name = parts.netloc if path == METRICS else f"{parts.netloc}{path}"
-        sources.append(Source(name, UP, None, (f"{parts.scheme}://{parts.netloc}{path}",)))
+        sources.append(Watched(name, UP, None, (f"{parts.scheme}://{parts.netloc}{path}",)))
     return sources
 
 
-class Watch:
+class ServerWatch:
     """Looks at servers again and again, and remembers what they said before."""
 
     def __init__(self, workspace: Path, urls: Sequence[str], ask: Nvml | None, *, window_s: float = WINDOW_S) -> None:
         self._workspace = workspace
         self._typed = typed(urls)
         self._window_s = window_s
-        self._windows: dict[tuple[str, str], Window] = {}
+        self._windows: dict[tuple[str, str], RateWindow] = {}
         self._ask = ask
         self._handles = [] if ask is None else ask.handles()
 
@@ -164,7 +164,7 @@ class Watch:
         }
         return Sample(time.time(), tuple(rows), {**gpus, **self._gpus()})
 
-    def _rows(self, source: Source, texts: Sequence[str | None], now_s: float) -> Iterator[Row]:
+    def _rows(self, source: Watched, texts: Sequence[str | None], now_s: float) -> Iterator[ServerRow]:
         said = [readings.read(text) for text in texts if text is not None]
         silent = bool(source.urls) and not any(said)
         models = next((each for each in said if "" not in each and each), None) or {"": Reading()}
@@ -174,10 +174,12 @@ class Watch:
                 reading = reading.completed(other)
             rates = Rates()
             if not silent and source.urls:
-                window = self._windows.setdefault((source.name, model), Window(self._window_s))
+                window = self._windows.setdefault((source.name, model), RateWindow(self._window_s))
                 rates = window.add(now_s, reading)
             state = NO_ANSWER if silent else source.state
-            yield Row(source.name, model or None, state, source.reason, source.restarts, source.gpus, reading, rates)
+            yield ServerRow(
+                source.name, model or None, state, source.reason, source.restarts, source.gpus, reading, rates
+            )
 
     def _gpus(self) -> dict[str, GpuReading]:
         """The GPUs of this machine, by UUID."""
@@ -212,17 +214,17 @@ def once(workspace: Path, urls: Sequence[str], *, interval_s: float = INTERVAL_S
         return await watch.look()
 
     with nvml() as ask:
-        watch = Watch(workspace, urls, ask)
+        watch = ServerWatch(workspace, urls, ask)
         return asyncio.run(two())
 
 
 def live(workspace: Path, urls: Sequence[str], *, interval_s: float = INTERVAL_S, stream: TextIO | None = None) -> None:
     """Draw a sample after the other on a terminal, until q or Ctrl-C; the last one stays there."""
     with nvml() as ask, suppress(KeyboardInterrupt):
-        asyncio.run(_live(Watch(workspace, urls, ask), interval_s, stream or sys.stdout))
+        asyncio.run(_live(ServerWatch(workspace, urls, ask), interval_s, stream or sys.stdout))
 
 
-async def _live(watch: Watch, interval_s: float, stream: TextIO) -> None:
+async def _live(watch: ServerWatch, interval_s: float, stream: TextIO) -> None:
     from rich.live import Live
 
     console = terminal.console(stream)
@@ -237,7 +239,7 @@ async def _live(watch: Watch, interval_s: float, stream: TextIO) -> None:
     ):
         end = asyncio.ensure_future(ended.wait())
         while not ended.is_set():
-            drawn.update(Picture(sample, live=True), refresh=True)
+            drawn.update(TopPicture(sample, live=True), refresh=True)
             due_s = loop.time() + interval_s
             while not ended.is_set() and (left_s := due_s - loop.time()) > 0:
                 woken = asyncio.ensure_future(resized.wait())
@@ -252,7 +254,7 @@ async def _live(watch: Watch, interval_s: float, stream: TextIO) -> None:
                 sample = looking.result()
             else:
                 looking.cancel()
-    console.print(Picture(sample))
+    console.print(TopPicture(sample))
 
 
 @contextmanager
@@ -282,7 +284,7 @@ def _keys(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> Iterator[Non
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class TopPicture:
     """A sample as rich draws it: in the width that there is, and while it is live in the height as well."""
 
     sample: Sample
@@ -325,7 +327,7 @@ _UUID: Final = 12
 """Characters of a GPU's UUID that tell it from others."""
 
 
-def _server_lines(rows: Sequence[Row], width: int) -> list[Text]:
+def _server_lines(rows: Sequence[ServerRow], width: int) -> list[Text]:
     models = Counter(row.server for row in rows)
     names = [f"{row.server} {row.model}" if models[row.server] > 1 else row.server for row in rows]
     table = [[*_values(row)] for row in rows]
@@ -337,7 +339,7 @@ def _server_lines(rows: Sequence[Row], width: int) -> list[Text]:
     )
 
 
-def _values(row: Row) -> Iterator[str]:
+def _values(row: ServerRow) -> Iterator[str]:
     rates, reading = row.rates, row.reading
     yield short(rates.requests_per_s)
     yield short(reading.in_flight, whole=True)

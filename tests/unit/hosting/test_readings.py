@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("prometheus_client")
 
 from tests.helpers import metrics_pages
-from trtllm_pipeline.hosting.readings import Reading, Window, gpus, quantile, read
+from trtllm_pipeline.hosting.readings import RateWindow, Reading, gpus, quantile, read
 
 INF = math.inf
 
@@ -74,7 +74,7 @@ def test_what_one_page_does_not_say_another_may() -> None:
 
 
 def test_rates_are_of_the_window() -> None:
-    window = Window(10.0)
+    window = RateWindow(10.0)
     assert window.add(0.0, Reading(requests=100.0)).requests_per_s is None
     for now_s in range(1, 31):
         rates = window.add(now_s, Reading(requests=100.0 + (0 if now_s <= 20 else 3 * (now_s - 20))))
@@ -83,14 +83,14 @@ def test_rates_are_of_the_window() -> None:
 
 
 def test_a_restarted_server_begins_a_window_of_its_own() -> None:
-    window = Window(10.0)
+    window = RateWindow(10.0)
     window.add(0.0, Reading(requests=100.0, output_tokens=5.0))
     assert window.add(1.0, Reading(requests=2.0, output_tokens=1.0)).requests_per_s is None
     assert window.add(2.0, Reading(requests=4.0, output_tokens=1.0)).requests_per_s == 2
 
 
 def test_percentiles_are_of_the_window_not_of_all_time() -> None:
-    window = Window(10.0)
+    window = RateWindow(10.0)
     window.add(0.0, Reading(ttft={0.1: 1000.0, 1.0: 1000.0, INF: 1000.0}))
     rates = window.add(5.0, Reading(ttft={0.1: 1000.0, 1.0: 1010.0, INF: 1010.0}))
     assert rates.ttft_requests == 10

@@ -10,7 +10,7 @@ from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.hosting import top
 from trtllm_pipeline.hosting.readings import GpuReading, Rates, Reading
 
-BUSY = top.Row(
+BUSY = top.ServerRow(
     "qwen2.5-7b-instruct-fp8-tp2-on-two-gpus",
     "qwen",
     "ready",
@@ -20,14 +20,14 @@ BUSY = top.Row(
     Reading(in_flight=48, queued=1200, kv_cache_use=0.934),
     Rates(10.0, 123.4, 0.0, 45_678.0, 123_456.0, 1234, 0.0371, 12.34),
 )
-DEAD = top.Row("llama", None, "failed", "Triton was killed (signal 9): out of memory", 5, (), Reading(), Rates())
+DEAD = top.ServerRow("llama", None, "failed", "Triton was killed (signal 9): out of memory", 5, (), Reading(), Rates())
 GPUS = {"GPU-0b0e4a1c-1": GpuReading("NVIDIA H100 80GB HBM3", 0.99, 70 * 2.0**30, 80 * 2.0**30, 690.4)}
 
 
 def drawn(sample: top.Sample, width: int, height: int = 25, *, live: bool = False) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
     options = console.options.update(width=width, height=height)
-    return [str(line) for line in top.Picture(sample, live=live).__rich_console__(console, options)]
+    return [str(line) for line in top.TopPicture(sample, live=live).__rich_console__(console, options)]
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
