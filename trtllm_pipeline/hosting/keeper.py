@@ -266,6 +266,8 @@ class _Kept:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
             if self.unwritten:
                 self.write()
+            if not os.fstat(self.lock.fd).st_nlink:
+                raise StateError("its folder was removed, so nobody could find the server")
             for name in (LOG_FILE, GATEWAY_LOG, LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
