@@ -54,7 +54,9 @@ class Admission:
 
     def _expire(self, entry: tuple[int, asyncio.Future[None]]) -> None:
         if not entry[1].done():
+            self._waiting.remove(entry)
             entry[1].set_exception(self._busy(f"no place was free within {self._timeout_s:g} s", "queue_timeout"))
+            self._admit()  # now: the time of who waits behind it may be over as well
 
     def leave(self, count: int = 1) -> None:
         """Give places back."""

@@ -46,9 +46,7 @@ def test_who_waits_too_long_is_told_and_the_next_one_comes() -> None:
     async def run() -> None:
         admission = Admission(2, 5, 0.02)
         assert admission.try_enter(1)
-        late = asyncio.create_task(admission.wait(2))
-        await asyncio.sleep(0.01)
-        next_one = asyncio.create_task(admission.wait(1))
+        late, next_one = (asyncio.create_task(admission.wait(count)) for count in (2, 1))
         with pytest.raises(ApiError) as caught:
             await late
         assert caught.value.reason == "queue_timeout"
