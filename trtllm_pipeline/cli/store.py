@@ -109,7 +109,7 @@ def gc(
     artifacts: list[Json] = [
         {"stage": each.stage, "fingerprint": each.fingerprint, "size_bytes": each.size_bytes} for each in found
     ]
-    data = {"schema": 1, "removed": swept, "artifacts": artifacts, "freed_bytes": freed}
+    data = {"schema": 1, "removed_attempts": swept, "artifacts": artifacts, "freed_bytes": freed}
     listed = [f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  {each.label}" for each in found]
     told = f"{count(swept, 'attempt')} removed"
     if unused_days is not None:
