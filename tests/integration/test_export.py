@@ -241,6 +241,7 @@ def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) 
         assert f"the bundle is in {tmp_path / 'no' / 'bundle'}" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun")
 def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")

@@ -112,7 +112,7 @@ def test_what_does_not_fit_or_is_not_supported(served: Served) -> None:
         (
             {"prompt": "x", "response_format": {"type": "json_object"}},
             "unsupported_parameter",
-            "does not take response_format",
+            "follows no response_format: its server has no guided decoding",
         ),
         ({"prompt": "x", "length_penalty": 0.5, "temperature": 3}, "invalid_value", "from 0 to 2"),
     ):

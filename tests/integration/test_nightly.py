@@ -116,9 +116,7 @@ def told(job: github_runner.Job) -> str:
     return "\n".join(f"--- {step.name}: {step.outcome} {step.code}\n{step.output}{step.summary}" for step in job.steps)
 
 
-def test_four_nights(tmp_path: Path) -> None:
-    runner = Runner(tmp_path)
-
+def two_nights(runner: Runner) -> None:
     # The first night: everything is made, and becomes the baseline.
     runner.check_out()
     first = runner.night()
@@ -148,6 +146,16 @@ def test_four_nights(tmp_path: Path) -> None:
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
     plan = json.loads(next((runner.kept / "workspace" / "runs").glob("*-night-4002-1/plan.json")).read_text())
     assert [run["action"] for run in plan["stage_runs"] if run["action"] == "run"] == []
+
+
+def test_two_nights(tmp_path: Path) -> None:
+    two_nights(Runner(tmp_path))
+
+
+@pytest.mark.slow
+def test_four_nights(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    two_nights(runner)
 
     # The third night: a setting that holds every request back. The gate fails, and says what and why.
     runner.check_out(repository={"max_queue_delay_microseconds": 150_000})

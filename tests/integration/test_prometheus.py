@@ -28,6 +28,7 @@ pytestmark = [
     ),
 ]
 STARTS_S = 20.0
+TRTLLM_SERVE_PATH = "/prometheus/metrics"
 STEPS = 4
 
 
@@ -55,13 +56,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pages = {
         "/gateway": gateway_page,
         "/triton": lambda: metrics_pages.triton(next(steps["triton"])),
-        monitoring.TRTLLM_SERVE_PATH: lambda: metrics_pages.trtllm_serve(next(steps["serve"])),
+        TRTLLM_SERVE_PATH: lambda: metrics_pages.trtllm_serve(next(steps["serve"])),
     }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with metrics_pages.served(pages) as host:
-        labels = {"/gateway": "gateway", "/triton": "triton", monitoring.TRTLLM_SERVE_PATH: "trtllm-serve"}
+        labels = {"/gateway": "gateway", "/triton": "triton", TRTLLM_SERVE_PATH: "trtllm-serve"}
         targets = [
             {"targets": [host], "labels": {"server": "one", "part": part, "__metrics_path__": path}}
             for path, part in labels.items()
