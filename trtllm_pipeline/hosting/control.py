@@ -25,7 +25,6 @@ from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, S
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import (
-    FOLDER,
     GATEWAY_CONFIG,
     GATEWAY_FILE,
     LOCK,
@@ -365,10 +364,23 @@ def start_again(server: HostedServer) -> HostedServer:
 
 
 def remove(server: HostedServer) -> None:
-    """Forget a server that has ended: its folder with all logs."""
-    shutil.rmtree(server.folder)
-    parent = server.folder.parent
+    """Forget a server that has ended: its folder with all logs. Raises UsageError for one that is started just now."""
+    folder, parent = server.folder, server.folder.parent
+    try:
+        lock = claims.take(folder / LOCK, remove=False)
+    except FileNotFoundError:
+        return  # someone else has removed it
+    if lock is None:
+        raise UsageError(f"server {server.name} is being started again, and was not removed", hint="pipeline serve ps")
+    removed = parent / f".{server.name}-{os.getpid()}"  # under its name nobody sees half of it
+    try:
+        folder.rename(removed)
+        shutil.rmtree(removed)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be removed: {error.strerror or error}") from error
+    finally:
+        lock.release()
     with suppress(OSError):
         write_targets(parent.parent)
-    if parent.name == FOLDER and not any(parent.iterdir()):
-        parent.rmdir()
+    with suppress(OSError):
+        parent.rmdir()  # where no other is left

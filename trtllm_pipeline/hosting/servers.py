@@ -242,7 +242,11 @@ def folder_of(workspace: Path, name: str) -> Path:
 def find(workspace: Path) -> list[HostedServer]:
     """All kept servers of a workspace, by name. Damaged ones are among them, as failed."""
     try:
-        names = sorted(each.name for each in (workspace / FOLDER).iterdir() if (each / SERVER_FILE).exists())
+        names = sorted(
+            each.name
+            for each in (workspace / FOLDER).iterdir()
+            if not each.name.startswith(".") and (each / SERVER_FILE).exists()
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [look(folder_of(workspace, name)) for name in names]

@@ -64,6 +64,22 @@ def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_pat
     assert program.said() == ["anew"]
 
 
+def test_a_server_that_is_started_just_now_is_not_removed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STOPPED).write(folder)
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+    with pytest.raises(UsageError, match="was not removed"):
+        control.remove(look(folder))
+    assert (folder / "server.json").exists()
+    lock.release()
+    server = look(folder)
+    control.remove(server)
+    assert not folder.parent.exists()
+    control.remove(server)  # by someone else meanwhile
+
+
 def test_no_server_is_kept_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record().write(tmp_path)
     lock = claims.take(tmp_path / "lock", remove=False)
