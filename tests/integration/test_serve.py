@@ -181,6 +181,31 @@ def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str)
     assert free(said["ports"]["http"])
 
 
+def test_ports_that_nobody_asked_for_are_given_up_when_they_are_taken(host: Host) -> None:
+    """Also when it has had them over a restart."""
+    keys = host.folder / "keys.txt"
+    keys.write_text("abcdefgh-1\n", encoding="utf-8")
+    host.serve(PLAIN, "--name", "one", "--openai", "--api-keys", str(keys))
+    ports = json.loads(host.pipeline("serve", "restart", "one", "--format", "json")[0])["servers"][0]["ports"]
+    host.pipeline("serve", "stop", "one")
+    with socket.socket() as other, socket.socket() as third:
+        for taken, name in ((other, "openai"), (third, "http")):
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", ports[name]))
+            taken.listen()
+        host.pipeline("serve", "restart", "one")
+        now = host.status("one")["ports"]
+        assert not set(now.values()) & set(ports.values())
+        keys.unlink()
+        _, err = host.pipeline("serve", "restart", "one", code=1)
+        assert "the gateway: " in err
+        assert str(keys) in err, "all of what the gateway says"
+        _, err = host.pipeline(
+            "serve", "start", PLAIN, "--name", "two", "--openai", "--port", str(ports["openai"]), code=1
+        )
+        assert f"cannot listen on 127.0.0.1 port {ports['openai']}" in err
+
+
 @pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
 def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
     host.serve(PLAIN, "--name", "one")

@@ -159,6 +159,10 @@ def _unwritable(folder: Path, error: OSError) -> StateError:
 
 def _record(target: Target, wish: Wish, ports: Mapping[str, int]) -> Record:
     now = time.time()
+    asked = {
+        name: wish.params.get(f"{name}_port", getattr(target.params, f"{name}_port", 0))
+        for name in ("http", "grpc", "metrics")
+    }
     return Record(
         toolchain=target.toolchain,
         cell=target.cell,
@@ -172,6 +176,7 @@ def _record(target: Target, wish: Wish, ports: Mapping[str, int]) -> Record:
         command=tuple(wish.command),
         since_s=now,
         started_s=now,
+        asked_ports={name: port for name, port in {**asked, "openai": wish.port}.items() if port},
         ports=ports,
     )
 
@@ -315,7 +320,8 @@ def _recorded(server: HostedServer) -> HostedServer:
     """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
     record = server.record
     if record is not None and record.state.alive and (lock := claims.take(server.folder / LOCK, remove=False)):
-        servers.changed(record, State.STOPPED, "it was stopped", None, time.time()).write(server.folder)
+        with suppress(OSError):  # a full disk keeps nobody from stopping
+            servers.changed(record, State.STOPPED, "it was stopped", None, time.time()).write(server.folder)
         lock.release()
     return servers.look(server.folder)
 

@@ -239,18 +239,22 @@ class _Kept:
     def _write_job(self) -> None:
         """The launch stage's job: on the ports that clients know, as far as nobody else has them."""
         params = dict(self.job.params)
-        known = {f"{name}_port": port for name, port in self.record.ports.items() if f"{name}_port" in params}
-        for name, port in known.items():
-            if not params[name] and not busy_ports([port], str(params["host"])):
-                params[name] = port
+        for name in ("http", "grpc", "metrics"):
+            if f"{name}_port" in params:
+                params[f"{name}_port"] = self._port(name, str(params["host"]))
         replace(self.job, params=params, gpus=self.record.gpus).write(self.folder / JOB)
 
     def _write_gateway_config(self) -> None:
         path = self.folder / GATEWAY_CONFIG
         config = read_object(path) or {}
-        port = self.record.ports.get("openai")
-        if port and not config.get("port") and not busy_ports([port], str(config.get("host"))):
-            write_json(path, {**config, "port": port})
+        write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
+
+    def _port(self, name: str, host: str) -> int:
+        """The port that was asked for, or else the one that clients know, if nobody else has it; 0 is any."""
+        if asked := self.record.asked_ports.get(name):
+            return asked
+        known = self.record.ports.get(name, 0)
+        return 0 if known and busy_ports([known], host) else known
 
     def _look(self) -> None:
         """Notice what has become ready, and logs that have grown."""
@@ -293,7 +297,12 @@ class _Kept:
             if event.returncode == 0:
                 return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
             return failure_of(self.job, event.returncode, timed_out=False, before=program.before, lines=program.said())
-        last = program.said()[-1:]
+        lines = program.said()
+        errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+        if event.returncode > 0 and errors:  # what it was told is wrong
+            told, _, hint = "\n".join(lines[errors[-1] :]).removeprefix("error: ").partition("\nhint: ")
+            return ServerError(f"the gateway: {told}", hint=hint or None, log=program.log)
+        last = lines[-1:]
         how = f"signal {-event.returncode}" if event.returncode < 0 else f"exit code {event.returncode}"
         said = f"; its last line: {last[0]}" if last else ""
         return ServerError(f"the gateway ended with {how}{said}", log=program.log)

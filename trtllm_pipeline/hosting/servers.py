@@ -42,6 +42,8 @@ LOCK: Final = "lock"
 TRTLLM_SERVE: Final = "trtllm-serve"
 _TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
 """Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
+_LATEST_S: Final = 1e11
+"""In the year 5138."""
 _IDENTITY_BYTES: Final = 160
 
 
@@ -132,6 +134,8 @@ class Record:
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()
     """Those it has, as CUDA_VISIBLE_DEVICES names them."""
+    asked_ports: Mapping[str, int] = field(default_factory=dict)
+    """By http, grpc, metrics and openai, those that it must have; the others may change."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """By http, grpc, metrics and openai, those it listens on, or did last."""
 
@@ -147,8 +151,10 @@ class Record:
         known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         keeper = known.get("keeper")
         numbers = {name: float(known[name]) for name in ("since_s", "started_s")}
+        if not all(0 <= number < _LATEST_S for number in numbers.values()):
+            raise ValueError("a time that cannot be")
         lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus")}
-        maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "ports")}
+        maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "asked_ports", "ports")}
         keepers = None if keeper is None else Keeper(**keeper)
         return cls(**{**known, **numbers, **lists, **maps, "keeper": keepers, "state": State(known["state"])})
 

@@ -64,6 +64,14 @@ def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_pat
     assert program.said() == ["anew"]
 
 
+def test_a_time_that_cannot_be_is_damage(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(since_s=1e300).write(folder)
+    assert (look(folder).reason or "").startswith("server.json is damaged")
+    assert shown.to_text(find(tmp_path))
+
+
 def test_a_server_that_is_started_just_now_is_not_removed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "one")
     folder.mkdir(parents=True)
