@@ -198,6 +198,20 @@ def test_heads_that_are_unusual(served: Running, lines: str, status: int) -> Non
     assert status == 200 or b'{"error": {"message": ' in told
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_no_chunks(served: Running, stream: bool) -> None:
+    """Which nginx speaks to servers unless it is told otherwise."""
+    body = json.dumps({"model": "scripted", "prompt": "slow", "max_tokens": 9, "stream": stream}).encode()
+    answer = raw(served.url, head(size=len(body)).replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+    fields, _, content = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields.lower()
+    if stream:
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(content)["choices"][0]["text"]
+
+
 # --------------------------------------------------------------------------------------------- when servers fail
 
 

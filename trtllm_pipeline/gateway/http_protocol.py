@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.app import ABORT
@@ -32,6 +32,20 @@ class _TooLarge(Exception):  # noqa: N818
 
 def _header_too_large() -> ApiError:
     return ApiError(431, f"the header is larger than {MAX_HEADER_BYTES} bytes", code="header_too_large")
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """HTTP/1.0 knows no chunks: an answer whose length is not told ends with the connection."""
+    send = cycle.send
+
+    async def plain(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            cycle.chunked_encoding = False
+        elif cycle.expected_content_length == 0:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = plain  # type: ignore[method-assign]
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -90,6 +104,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._in_header = False
         self._forget_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            _without_chunks(self.cycle)
 
     def on_message_complete(self) -> None:
         """The next bytes are of another header."""
