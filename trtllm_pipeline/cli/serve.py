@@ -128,6 +128,7 @@ def _start(
       pipeline serve start ./engine --name mine --no-wait
     """
     from trtllm_pipeline import provenance
+    from trtllm_pipeline.gateway.dialects import dialect_for
     from trtllm_pipeline.hosting import control
 
     typed = {each: value for each, value in gateway.items() if value not in (None, [])}
@@ -141,6 +142,7 @@ def _start(
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
+    dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
     policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(what, matrix, sets, toolchain, workspace, model_folder)
     tokenizer = () if target.model_folder is None else (target.model_folder,)

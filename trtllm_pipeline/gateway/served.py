@@ -15,6 +15,7 @@ from trtllm_pipeline.gateway import openai_backend, triton_backend
 from trtllm_pipeline.gateway.admission import Admission
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+from trtllm_pipeline.gateway.dialects import dialect_for
 from trtllm_pipeline.gateway.model_texts import ModelTexts
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
@@ -28,7 +29,8 @@ class Served:
     """A model and its server."""
 
     def __init__(self, model: ServedModel, params: GatewayParams) -> None:
-        """Read the model's folder. Raises DownloadError for files that cannot be read."""
+        """Read the model's folder. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
+        dialect_for(model.dialect, None)  # not at the first request
         self.model = model
         self.params = params
         self.admission = Admission(
