@@ -34,11 +34,17 @@ settings:
   perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12, slo: { ttft_ms: 100000 } }
   accuracy: { max_tokens: 8 }
 """
+_OTHER_RUN: Final = "run --matrix matrix.yaml --set axes.precision=[int8_wo] --until download --progress quiet"
 _RUN: Final = "run --matrix matrix.yaml --progress quiet --format json"
+_GPUS: Final = "--assume tensorrt_llm==1.2.0,sm=90,gpus=8"
 OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "plan": (
         "plan --matrix matrix.yaml --format json",
-        "plan --matrix matrix.yaml --toolchain tensorrt_llm --assume tensorrt_llm==1.2.0,sm=90,gpus=8 --format json",
+        f"plan --matrix matrix.yaml --toolchain tensorrt_llm {_GPUS} --format json",
+    ),
+    "plan-difference": (
+        f"plan --matrix matrix.yaml {_GPUS} --compare here --format json",
+        f"plan --matrix matrix.yaml --toolchain tensorrt_llm {_GPUS} --compare tensorrt_llm==0.12.0,sm=80,gpus=8 --format json",
     ),
     "report": ("report --format json",),
     "status": ("status --format json",),
@@ -54,7 +60,14 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
     "store-list": ("store list --format json",),
     "store-verify": ("store verify --format json",),
+    "provenance": ("store provenance --sign signing.pem --format json",),
     "servers": ("serve ps --format json", "serve status schemas --format json"),
+    "sample": ("serve top --once --format json",),
+    "export": (
+        "export tiny/fp16 --to bundle,hub --repository me/tiny --output-dir for-the-hub --format json",
+        "export tiny/fp16 --to compose --output-dir for-compose --format json",
+    ),
+    "store-gc": ("store gc --unused-days 0 --dry-run --format json",),
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {
@@ -66,11 +79,11 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|fingerprints|ports|logs|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
+    r"|fingerprints|ports|logs|targets|statement|triton\[\]\.of|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
-    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
 )
 """Names of whole numbers; any other number may have a fraction."""
 _NEVER_SEEN: Final = {
@@ -82,10 +95,12 @@ _NEVER_SEEN: Final = {
     "request_rate": "number",
     "tokens": "object",
     "commit": "string",
+    **dict.fromkeys(("kv_cache_use", "p50", "p99"), "number"),
 }
 """Last name of a path -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
-    r"paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|\.(method|change|base|new)|steady|\.value|\.missed|_interval"
+    r"paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
+    r"|(requests|errors)_per_s|servers\[\]\.queued|\.trusted|\.commit"
 )
 """Paths that are null by chance: a difference that no interval can be told of, a window that was too short."""
 _SUMMARY: Final = {"n", "min", "mean", "p50", "p99", "max"}
@@ -113,17 +128,36 @@ def examples(folder: Path) -> dict[str, list[Any]]:
     """Run the matrix in `folder`; what everything printed and wrote, by schema."""
     (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
     report = pipeline(folder, _RUN, codes=[1])
-    pipeline(folder, "serve start tiny/fp16 --openai --name schemas", codes=[0])
+    engine = next((folder / ".pipeline/store/build").glob("*/out"))
+    _write_key(folder / "signing.pem")
     try:
-        found = {name: [json.loads(pipeline(folder, words)) for words in given] for name, given in OUTPUTS.items()}
+        pipeline(folder, "serve start tiny/fp16 --openai --name schemas", codes=[0])
+        pipeline(folder, f"serve start {engine} --name of-a-folder", codes=[0])
+        found = {name: _printed(folder, name) for name in OUTPUTS}
     finally:
-        pipeline(folder, "serve stop schemas", codes=[0])
-    found["servers"] += [json.loads(pipeline(folder, words)) for words in OUTPUTS["servers"]]
+        pipeline(folder, "serve stop --all", codes=[0])
+    found["servers"] += _printed(folder, "servers")
+    pipeline(folder, _OTHER_RUN, codes=[0])
+    found["store-gc"] += _printed(folder, "store-gc")
     found["report"].append(json.loads(report))
     for name, pattern in FILES.items():
         paths = sorted((folder / ".pipeline").glob(pattern))
         found[name] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return found
+
+
+def _printed(folder: Path, name: str) -> list[Any]:
+    return [json.loads(pipeline(folder, words)) for words in OUTPUTS[name]]
+
+
+def _write_key(path: Path) -> None:
+    """A key that statements can be signed with."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.touch(mode=0o600)
+    path.write_bytes(key)
 
 
 def schema_of(values: Sequence[Any], path: str = "") -> dict[str, Any]:
