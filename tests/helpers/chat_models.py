@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from trtllm_pipeline.bench.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}
@@ -99,9 +99,9 @@ def gateway(
         path = folder / "service.json"
         path.write_text(json.dumps(service), encoding="utf-8")
         tokenizer = write_model(folder / "model", template, special)
-        served = ServedModel(name=model, service=path, model_folder=tokenizer, max_seq_len=20_000)
+        served = OfferedModel(name=model, service=path, model_folder=tokenizer, max_seq_len=20_000)
         if passing:
-            served = ServedModel(name=model, url=f"http://{service['http']}/v1", model="ensemble")
+            served = OfferedModel(name=model, url=f"http://{service['http']}/v1", model="ensemble")
         GatewayConfig(models=(served,), api_keys_file=api_keys_file, params=GatewayParams(**params)).write(
             folder / "config.json"
         )

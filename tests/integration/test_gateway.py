@@ -22,7 +22,7 @@ import pytest
 from tests.helpers.chat_models import Running, gateway, spoken
 from tests.helpers.gateways import Process, listening, process_of
 from trtllm_pipeline.bench.scripted_server import Script, config, running
-from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
 pytestmark = pytest.mark.integration
 JSON = {"content-type": "application/json"}
@@ -333,8 +333,8 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
 def test_a_slow_reader_holds_back_a_server_that_is_passed_through(tmp_path: Path) -> None:
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
-            ServedModel(name="upstream", url=f"http://{told['http']}"),
-            ServedModel(name="b", url="grpc://127.0.0.1:9"),
+            OfferedModel(name="upstream", url=f"http://{told['http']}"),
+            OfferedModel(name="b", url="grpc://127.0.0.1:9"),
         )
         with listening(tmp_path, GatewayConfig(models=models)) as url:
             pid = Process(json.loads((tmp_path / "gateway.json").read_text(encoding="utf-8"))["pid"])
@@ -494,9 +494,9 @@ def test_an_answer_that_takes_too_long_ends_with_the_gateway(tmp_path: Path) -> 
 def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_path: Path) -> None:
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
-            ServedModel(name="ours", url=f"grpc://{told['grpc']}", model="upstream"),
-            ServedModel(name="renamed", url=f"http://{told['http']}/v1", model="upstream"),
-            ServedModel(name="absent", url="http://127.0.0.1:9/v1"),
+            OfferedModel(name="ours", url=f"grpc://{told['grpc']}", model="upstream"),
+            OfferedModel(name="renamed", url=f"http://{told['http']}/v1", model="upstream"),
+            OfferedModel(name="absent", url="http://127.0.0.1:9/v1"),
         )
         with listening(tmp_path, GatewayConfig(models=models)) as url:
             listed = HTTP.get(f"{url}/models").json()["data"]
@@ -521,7 +521,7 @@ def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_p
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = tmp_path / "config.json"
-        GatewayConfig(models=(ServedModel(name="a", url="grpc://127.0.0.1:9"),), port=taken.getsockname()[1]).write(
+        GatewayConfig(models=(OfferedModel(name="a", url="grpc://127.0.0.1:9"),), port=taken.getsockname()[1]).write(
             path
         )
         ended = subprocess.run(

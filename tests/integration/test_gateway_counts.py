@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.helpers.chat_models import Running, gateway, said, spoken
 from trtllm_pipeline.bench.scripted_server import Script
-from trtllm_pipeline.gateway.config import GatewayConfig, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
 
 pytestmark = pytest.mark.integration
 CALL = f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': {}})}\n</tool_call>"
@@ -105,7 +105,7 @@ def test_tokens_times_and_tool_calls_are_those_that_clients_see(running: Running
 def test_an_openai_server_behind_the_gateway_is_timed_and_counted_as_far_as_it_tells(
     running: Running, tmp_path: Path
 ) -> None:
-    served = ServedModel(name="front", url=running.url, model="scripted")
+    served = OfferedModel(name="front", url=running.url, model="scripted")
     (folder := tmp_path / "front").mkdir()
     GatewayConfig(models=(served,)).write(folder / "config.json")
     with process(folder / "config.json") as front:

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.embedded_engines import LETTERS, SCRIPT, script_engine
 from tests.helpers.gateways import listening
 from tests.helpers.triton_client import serve
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 pytestmark = pytest.mark.integration
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -36,7 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (engine / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     with serve(folder / "triton", engine) as client:
         models = tuple(
-            ServedModel(name=name, url=f"grpc://{client.grpc_url}", model=name, model_folder=engine) for name in MODELS
+            OfferedModel(name=name, url=f"grpc://{client.grpc_url}", model=name, model_folder=engine) for name in MODELS
         )
         params = GatewayParams(temperature=0.0)
         with listening(folder, GatewayConfig(models=models, params=params)) as url:

@@ -15,7 +15,7 @@ from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
 from trtllm_pipeline.client.conversation import Conversation, Reply, models
 from trtllm_pipeline.errors import ServerError, UsageError
-from trtllm_pipeline.hosting import HostedServer, State, find
+from trtllm_pipeline.hosting import KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look
 from trtllm_pipeline.terminal import raw
 
@@ -95,9 +95,7 @@ def _server(what: str | None, workspace: str, policy: provenance.Policy) -> Iter
 
 
 @contextmanager
-def _started(
-    what: str, workspace: str, policy: provenance.Policy, known: Sequence[HostedServer]
-) -> Iterator[HostedServer]:
+def _started(what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]) -> Iterator[KeptServer]:
     """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
     from trtllm_pipeline.cli import stage_options
     from trtllm_pipeline.cli.serve import target_of
@@ -123,7 +121,7 @@ def _started(
         control.remove(control.stop(look(server.folder)))
 
 
-def _only(known: dict[str, HostedServer], workspace: str) -> str:
+def _only(known: dict[str, KeptServer], workspace: str) -> str:
     ready = [name for name, server in known.items() if server.state is State.READY]
     if len(ready) == 1:
         return ready[0]
@@ -135,7 +133,7 @@ def _only(known: dict[str, HostedServer], workspace: str) -> str:
     )
 
 
-def _url(server: HostedServer) -> str:
+def _url(server: KeptServer) -> str:
     endpoint = server.endpoint()
     if endpoint is None:
         why = f": {server.reason}" if server.reason else ""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit, note
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import to_json
 
 _HOST = "127.0.0.1"
@@ -146,16 +146,16 @@ def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def _model(name: str, server: str) -> ServedModel:
+def _model(name: str, server: str) -> OfferedModel:
     if "://" in server:
-        return ServedModel(name=name, url=server, dialect=AUTO)
+        return OfferedModel(name=name, url=server, dialect=AUTO)
     path = Path(server)
     if not path.is_file():
         raise UsageError(
             f"{name}={server}: there is no such file",
             hint="pipeline launch --format json > service.json writes one; grpc://HOST:PORT is a Triton's address",
         )
-    return ServedModel(name=name, service=path.absolute(), dialect=AUTO)
+    return OfferedModel(name=name, service=path.absolute(), dialect=AUTO)
 
 
 def _folder(given: str) -> Path:

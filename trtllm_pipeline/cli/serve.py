@@ -17,7 +17,7 @@ from trtllm_pipeline.cli.output import aligned, emit, emit_as, note, write_outpu
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hosting import shown
-from trtllm_pipeline.hosting.servers import HostedServer, State, find
+from trtllm_pipeline.hosting.servers import KeptServer, State, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -25,7 +25,7 @@ from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.terminal import clean
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.hosting.target import Target
+    from trtllm_pipeline.hosting.target import ServeTarget
 
 _where: Final = partial(options.option, rich_help_panel="Where it listens")
 _openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
@@ -187,7 +187,7 @@ def target_of(
     toolchain: str | None,
     workspace: str,
     model_folder: str | None,
-) -> Target:
+) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
     from dataclasses import replace
 
@@ -223,7 +223,7 @@ def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
         raise UsageError(f"--api-keys {api_keys}: there is no such file")
 
 
-def _warn(target: Target, host: str, *, openai: bool, keys: bool) -> None:
+def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
     of_matrix = str(target.params.host)
     if of_matrix != host and reachable(of_matrix) and not reachable(host):
         note(f"note: the matrix's serve.host {of_matrix} is for runs; a server is kept on {host}, --host changes it")
@@ -238,7 +238,7 @@ def _warn(target: Target, host: str, *, openai: bool, keys: bool) -> None:
         note(f"warning: {warning}")
 
 
-def _until_ready(server: HostedServer) -> HostedServer:
+def _until_ready(server: KeptServer) -> KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
     from trtllm_pipeline.hosting import control
 
@@ -251,13 +251,13 @@ def _until_ready(server: HostedServer) -> HostedServer:
         raise
 
 
-def _show_started(server: HostedServer, form: str) -> None:
+def _show_started(server: KeptServer, form: str) -> None:
     emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
     if form == "text" and server.state is State.READY:
         note(f"For instance:\n  {_example(server)}\npipeline serve stop {server.name} ends it")
 
 
-def _example(server: HostedServer) -> str:
+def _example(server: KeptServer) -> str:
     """A command line that asks a server that is ready."""
     endpoint = server.endpoint()
     assert endpoint is not None
@@ -273,7 +273,7 @@ def _example(server: HostedServer) -> str:
     return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 
-def _has_keys(server: HostedServer) -> bool:
+def _has_keys(server: KeptServer) -> bool:
     from trtllm_pipeline.files.writing import read_object
     from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG
 
@@ -311,13 +311,13 @@ def status(
     emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
 
 
-def _named(names: list[str], workspace: str) -> list[HostedServer]:
+def _named(names: list[str], workspace: str) -> list[KeptServer]:
     from trtllm_pipeline.hosting import control
 
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
 
-def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[HostedServer]:
+def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[KeptServer]:
     if bool(names) == every:
         raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
     return find(Path(workspace)) if every else _named(names or [], workspace)
@@ -355,11 +355,11 @@ def logs(
             raise
 
 
-def _standing(server: HostedServer) -> str:
+def _standing(server: KeptServer) -> str:
     return f"{server.name}: {server.state.value}{f': {server.reason}' if server.reason else ''}"
 
 
-def _print(path: Path, lines: int | None, server: HostedServer, *, follow: bool) -> None:
+def _print(path: Path, lines: int | None, server: KeptServer, *, follow: bool) -> None:
     """Copy a log to stdout, and with `follow` what comes, also where the file is begun anew."""
     out, at, inode = sys.stdout, 0, 0
     while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.deploy import images
 from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import load
 from trtllm_pipeline.toolchains.base import EMBEDDED
 
@@ -53,7 +53,7 @@ def write_kserve(deployment: Deployment, folder: Path) -> None:
 def gateway_config(deployment: Deployment, host: str) -> GatewayConfig:
     """What a gateway in front of the server at `host` is told."""
     served = deployment.served
-    model = ServedModel(
+    model = OfferedModel(
         name=served.cell.model,
         url=f"grpc://{host}:8001",
         model=deployment.model,

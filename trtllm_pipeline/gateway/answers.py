@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DONE: Final = b"data: [DONE]\n\n"
 
 
-class Usage:
+class TokenUsage:
     """Token counts of a request; those that nobody knows are None."""
 
     def __init__(self, prompt: int | None, completion: int | None) -> None:
@@ -70,7 +70,7 @@ class Answers:
         """The event that ends a choice."""
         return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
 
-    def usage(self, usage: Usage) -> str:
+    def usage(self, usage: TokenUsage) -> str:
         """The event with the counts, which has no choice."""
         return f'data: {self._head}],"usage":{json.dumps(usage.to_json())}}}\n\n'
 
@@ -97,7 +97,7 @@ class Answers:
 
     # --------------------------------------------------------------------------------------------------------- whole
 
-    def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: Usage) -> bytes:
+    def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
         """The answer as one object. `prompts` are put before the texts, one for each choice, where they are asked for."""
         found = []
         for choice in choices:

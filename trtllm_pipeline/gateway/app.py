@@ -32,7 +32,7 @@ from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.gateway.names import UNKNOWN
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
-from trtllm_pipeline.gateway.served import Served
+from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.gateway.stops import StopWords
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
 
@@ -56,7 +56,7 @@ _EVENTS: Final = [
 _CLOSE: Final = (b"connection", b"close")
 
 
-class Gateway:
+class GatewayApp:
     """The models, and the application that offers them."""
 
     def __init__(self, config: GatewayConfig) -> None:
@@ -64,7 +64,7 @@ class Gateway:
         self.config = config
         self.params = config.params
         self.keys = None if config.api_keys_file is None else Keys(config.api_keys_file)
-        self.served = {model.name: Served(model, config.params) for model in config.models}
+        self.served = {model.name: ModelServer(model, config.params) for model in config.models}
         self.metrics = GatewayMetrics(self.served)
         for name, served in self.served.items():
             self.metrics.limits(name, in_flight=served.admission.places, queued=served.admission.queue)
@@ -217,7 +217,7 @@ class Gateway:
         if not self.keys.accept(given[0]):
             raise ApiError(401, "the API key is not accepted", code="invalid_api_key")
 
-    def _find(self, name: str) -> Served:
+    def _find(self, name: str) -> ModelServer:
         served = self.served.get(name)
         if served is None:
             raise ApiError(
@@ -264,7 +264,7 @@ class Gateway:
         self,
         endpoint: Endpoint,
         body: Mapping[str, Any],
-        served: Served,
+        served: ModelServer,
         metrics: RequestMetrics,
         scope: Scope,
         receive: Receive,
@@ -308,7 +308,7 @@ class Gateway:
         self,
         endpoint: Endpoint,
         body: Mapping[str, Any],
-        served: Served,
+        served: ModelServer,
         backend: TritonBackend | OpenAiBackend,
         asked: Asked | None,
         metrics: RequestMetrics,
@@ -343,7 +343,7 @@ class Gateway:
             feed.fail(ApiError(500, "the gateway failed; its log says why", code="internal_error", reason="bug"))
 
     async def _choices(
-        self, served: Served, backend: TritonBackend, asked: Asked, metrics: RequestMetrics
+        self, served: ModelServer, backend: TritonBackend, asked: Asked, metrics: RequestMetrics
     ) -> tuple[ChoicesFeed, list[Any]]:
         prompts = await backend.prompts(asked)
         feed = ChoicesFeed(asked, prompts, served.texts, metrics)
@@ -442,7 +442,7 @@ async def _until_left(receive: Receive, sending: _Sending) -> None:
     sending.leave()
 
 
-async def _enter(served: Served, metrics: RequestMetrics, count: int) -> None:
+async def _enter(served: ModelServer, metrics: RequestMetrics, count: int) -> None:
     """Take places for a request. Raises ApiError 429."""
     admission = served.admission
     metrics.queued()

@@ -11,7 +11,7 @@ from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, 
 from trtllm_pipeline.gateway.stops import StopWords
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.gateway.dialects import Parser
+    from trtllm_pipeline.gateway.dialects import AnswerParser
 
 _CUT: Final = "\ufffd"
 
@@ -52,7 +52,7 @@ class Choice(Answer):
         self,
         index: int,
         stops: StopWords,
-        parser: Parser | None,
+        parser: AnswerParser | None,
         *,
         max_tokens: int,
         accumulates: bool,

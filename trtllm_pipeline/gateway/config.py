@@ -106,7 +106,7 @@ class GatewayParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel:
+class OfferedModel:
     """One model that a gateway offers, and the server behind it: either `service` or `url`."""
 
     name: str
@@ -150,7 +150,7 @@ class ServedModel:
 class GatewayConfig:
     """A gateway. Raises UsageError for two models of one name, and for none."""
 
-    models: tuple[ServedModel, ...]
+    models: tuple[OfferedModel, ...]
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes a free one, which gateway.json names."""
@@ -214,7 +214,7 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _json(model: ServedModel) -> dict[str, Any]:
+def _json(model: OfferedModel) -> dict[str, Any]:
     return {
         name: str(value.absolute()) if isinstance(value, Path) else value
         for name, value in asdict(model).items()
@@ -222,10 +222,10 @@ def _json(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _model(given: Mapping[str, Any], folder: Path) -> ServedModel:
-    _known(ServedModel, given, "a model")
+def _model(given: Mapping[str, Any], folder: Path) -> OfferedModel:
+    _known(OfferedModel, given, "a model")
     paths = {name: _path(given.get(name), folder) for name in ("service", "model_folder")}
-    return ServedModel(**{**given, **paths})
+    return OfferedModel(**{**given, **paths})
 
 
 def _path(given: str | None, folder: Path) -> Path | None:

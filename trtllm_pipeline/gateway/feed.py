@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.gateway.answers import DONE, Answers, Usage
+from trtllm_pipeline.gateway.answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.gateway.api_error import ApiError
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import Content
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.gateway.asked import Asked
     from trtllm_pipeline.gateway.metrics import RequestMetrics
     from trtllm_pipeline.gateway.model_texts import ModelTexts
-    from trtllm_pipeline.gateway.triton_backend import Prompt
+    from trtllm_pipeline.gateway.triton_backend import PreparedPrompt
 
 _USAGE_BYTES: Final = 4096
 """At the end of an answer, where its counts are."""
@@ -80,7 +80,7 @@ class Feed:
         """Give it up."""
         raise NotImplementedError
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Counts, as far as they are known."""
         raise NotImplementedError
 
@@ -127,20 +127,20 @@ class PassedFeed(Feed):
         self.passed.end(failure)
         self.cancel()
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """What the server says at the end of its answer, which in a stream it does only for clients that want it."""
         told = self._end[self._end.rfind(b'"usage":') :]
         prompt, completion = (
             re.search(name + rb'": ?(\d{1,9})\b', told) for name in (b"prompt_tokens", b"completion_tokens")
         )
-        return Usage(int(prompt[1]) if prompt else None, int(completion[1]) if completion else None)
+        return TokenUsage(int(prompt[1]) if prompt else None, int(completion[1]) if completion else None)
 
 
 class ChoicesFeed(Feed):
     """The choices of a request that Triton answers."""
 
     def __init__(
-        self, asked: Asked, prompts: Sequence[Prompt], texts: ModelTexts | None, metrics: RequestMetrics
+        self, asked: Asked, prompts: Sequence[PreparedPrompt], texts: ModelTexts | None, metrics: RequestMetrics
     ) -> None:
         super().__init__(stream=asked.stream)
         self.choices: list[Choice] = []
@@ -224,7 +224,7 @@ class ChoicesFeed(Feed):
             self._finished.add(index)
             parts.append(answers.finish(index, str(choice.finish)))
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Counts of the server; where it has none, of the model's tokenizer. A prompt of several choices counts once."""
         n = self._asked.n
         prompts: list[int | None] = []
@@ -232,7 +232,7 @@ class ChoicesFeed(Feed):
             counted = self._prompts[index].tokens
             prompts.append(counted if counted is not None else self._of_server(self.choices[index : index + n]))
         made = [self._made(choice) for choice in self.choices]
-        return Usage(_sum(prompts), _sum(made))
+        return TokenUsage(_sum(prompts), _sum(made))
 
     def _of_server(self, choices: Sequence[Choice]) -> int | None:
         return next((choice.input_tokens for choice in choices if choice.input_tokens is not None), None)

@@ -16,7 +16,7 @@ from trtllm_pipeline.gateway.asked import PATHS, Endpoint
 
 if TYPE_CHECKING:
     from trtllm_pipeline.client.service import Service
-    from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+    from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""
@@ -56,7 +56,7 @@ class Passed:
 class OpenAiBackend:
     """One model of a running server."""
 
-    def __init__(self, service: Service, served: ServedModel, params: GatewayParams) -> None:
+    def __init__(self, service: Service, served: OfferedModel, params: GatewayParams) -> None:
         url = service.http if "://" in service.http else f"http://{service.http}"
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served = served

@@ -14,7 +14,7 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway import openai_backend, triton_backend
 from trtllm_pipeline.gateway.admission import Admission
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
-from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.dialects import dialect_for
 from trtllm_pipeline.gateway.model_texts import ModelTexts
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
@@ -25,10 +25,10 @@ _FAILED_S: Final = 0.5
 """How long the failure to reach a server is believed."""
 
 
-class Served:
+class ModelServer:
     """A model and its server."""
 
-    def __init__(self, model: ServedModel, params: GatewayParams) -> None:
+    def __init__(self, model: OfferedModel, params: GatewayParams) -> None:
         """Read the model's folder. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
         dialect_for(model.dialect, None)  # not at the first request
         self.model = model

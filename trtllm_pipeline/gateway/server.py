@@ -15,7 +15,7 @@ import uvicorn
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.gateway.app import Gateway
+from trtllm_pipeline.gateway.app import GatewayApp
 from trtllm_pipeline.gateway.config import FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.gateway.http_protocol import limited
 from trtllm_pipeline.processes.process import allow_open_files
@@ -28,7 +28,7 @@ Announce = Callable[[Mapping[str, Any]], None]
 class _Server(uvicorn.Server):
     """uvicorn that announces itself, and lets running answers end before it does."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, announce: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: GatewayApp, announce: Callable[[], None]) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._announce = announce
@@ -51,7 +51,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     Raises PipelineError for what cannot be read or listened on.
     """
     allow_open_files()
-    gateway = Gateway(config)
+    gateway = GatewayApp(config)
     listener = _listen(config.host, config.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

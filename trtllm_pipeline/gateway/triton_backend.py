@@ -27,8 +27,8 @@ from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, sp
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.gateway.config import GatewayParams, ServedModel
-    from trtllm_pipeline.gateway.dialects import Dialect, Parser
+    from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
+    from trtllm_pipeline.gateway.dialects import AnswerParser, Dialect
     from trtllm_pipeline.gateway.model_texts import ModelTexts
 
 CONNECT_S: Final = 5.0
@@ -52,14 +52,14 @@ _OF_THE_REQUEST: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PreparedPrompt:
     """One prompt as the server gets it."""
 
     text: str
     tokens: int | None
     """None where the model's tokenizer is not known."""
     max_tokens: int
-    parser: Parser | None = None
+    parser: AnswerParser | None = None
     guide: Guide | None = None
     """What the text has to follow."""
 
@@ -70,7 +70,7 @@ class TritonBackend:
     def __init__(
         self,
         client: Client,
-        served: ServedModel,
+        served: OfferedModel,
         params: GatewayParams,
         texts: ModelTexts | None,
         *,
@@ -96,7 +96,7 @@ class TritonBackend:
 
     @classmethod
     async def connect(
-        cls, service: Service, served: ServedModel, params: GatewayParams, texts: ModelTexts | None
+        cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
     ) -> TritonBackend:
         """Ask the server what its model takes. Raises ApiError 503 or 502."""
         client = Client(service, served.model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
@@ -147,7 +147,7 @@ class TritonBackend:
 
     # ------------------------------------------------------------------------------------------------- what is asked
 
-    async def prompts(self, asked: Asked) -> list[Prompt]:
+    async def prompts(self, asked: Asked) -> list[PreparedPrompt]:
         """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
         if asked.guide is not None and not self._guided:
             raise bad(
@@ -179,12 +179,12 @@ class TritonBackend:
         first = await self._prompt(asked, started[0].prompt)
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
-    async def _prompt(self, asked: Asked, text: str) -> Prompt:
+    async def _prompt(self, asked: Asked, text: str) -> PreparedPrompt:
         tokens = None
         if self._texts is not None:
             most = self.max_input_len or self.max_seq_len
             tokens = await self._texts.count(text, special=self._special, most=most)
-        return Prompt(text, tokens, self._max_tokens(asked, tokens), guide=asked.guide)
+        return PreparedPrompt(text, tokens, self._max_tokens(asked, tokens), guide=asked.guide)
 
     def _max_tokens(self, asked: Asked, tokens: int | None) -> int:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
@@ -212,7 +212,7 @@ class TritonBackend:
             )
         return min(left, wanted or left)
 
-    def inputs(self, asked: Asked, prompt: Prompt, number: int) -> dict[str, Option]:
+    def inputs(self, asked: Asked, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
         """Input tensors of choice `number` beside prompt and length. Raises ApiError for what the model does not take."""
         model = self._client.model
         given: dict[str, Option] = {}
@@ -286,7 +286,7 @@ class TritonBackend:
 
     # ----------------------------------------------------------------------------------------------------- asking it
 
-    async def generate(self, prompt: Prompt, inputs: Mapping[str, Option], choice: Choice) -> None:
+    async def generate(self, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
         """Fill `choice`. A call that is cancelled returns when the server has ended the request."""
         request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
         while True:

@@ -1,5 +1,5 @@
 """Servers that outlive the command that started them: started, found again, shown, stopped."""
 
-from trtllm_pipeline.hosting.servers import Endpoint, HostedServer, State, find
+from trtllm_pipeline.hosting.servers import Endpoint, KeptServer, State, find
 
-__all__ = ["Endpoint", "HostedServer", "State", "find"]
+__all__ = ["Endpoint", "KeptServer", "State", "find"]

@@ -21,7 +21,7 @@ from trtllm_pipeline.errors import ServerError, StateError, UsageError
 from trtllm_pipeline.execution.executor import Job, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.hosting import servers
 from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import (
@@ -29,12 +29,12 @@ from trtllm_pipeline.hosting.servers import (
     GATEWAY_FILE,
     LOCK,
     SERVER_FILE,
-    HostedServer,
     Keeper,
-    Record,
+    KeptServer,
+    ServerRecord,
     State,
 )
-from trtllm_pipeline.hosting.target import Target, write_repository
+from trtllm_pipeline.hosting.target import ServeTarget, write_repository
 from trtllm_pipeline.processes.guardian import kill, process_table, with_descendants
 from trtllm_pipeline.serving.triton import remove_stale_leftovers
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, OUT, SERVICE_FILE
@@ -80,7 +80,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def find(workspace: Path, name: str) -> HostedServer:
+def find(workspace: Path, name: str) -> KeptServer:
     """The kept server called `name`. Raises UsageError."""
     known = servers.find(workspace)
     for server in known:
@@ -93,7 +93,7 @@ def find(workspace: Path, name: str) -> HostedServer:
     )
 
 
-def start(target: Target, wish: Wish, workspace: Path) -> HostedServer:
+def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
     Raises UsageError for a name that cannot be or is in use, StateError where the workspace cannot be written, StageError
@@ -157,13 +157,13 @@ def _unwritable(folder: Path, error: OSError) -> StateError:
     )
 
 
-def _record(target: Target, wish: Wish, ports: Mapping[str, int]) -> Record:
+def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> ServerRecord:
     now = time.time()
     asked = {
         name: wish.params.get(f"{name}_port", getattr(target.params, f"{name}_port", 0))
         for name in ("http", "grpc", "metrics")
     }
-    return Record(
+    return ServerRecord(
         toolchain=target.toolchain,
         cell=target.cell,
         folder=None if target.folder is None else str(target.folder),
@@ -189,7 +189,7 @@ def _ports_before(folder: Path) -> Mapping[str, int]:
         return {}
 
 
-def _job(target: Target, wish: Wish, repository: Path, folder: Path) -> Job:
+def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job:
     """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business."""
     host = "127.0.0.1" if wish.openai else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
@@ -214,8 +214,8 @@ def _job(target: Target, wish: Wish, repository: Path, folder: Path) -> Job:
     )
 
 
-def _gateway(target: Target, wish: Wish, folder: Path) -> GatewayConfig:
-    model = ServedModel(
+def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
+    model = OfferedModel(
         name=wish.model or target.model,
         service=folder / SERVICE_FILE,
         model_folder=target.model_folder,
@@ -245,7 +245,7 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
     lock.fd = -1
 
 
-def wait_ready(server: HostedServer, look: Callable[[HostedServer], None] = lambda _server: None) -> HostedServer:
+def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
     """The server once it is ready. Raises ServerError when it is not going to be; `look` is told each change."""
     seen = server
     while True:
@@ -261,7 +261,7 @@ def wait_ready(server: HostedServer, look: Callable[[HostedServer], None] = lamb
         time.sleep(_POLL_S)
 
 
-def stop(server: HostedServer) -> HostedServer:
+def stop(server: KeptServer) -> KeptServer:
     """End a server and wait until nothing of it is left, also of one that was killed. Returns how it stands then.
 
     Raises StateError where its keeper cannot be ended.
@@ -316,7 +316,7 @@ def _signal_all(folder: Path, signo: signal.Signals) -> None:
         kill(pid, signo)
 
 
-def _recorded(server: HostedServer) -> HostedServer:
+def _recorded(server: KeptServer) -> KeptServer:
     """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
     record = server.record
     if record is not None and record.state.alive and (lock := claims.take(server.folder / LOCK, remove=False)):
@@ -326,7 +326,7 @@ def _recorded(server: HostedServer) -> HostedServer:
     return servers.look(server.folder)
 
 
-def _tell(keeper: Keeper, signo: int, server: HostedServer) -> None:
+def _tell(keeper: Keeper, signo: int, server: KeptServer) -> None:
     try:
         os.kill(keeper.pid, signo)
     except ProcessLookupError:
@@ -338,7 +338,7 @@ def _tell(keeper: Keeper, signo: int, server: HostedServer) -> None:
         ) from error
 
 
-def start_again(server: HostedServer) -> HostedServer:
+def start_again(server: KeptServer) -> KeptServer:
     """Start a server that has ended, as it was asked for. Raises UsageError, StateError."""
     folder = server.folder
     if server.record is None:
@@ -369,7 +369,7 @@ def start_again(server: HostedServer) -> HostedServer:
     return servers.look(folder)
 
 
-def remove(server: HostedServer) -> None:
+def remove(server: KeptServer) -> None:
     """Forget a server that has ended: its folder with all logs. Raises UsageError for one that is started just now."""
     folder, parent = server.folder, server.folder.parent
     try:

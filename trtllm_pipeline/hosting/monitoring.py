@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.hosting.dashboard import dashboard
-from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, HostedServer, State, find, metrics_urls
+from trtllm_pipeline.hosting.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
 TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
@@ -74,7 +74,7 @@ def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def _targets(server: HostedServer) -> list[dict[str, Any]]:
+def _targets(server: KeptServer) -> list[dict[str, Any]]:
     cell = {} if server.cell is None else {"cell": server.cell}
     return [
         {

@@ -101,7 +101,7 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class ServerRecord:
     """What server.json holds: first what was asked, then how it stands as its keeper said last."""
 
     toolchain: str
@@ -144,7 +144,7 @@ class Record:
         write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Record:
+    def of(cls, data: Mapping[str, Any]) -> ServerRecord:
         """The record that `write` wrote. Raises ValueError, KeyError or TypeError for anything else."""
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, this release reads {SCHEMA}")
@@ -176,14 +176,14 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class HostedServer:
+class KeptServer:
     """One kept server, as it stood when it was looked at."""
 
     folder: Path
     state: State
     reason: str | None
     """Why it ended, or is not ready."""
-    record: Record | None
+    record: ServerRecord | None
     """None where server.json is damaged."""
     keeper: Keeper | None
     """The process that keeps it, while that lives."""
@@ -245,7 +245,7 @@ def folder_of(workspace: Path, name: str) -> Path:
     return workspace.absolute() / FOLDER / name
 
 
-def find(workspace: Path) -> list[HostedServer]:
+def find(workspace: Path) -> list[KeptServer]:
     """All kept servers of a workspace, by name. Damaged ones are among them, as failed."""
     try:
         names = sorted(
@@ -258,24 +258,24 @@ def find(workspace: Path) -> list[HostedServer]:
     return [look(folder_of(workspace, name)) for name in names]
 
 
-def look(folder: Path) -> HostedServer:
+def look(folder: Path) -> KeptServer:
     """How the kept server in `folder` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
     held = is_held(folder)
     named = _named_in(folder / LOCK) if held else None
     living = named if named is not None and named.lives() else None
     try:
-        record = Record.of(data)
+        record = ServerRecord.of(data)
         living = living or (record.keeper if record.keeper is not None and record.keeper.lives() else None)
     except (ValueError, KeyError, TypeError) as error:
         why = f"server.json is damaged: {type(error).__name__}: {error}" if data else "server.json is damaged"
         state = State.FAILED if not held else State.STOPPING if living is None else State.READY
-        return HostedServer(folder, state, why, None, living)
+        return KeptServer(folder, state, why, None, living)
     state, reason = standing(record, held=held, lives=living is not None, boot=boot_id())
-    return HostedServer(folder, state, reason, record, living)
+    return KeptServer(folder, state, reason, record, living)
 
 
-def standing(record: Record, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
+def standing(record: ServerRecord, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
     """How a server stands, and why, from what its keeper said last and what is seen now.
 
     `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now.
@@ -298,12 +298,12 @@ def standing(record: Record, *, held: bool, lives: bool, boot: str) -> tuple[Sta
     return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
 
 
-def told(folder: Path) -> Record:
+def told(folder: Path) -> ServerRecord:
     """What server.json says. Raises ValueError, KeyError or TypeError where it is damaged."""
-    return Record.of(read_object(folder / SERVER_FILE) or {})
+    return ServerRecord.of(read_object(folder / SERVER_FILE) or {})
 
 
-def changed(record: Record, state: State, reason: str | None, hint: str | None, now_s: float) -> Record:
+def changed(record: ServerRecord, state: State, reason: str | None, hint: str | None, now_s: float) -> ServerRecord:
     """`record` with another state; its time changes only when the state does."""
     since_s = record.since_s if state is record.state else now_s
     return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)

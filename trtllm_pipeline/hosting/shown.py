@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.hosting.servers import GATEWAY_LOG, HostedServer
+from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer
 from trtllm_pipeline.planning.names import duration, shorten
 from trtllm_pipeline.report.tables import plain_table
 from trtllm_pipeline.stages.launch import LOG_FILE
@@ -22,12 +22,12 @@ _GPU_CHARACTERS = 12
 """Of a GPU's name, as many as nvidia-smi takes for it: GPU-5a1b2c3d."""
 
 
-def to_json(found: Sequence[HostedServer]) -> dict[str, Any]:
+def to_json(found: Sequence[KeptServer]) -> dict[str, Any]:
     """All about servers, see docs/formats.md."""
     return {"schema": 1, "servers": [entry(server) for server in found]}
 
 
-def entry(server: HostedServer) -> dict[str, Json]:
+def entry(server: KeptServer) -> dict[str, Json]:
     """One of them."""
     record, endpoint = server.record, server.endpoint()
     logs: dict[str, Json] = {
@@ -73,7 +73,7 @@ def entry(server: HostedServer) -> dict[str, Json]:
     return found
 
 
-def to_table(found: Sequence[HostedServer], width: int | None = None) -> str:
+def to_table(found: Sequence[KeptServer], width: int | None = None) -> str:
     """One line each; in at most `width` characters, what they serve is shortened."""
     if not found:
         return "no servers are kept in this workspace"
@@ -85,7 +85,7 @@ def to_table(found: Sequence[HostedServer], width: int | None = None) -> str:
     return plain_table(rows)
 
 
-def _row(server: HostedServer) -> dict[str, object]:
+def _row(server: KeptServer) -> dict[str, object]:
     record = server.record
     if record is None:
         return {"name": server.name, "state": server.state.value, **_NOTHING, _SERVES: server.reason}
@@ -108,12 +108,12 @@ def _row(server: HostedServer) -> dict[str, object]:
 _NOTHING = {"for": "-", "restarts": "-", "openai": "-", "http": "-", "grpc": "-", "GPUs": "-", "pid": "-"}
 
 
-def to_text(found: Sequence[HostedServer]) -> str:
+def to_text(found: Sequence[KeptServer]) -> str:
     """All about each, a paragraph each."""
     return "\n\n".join(_paragraph(server) for server in found) or to_table(found)
 
 
-def _paragraph(server: HostedServer) -> str:
+def _paragraph(server: KeptServer) -> str:
     record, endpoint = server.record, server.endpoint()
     lines = {"name": server.name, "state": server.state.value + (f": {server.reason}" if server.reason else "")}
     if record is not None:
@@ -131,7 +131,7 @@ def _paragraph(server: HostedServer) -> str:
     return _aligned(lines)
 
 
-def endpoints(server: HostedServer) -> dict[str, str]:
+def endpoints(server: KeptServer) -> dict[str, str]:
     """Where a server that is ready is reached, in words."""
     endpoint = server.endpoint()
     if endpoint is None:
@@ -147,6 +147,6 @@ def _aligned(lines: dict[str, str]) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
 
 
-def log_of(server: HostedServer, part: str) -> Path:
+def log_of(server: KeptServer, part: str) -> Path:
     """The file that a part of a server writes."""
     return server.folder / LOGS[part]

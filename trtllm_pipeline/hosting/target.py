@@ -34,7 +34,7 @@ _EXPECTED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ServeTarget:
     """All that starting a server takes, whatever it is started from."""
 
     toolchain: str
@@ -58,12 +58,12 @@ class Target:
     """The matrix's settings of the gateway."""
 
 
-def of_cell(found: ServedCell) -> Target:
+def of_cell(found: ServedCell) -> ServeTarget:
     """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
     cell, machine = found.cell, found.plan.machine
     _check_runs(cell.toolchain, machine)
     stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
-    return Target(
+    return ServeTarget(
         toolchain=cell.toolchain,
         launch=found.launch.stage,
         params=found.launch.params,
@@ -80,7 +80,7 @@ def of_cell(found: ServedCell) -> Target:
     )
 
 
-def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     """What serves a folder. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
     from trtllm_pipeline.toolchains.tensorrt_llm.frontends import SERVE_FILE
 
@@ -98,7 +98,7 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Targ
     raise UsageError(f"{folder} cannot be served", hint=f"name a cell, or {_EXPECTED}")
 
 
-def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     from trtllm_pipeline.toolchains.tensorrt_llm.frontends import serve_command
 
     words = serve_command(folder)
@@ -121,7 +121,7 @@ def _number(words: list[str], option: str) -> int:
     return 1
 
 
-def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     inner = folder / ENGINE_MODEL
     settings = inner / "1" / "model.yaml"
     if settings.is_file():
@@ -149,7 +149,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
     return _of(toolchains.ENGINES, machine, inputs, folder, model_folder or engine.folder, engine, engine.world_size)
 
 
-def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> Target:
+def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     try:
         found = decode_yaml(settings.read_bytes())
         model = Path(str(found["model"]))
@@ -163,7 +163,7 @@ def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine:
     return made if longest is None else replace(made, max_seq_len=int(longest))
 
 
-def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Target:
+def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     engine = _engine(folder)
     embedded = (folder / _EMBEDDED_WEIGHTS).is_file()
     if engine is None or not (embedded or engine.rank_files[0].is_file()):
@@ -185,13 +185,13 @@ def _of(
     engine: Engine | None,
     gpus: int,
     **params: Json,
-) -> Target:
+) -> ServeTarget:
     _check_runs(toolchain, machine)
     launch = toolchains.load(toolchain).stage("launch")
     # An artifact's manifest says what it is of; a folder of somebody's has its own name.
     label = str((read_object(folder.parent / MANIFEST) or {}).get("label") if folder.name == OUT else "").split("/")
     model, name = (label[2], f"{label[2]}-{label[3]}") if len(label) == 4 else (folder.name, folder.name)
-    return Target(
+    return ServeTarget(
         toolchain=toolchain,
         launch=launch,
         params=load(launch.params, {**params, "restarts": 0}),
@@ -206,7 +206,7 @@ def _of(
     )
 
 
-def write_repository(target: Target, out: Path) -> Path:
+def write_repository(target: ServeTarget, out: Path) -> Path:
     """The repository of a target; one that has an engine alone is written into the empty folder `out`. Raises StageError."""
     if "repository" in target.inputs:
         return target.inputs["repository"]

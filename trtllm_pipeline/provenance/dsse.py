@@ -68,7 +68,7 @@ def _no_number(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class EnvelopeSignature:
     """One signature. `keyid` is what the signer wrote there: a hint that proves nothing."""
 
     keyid: str
@@ -80,7 +80,7 @@ class Envelope:
     """A statement as the bytes that were signed, and its signatures."""
 
     payload: bytes
-    signatures: tuple[Signature, ...]
+    signatures: tuple[EnvelopeSignature, ...]
 
     @staticmethod
     def parse(data: bytes) -> Envelope:
@@ -118,10 +118,10 @@ class Envelope:
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.payload), self.payload)
 
 
-def _signature(found: Any) -> Signature:
+def _signature(found: Any) -> EnvelopeSignature:
     if not isinstance(found, dict) or not isinstance(keyid := found.get("keyid") or "", str):
         raise EnvelopeError("a signature is not an object with keyid and sig")
-    return Signature(keyid, _bytes(found.get("sig"), "sig"))
+    return EnvelopeSignature(keyid, _bytes(found.get("sig"), "sig"))
 
 
 def _line(value: object) -> str:
@@ -193,12 +193,12 @@ class SigningKey:
     def __repr__(self) -> str:
         return f"SigningKey({self.keyid})"
 
-    def sign(self, data: bytes) -> Signature:
+    def sign(self, data: bytes) -> EnvelopeSignature:
         """A signature of `data`."""
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
         ecdsa = isinstance(self.key, EllipticCurvePrivateKey)
-        return Signature(self.keyid, self.key.sign(data, _ecdsa()) if ecdsa else self.key.sign(data))  # type: ignore[call-arg]
+        return EnvelopeSignature(self.keyid, self.key.sign(data, _ecdsa()) if ecdsa else self.key.sign(data))  # type: ignore[call-arg]
 
     @property
     def public(self) -> TrustedKey:

@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.gateway import server
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def test_options_become_a_configuration(
     assert main(words.split()) == 0
     (config,) = started
     assert config.models == (
-        ServedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path / "engine", dialect="hermes"),
-        ServedModel(name="b", url="grpc://127.0.0.1:8001", model="tensorrt_llm_bls", max_seq_len=99),
+        OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path / "engine", dialect="hermes"),
+        OfferedModel(name="b", url="grpc://127.0.0.1:8001", model="tensorrt_llm_bls", max_seq_len=99),
     )
     assert (config.host, config.port) == ("::1", 9)
     assert config.params == GatewayParams(temperature=0.0, stop=("x", "y"), max_queue=3)
@@ -49,7 +49,7 @@ def test_options_become_a_configuration(
 
 def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -> None:
     written = GatewayConfig(
-        models=(ServedModel(name="a", url="http://127.0.0.1:8000/v1"),),
+        models=(OfferedModel(name="a", url="http://127.0.0.1:8000/v1"),),
         port=7,
         params=GatewayParams(max_queue=5, max_concurrency=6),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.openai_shapes import chunk_of, shaped
-from trtllm_pipeline.gateway.answers import Answers, Usage
+from trtllm_pipeline.gateway.answers import Answers, TokenUsage
 from trtllm_pipeline.gateway.asked import read
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.stops import StopWords
@@ -43,7 +43,7 @@ def test_log_probabilities(chat: bool) -> None:
 
     answers = Answers(read("chat" if chat else "completions", CHAT if chat else COMPLETION), None)
     choice = choice_of(("Hé", -0.5), ("llo", -0.25))
-    data = answers.whole([choice], [], Usage(3, 2))
+    data = answers.whole([choice], [], TokenUsage(3, 2))
     kind: Any = ChatCompletion if chat else Completion
     (found,) = shaped(kind, data).choices
     if chat:
@@ -54,7 +54,9 @@ def test_log_probabilities(chat: bool) -> None:
     else:
         assert json.loads(data)["choices"][0]["logprobs"]["text_offset"] == [0, 2]
         assert found.logprobs.token_logprobs == [-0.5, -0.25]
-    events = answers.events(0, choice.deltas, choice.tokens) + answers.finish(0, "stop") + answers.usage(Usage(3, 2))
+    events = (
+        answers.events(0, choice.deltas, choice.tokens) + answers.finish(0, "stop") + answers.usage(TokenUsage(3, 2))
+    )
     chunks = [chunk_of(event, chat=chat) for event in events.strip().split("\n\n")]
     assert [len(chunk.choices) for chunk in chunks] == [1, 1, 0]
     assert chunks[0].choices[0].logprobs is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.gateway.answers import Answers, Usage
+from trtllm_pipeline.gateway.answers import Answers, TokenUsage
 from trtllm_pipeline.gateway.asked import Asked
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import CallArguments, CallStart, Content, Reasoning
@@ -100,10 +100,10 @@ def test_events_are_json_whatever_the_text_holds() -> None:
     ]
     assert {event["model"] for event in events} == {'m"\n\u2028'}
     assert all(event["usage"] is None and event["choices"][0]["index"] == 1 for event in events)
-    (last,) = parsed(answers.usage(Usage(2, 3)))
+    (last,) = parsed(answers.usage(TokenUsage(2, 3)))
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
 
 
 @pytest.mark.parametrize(("prompt", "completion"), [(None, 1), (1, None)])
 def test_a_count_that_nobody_knows_is_no_count(prompt: int | None, completion: int | None) -> None:
-    assert Usage(prompt, completion).to_json() is None
+    assert TokenUsage(prompt, completion).to_json() is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.errors import PipelineError, UsageError
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, ServedModel
+from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
 from trtllm_pipeline.gateway.served import Served
 from trtllm_pipeline.stages.params import key, table
@@ -23,8 +23,8 @@ def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = GatewayConfig(
         models=(
-            ServedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path, max_seq_len=9),
-            ServedModel(name="b", url="grpc://[::1]:8001", model="tensorrt_llm_bls", dialect="hermes"),
+            OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path, max_seq_len=9),
+            OfferedModel(name="b", url="grpc://[::1]:8001", model="tensorrt_llm_bls", dialect="hermes"),
         ),
         host="::1",
         port=8080,

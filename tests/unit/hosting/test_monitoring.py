@@ -10,7 +10,7 @@ import yaml
 
 from trtllm_pipeline.hosting import monitoring
 from trtllm_pipeline.hosting.dashboard import ROWS, dashboard
-from trtllm_pipeline.hosting.servers import Keeper, Record, State
+from trtllm_pipeline.hosting.servers import Keeper, ServerRecord, State
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
 TRITON = {
@@ -28,7 +28,7 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
     folder.mkdir(parents=True, exist_ok=True)
     openai = gateway is not None
     about: dict[str, Any] = {"toolchain": "embedded", "model": "tiny", "cell": "tiny/int8", "openai": openai}
-    Record(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
+    ServerRecord(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
     for file, content in (("service.json", service), ("gateway.json", gateway and {"url": gateway})):
         (folder / file).unlink(missing_ok=True)
         if content:

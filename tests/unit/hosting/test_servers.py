@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.hosting import servers
-from trtllm_pipeline.hosting.servers import Keeper, Record, State, boot_id, find, folder_of, look, standing
+from trtllm_pipeline.hosting.servers import Keeper, ServerRecord, State, boot_id, find, folder_of, look, standing
 from trtllm_pipeline.store import claims
 
 KEEPER = Keeper(4711, 99, "this boot")
 
 
-def record(state: State = State.READY, **changes: Any) -> Record:
+def record(state: State = State.READY, **changes: Any) -> ServerRecord:
     return dataclasses.replace(
-        Record(toolchain="embedded", model="tiny", since_s=1.0, started_s=1.0, state=state, keeper=KEEPER), **changes
+        ServerRecord(toolchain="embedded", model="tiny", since_s=1.0, started_s=1.0, state=state, keeper=KEEPER),
+        **changes,
     )
 
 
-def kept(workspace: Path, name: str, told: Record) -> Path:
+def kept(workspace: Path, name: str, told: ServerRecord) -> Path:
     folder = folder_of(workspace, name)
     folder.mkdir(parents=True)
     told.write(folder)

@@ -28,7 +28,7 @@ from trtllm_pipeline.fingerprint import canonical, fingerprint
 from trtllm_pipeline.provenance import Policy, SigningKey
 from trtllm_pipeline.provenance.checking import mismatches
 from trtllm_pipeline.provenance.described import Described
-from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, Signature, strict_json
+from trtllm_pipeline.provenance.dsse import Envelope, EnvelopeError, EnvelopeSignature, strict_json
 from trtllm_pipeline.provenance.signing import full_statement
 from trtllm_pipeline.stages.base import JOB
 from trtllm_pipeline.store.index import Artifact
@@ -454,7 +454,7 @@ def test_another_user_s_key_is_not_trusted_whatever_it_is_called(
     assert "no trusted key signed it" in messages(artifact, strict)
     assert messages(artifact, NOTHING) == "", "and is as good as unsigned where nobody asks"
     for keyid in (key.keyid, "", "me.pem"):
-        claimed = Envelope(envelope.payload, (Signature(keyid, envelope.signatures[0].value),))
+        claimed = Envelope(envelope.payload, (EnvelopeSignature(keyid, envelope.signatures[0].value),))
         (artifact.folder / ENVELOPE).write_text(claimed.text())
         assert "no trusted key signed it" in messages(artifact, strict)
 

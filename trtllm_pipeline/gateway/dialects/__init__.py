@@ -32,11 +32,11 @@ from trtllm_pipeline.gateway.dialects.json_calls import Granite, Hermes, Phi
 from trtllm_pipeline.gateway.dialects.llama import Llama, Llama4
 from trtllm_pipeline.gateway.dialects.mistral import Mistral, MistralByName
 from trtllm_pipeline.gateway.dialects.parsing import (
+    AnswerParser,
     CallArguments,
     CallStart,
     Content,
     Delta,
-    Parser,
     Reasoning,
 )
 from trtllm_pipeline.gateway.dialects.tag_calls import Glm, QwenCoder
@@ -45,13 +45,13 @@ __all__ = [
     "AUTO",
     "FAMILIES",
     "PLAIN",
+    "AnswerParser",
     "CallArguments",
     "CallStart",
     "Content",
     "Delta",
     "Dialect",
     "DialectError",
-    "Parser",
     "Prepared",
     "Reasoning",
     "Started",
@@ -64,7 +64,7 @@ __all__ = [
 AUTO: Final = "auto"
 
 
-class Family(NamedTuple):
+class DialectFamily(NamedTuple):
     """A dialect and how its models are known: all of `texts` stand in their chat template, and the configuration is of one
     of `model_types` where any are named.
     """
@@ -76,21 +76,21 @@ class Family(NamedTuple):
 
 FAMILIES: Final = (
     # The first that fits is taken.
-    Family(Harmony(), ("<|channel|>", "<|start|>")),
-    Family(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
-    Family(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
-    Family(QwenCoder(), ("<function=", "<parameter=")),
-    Family(Glm(), ("<arg_key>",)),
-    Family(MistralByName(), ("[TOOL_CALLS]", "[ARGS]")),
-    Family(Mistral(), ("[TOOL_CALLS]",)),
-    Family(Llama4(), ("<|python_start|>",)),
-    Family(Llama(), ("<|python_tag|>",)),
-    Family(Llama(), ('"parameters": ', "ipython")),
-    Family(Phi(), ("<|tool|>", "message['tools']")),
-    Family(Phi(), ("functools",)),
-    Family(Granite(), ("<|tool_call|>",)),
-    Family(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),
-    Family(Hermes(), ("<tool_call>",)),
+    DialectFamily(Harmony(), ("<|channel|>", "<|start|>")),
+    DialectFamily(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
+    DialectFamily(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
+    DialectFamily(QwenCoder(), ("<function=", "<parameter=")),
+    DialectFamily(Glm(), ("<arg_key>",)),
+    DialectFamily(MistralByName(), ("[TOOL_CALLS]", "[ARGS]")),
+    DialectFamily(Mistral(), ("[TOOL_CALLS]",)),
+    DialectFamily(Llama4(), ("<|python_start|>",)),
+    DialectFamily(Llama(), ("<|python_tag|>",)),
+    DialectFamily(Llama(), ('"parameters": ', "ipython")),
+    DialectFamily(Phi(), ("<|tool|>", "message['tools']")),
+    DialectFamily(Phi(), ("functools",)),
+    DialectFamily(Granite(), ("<|tool_call|>",)),
+    DialectFamily(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),
+    DialectFamily(Hermes(), ("<tool_call>",)),
 )
 
 

@@ -9,7 +9,15 @@ from typing import Any, ClassVar, Final
 
 from trtllm_pipeline.chat import Chat
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.gateway.dialects.parsing import BrokenError, Expected, Parser, Reader, Reasoning, Steps, call_id
+from trtllm_pipeline.gateway.dialects.parsing import (
+    AnswerParser,
+    BrokenError,
+    Expected,
+    Reader,
+    Reasoning,
+    Steps,
+    call_id,
+)
 
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
@@ -43,7 +51,7 @@ class Started:
     """The beginning of an answer: what the backend is asked, and what reads its text."""
 
     prompt: str
-    parser: Parser
+    parser: AnswerParser
     guide: Object | None = None
     """JSON schema that the text has to follow, for backends with guided decoding."""
 
@@ -128,9 +136,9 @@ class Dialect:
         """A new call's id."""
         return call_id()
 
-    def parser(self, expected: Expected, inside: str | None) -> Parser:
+    def parser(self, expected: Expected, inside: str | None) -> AnswerParser:
         """What reads an answer."""
-        return Parser(lambda reader: self._answer(reader, inside), expected)
+        return AnswerParser(lambda reader: self._answer(reader, inside), expected)
 
     def _answer(self, reader: Reader, inside: str | None) -> Steps[None]:
         if inside is None:

@@ -3,7 +3,7 @@
 A grammar is a generator that asks a `Reader` for text and yields where it has to wait for more. So a marker may be
 split over any pieces, and the pieces do not change what is found.
 
-    parser = Parser(grammar, Expected(tools, stream=True))
+    parser = AnswerParser(grammar, Expected(tools, stream=True))
     deltas = parser.feed("Let me see.<tool_c")     # [Content("Let me see.")]
     deltas = parser.end()
 
@@ -107,7 +107,7 @@ class Expected:
     new_id: Callable[[], str] = call_id
 
 
-class Parser:
+class AnswerParser:
     """Reads one answer. `done` says that no further text is wanted: the one call that may be is whole."""
 
     def __init__(self, grammar: Callable[[Reader], Steps[None]], expected: Expected) -> None:
