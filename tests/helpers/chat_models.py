@@ -101,7 +101,7 @@ def gateway(
         tokenizer = write_model(folder / "model", template, special)
         served = OfferedModel(name=model, service=path, model_folder=tokenizer, max_seq_len=20_000)
         if passing:
-            served = OfferedModel(name=model, url=f"http://{service['http']}/v1", model="ensemble")
+            served = OfferedModel(name=model, url=f"http://{service['http']}/v1", server_model="ensemble")
         GatewayConfig(models=(served,), api_keys_file=api_keys_file, params=GatewayParams(**params)).write(
             folder / "config.json"
         )

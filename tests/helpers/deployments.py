@@ -10,7 +10,7 @@ from trtllm_pipeline.deploy import images
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.flow import ServedCell
 
-KINDS = ("embedded", "engine", "llmapi", "openai")
+KINDS = ("embedded", "engine", "llmapi", "trtllm_serve")
 
 
 def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deployment:
@@ -29,7 +29,7 @@ def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deploymen
         settings={"gateway": {}},
     )
     artifact = SimpleNamespace(fingerprint="0123456789abcdef" * 2)
-    engine = None if kind in {"llmapi", "openai"} else Path("engine")
+    engine = None if kind in {"llmapi", "trtllm_serve"} else Path("engine")
     served = SimpleNamespace(
         cell=cell, engine=engine, max_seq_len=288, artifacts={"repository": artifact}, inputs={}, launch=None
     )
@@ -41,7 +41,7 @@ def deployment(kind: str = "engine", gpus: int = 1, **changes: Any) -> Deploymen
         "name": "tiny-fp16",
         "kind": kind,
         "release": release,
-        "image": images.CPU if release is None else images.image_for(release, triton=kind != "openai"),
+        "image": images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve"),
         "world_size": world_size,
         "gpus_per_node": 8,
         "gpu": "NVIDIA H100 80GB HBM3" if world_size else None,

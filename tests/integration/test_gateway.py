@@ -494,8 +494,8 @@ def test_an_answer_that_takes_too_long_ends_with_the_gateway(tmp_path: Path) -> 
 def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_path: Path) -> None:
     with running(respond, {"upstream": config("upstream", counts=True)}) as (_, told):
         models = (
-            OfferedModel(name="ours", url=f"grpc://{told['grpc']}", model="upstream"),
-            OfferedModel(name="renamed", url=f"http://{told['http']}/v1", model="upstream"),
+            OfferedModel(name="ours", url=f"grpc://{told['grpc']}", server_model="upstream"),
+            OfferedModel(name="renamed", url=f"http://{told['http']}/v1", server_model="upstream"),
             OfferedModel(name="absent", url="http://127.0.0.1:9/v1"),
         )
         with listening(tmp_path, GatewayConfig(models=models)) as url:

@@ -105,7 +105,7 @@ def test_tokens_times_and_tool_calls_are_those_that_clients_see(running: Running
 def test_an_openai_server_behind_the_gateway_is_timed_and_counted_as_far_as_it_tells(
     running: Running, tmp_path: Path
 ) -> None:
-    served = OfferedModel(name="front", url=running.url, model="scripted")
+    served = OfferedModel(name="front", url=running.url, server_model="scripted")
     (folder := tmp_path / "front").mkdir()
     GatewayConfig(models=(served,)).write(folder / "config.json")
     with process(folder / "config.json") as front:

@@ -36,7 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (engine / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     with serve(folder / "triton", engine) as client:
         models = tuple(
-            OfferedModel(name=name, url=f"grpc://{client.grpc_url}", model=name, model_folder=engine) for name in MODELS
+            OfferedModel(name=name, url=f"grpc://{client.grpc_url}", server_model=name, model_folder=engine)
+            for name in MODELS
         )
         params = GatewayParams(temperature=0.0)
         with listening(folder, GatewayConfig(models=models, params=params)) as url:

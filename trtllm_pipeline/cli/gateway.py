@@ -75,7 +75,7 @@ def _command(
     served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
         "model_folder": ("--model-folder", model_folder, _folder),
-        "model": ("--server-model", server_model, str),
+        "server_model": ("--server-model", server_model, str),
         "dialect": ("--dialect", dialect, str),
         "max_seq_len": ("--max-seq-len", max_seq_len, _whole),
     }

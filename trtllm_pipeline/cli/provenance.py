@@ -41,12 +41,12 @@ def provenance(
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
     format: Annotated[
-        Literal["text", "json", "statement", "envelope", "bundle"], options.option("--format", None, "Output format.")
+        Literal["text", "json", "statement", "envelope", "sigstore"], options.option("--format", None, "Output format.")
     ] = "text",
 ) -> None:
     """Show what artifacts were made from, by which commands and versions, where and when, and who signed that.
 
-    `statement` prints in-toto statements, `envelope` signed ones, and `bundle` Sigstore bundles around these, a line for
+    `statement` prints in-toto statements, `envelope` signed ones, and `sigstore` Sigstore bundles around these, a line for
     each. The passphrase of an encrypted key is asked for, or taken from PIPELINE_SIGNING_PASSPHRASE. The exit code is 1
     if anything is wrong.
 

@@ -34,7 +34,7 @@ _NEEDS: Final = {
     EMBEDDED: "Linux with glibc 2.35 or newer, Python 3.10 to 3.12, and `pipeline` on PATH: trtllm-pipeline[embedded] {version}.",
     "engine": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}. An engine runs with no other release and on no other kind of GPU.",
     "llmapi": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}.",
-    "openai": "TensorRT-LLM {release} with trtllm-serve, as in the image `{image}`, and {gpus}.",
+    "trtllm_serve": "TensorRT-LLM {release} with trtllm-serve, as in the image `{image}`, and {gpus}.",
 }
 
 
@@ -91,7 +91,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
 
 def ask(deployment: Deployment, address: str) -> str:
     """A command line that asks the server at HOST:PORT."""
-    if deployment.kind == "openai":
+    if deployment.kind == "trtllm_serve":
         body: dict[str, Any] = {"model": deployment.model, "prompt": "The capital of France is", "max_tokens": 8}
         return f"curl -s http://{address}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     body = {"text_input": "The capital of France is", "max_tokens": 8}
@@ -139,7 +139,7 @@ def _base_model(deployment: Deployment) -> str | None:
 
 
 def _server(deployment: Deployment) -> str:
-    return {EMBEDDED: "Triton with llama.cpp", "openai": "trtllm-serve"}.get(
+    return {EMBEDDED: "Triton with llama.cpp", "trtllm_serve": "trtllm-serve"}.get(
         deployment.kind, "Triton with TensorRT-LLM"
     )
 

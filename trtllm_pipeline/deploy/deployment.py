@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import provenance
@@ -38,7 +37,7 @@ class Deployment:
     name: str
     """Of everything that is made for it: a DNS label."""
     kind: str
-    """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `openai` (trtllm-serve)."""
+    """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
     release: str | None
     """Of TensorRT-LLM."""
     image: str
@@ -62,7 +61,7 @@ class Deployment:
     @property
     def model(self) -> str:
         """What clients of the server ask for."""
-        if self.kind == "openai":  # the last part of the path that trtllm-serve is given
+        if self.kind == "trtllm_serve":  # the last part of the path that trtllm-serve is given
             return "model" if self.served.engine is None else "engine"
         return LLMAPI_MODEL if self.kind == "llmapi" else ENSEMBLE
 
@@ -79,12 +78,12 @@ class Deployment:
     @property
     def ready_path(self) -> str:
         """Answers 200 when the server and its models are ready."""
-        return "/health" if self.kind == "openai" else "/v2/health/ready"
+        return "/health" if self.kind == "trtllm_serve" else "/v2/health/ready"
 
     @property
     def live_path(self) -> str:
         """Answers 200 as long as the server lives."""
-        return "/health" if self.kind == "openai" else "/v2/health/live"
+        return "/health" if self.kind == "trtllm_serve" else "/v2/health/live"
 
     @property
     def start_limit_s(self) -> int:
@@ -102,7 +101,7 @@ class Deployment:
     def labels(self) -> dict[str, str]:
         """The labels of every object."""
         found = {
-            "name": "triton" if self.kind != "openai" else "trtllm-serve",
+            "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
             "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
             "component": "inference-server",
@@ -191,13 +190,15 @@ def describe(
     kind = _kind(served)
     world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
     release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None
-    if openai and kind == "openai":
+    if openai and kind == "trtllm_serve":
         raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
     if world_size > gpus_per_node and world_size % gpus_per_node:
         raise UsageError(
             f"{world_size} GPUs cannot be split evenly over nodes of {gpus_per_node}", hint="--gpus-per-node N"
         )
-    bundle_bytes = sum(disk_bytes(folder) for folder in (served.engine, _weights(served)) if folder is not None)
+    bundle_bytes = sum(
+        disk_bytes(folder) for folder in (served.engine, served.inputs.get("model")) if folder is not None
+    )
     memory_bytes, memory_from = _memory(served, bundle_bytes, world_size)
     return Deployment(
         served=served,
@@ -205,7 +206,7 @@ def describe(
         name=names.dns_label(str(cell.id)) if name is None else names.checked_name("--name", name),
         kind=kind,
         release=release,
-        image=image or (images.CPU if release is None else images.image_for(release, triton=kind != "openai")),
+        image=image or (images.CPU if release is None else images.image_for(release, triton=kind != "trtllm_serve")),
         world_size=world_size,
         gpus_per_node=gpus_per_node,
         gpu=machine.gpus[0].name if world_size and machine.gpus else None,
@@ -224,13 +225,8 @@ def _kind(served: ServedCell) -> str:
     if served.cell.toolchain == EMBEDDED:
         return EMBEDDED
     if (served.repository / SERVE_FILE).exists():
-        return "openai"
+        return "trtllm_serve"
     return "engine" if "engine" in served.launch.inputs else "llmapi"
-
-
-def _weights(served: ServedCell) -> Path | None:
-    """The folder of weights that are served as they are."""
-    return served.inputs.get("model")
 
 
 def _memory(served: ServedCell, bundle_bytes: int, world_size: int) -> tuple[int, str]:

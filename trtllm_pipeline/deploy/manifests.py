@@ -56,7 +56,7 @@ def gateway_config(deployment: Deployment, host: str) -> GatewayConfig:
     model = OfferedModel(
         name=served.cell.model,
         url=f"grpc://{host}:8001",
-        model=deployment.model,
+        server_model=deployment.model,
         model_folder=Path(MODELS, "model"),
         max_seq_len=served.max_seq_len,
         max_input_len=served.cell.isl,

@@ -40,7 +40,7 @@ def script(kind: str, *, world_size: int = 1, release: str | None = None, comman
         words = ["pipeline", "launch", "--toolchain", "embedded", "--repository", "@repository@", "--host", "@host@"]
         words += [f"--{name}-port=@{name}@" for name in Ports._fields]
         return _text(_EMBEDDED, words)
-    if kind == "openai":
+    if kind == "trtllm_serve":
         words = [*command, "--host", "@host@", "--port", "@http@"]
         launched = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(world_size), "trtllm-llmapi-launch"]
         return _text(_SERVE, words, [*launched, *words])

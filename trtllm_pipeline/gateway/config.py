@@ -115,7 +115,7 @@ class OfferedModel:
     """A service.json, read again when the server has been started again."""
     url: str | None = None
     """`grpc://HOST:PORT` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
-    model: str | None = None
+    server_model: str | None = None
     """Its name on the server; None for that in service.json, or `name`."""
     model_folder: Path | None = None
     """Tokenizer, chat template and generation_config.json. Without it there is no chat, and no count of prompt tokens."""

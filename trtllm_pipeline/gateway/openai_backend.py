@@ -61,7 +61,7 @@ class OpenAiBackend:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served = served
         self._timeout_s = params.generation_timeout_s
-        self._model = served.model or service.model or served.name
+        self._model = served.server_model or service.model or served.name
         self._idle: deque[tuple[Connection, float]] = deque()
         self._closed = False
         self.broken = False

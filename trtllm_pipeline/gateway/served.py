@@ -119,7 +119,7 @@ class ModelServer:
                 raise unavailable(f"the server of model {self.model.name} is not running") from error
         assert self.model.url is not None
         url = urlsplit(self.model.url)
-        name = self.model.model or self.model.name
+        name = self.model.server_model or self.model.name
         if url.scheme == "grpc":
             return Service("", url.netloc, None, None, name, None)
         return Service(self.model.url, "", None, None, name, None, "openai")

@@ -99,7 +99,7 @@ class TritonBackend:
         cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
     ) -> TritonBackend:
         """Ask the server what its model takes. Raises ApiError 503 or 502."""
-        client = Client(service, served.model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
+        client = Client(service, served.server_model or service.model or served.name, "grpc", timeout_s=CONNECT_S)
         try:
             await client.__aenter__()
             await client.stop_by(ENGINE_MODEL)

@@ -166,11 +166,11 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> Server
     return ServerRecord(
         toolchain=target.toolchain,
         cell=target.cell,
-        folder=None if target.folder is None else str(target.folder),
+        served_folder=None if target.folder is None else str(target.folder),
         fingerprints={stage: artifact.fingerprint for stage, artifact in target.artifacts.items()},
         model=wish.model or target.model,
         model_folder=None if target.model_folder is None else str(target.model_folder),
-        openai=wish.openai,
+        gateway=wish.openai,
         restart=wish.restart,
         gpus_needed=target.gpus,
         command=tuple(wish.command),

@@ -120,7 +120,7 @@ class _Kept:
             "server", self.job.commands[0], folder / LOG, folder / LOG_FILE, folder / SERVICE_FILE, stop_s + 5.0
         )
         self.programs = [server]
-        if self.record.openai:
+        if self.record.gateway:
             params = (read_object(folder / GATEWAY_CONFIG) or {}).get("params") or {}
             self.programs.append(
                 _Program(
@@ -170,7 +170,7 @@ class _Kept:
             held, gpus = lease(self.record.gpus_needed)
             self.fds += [claim.fd for claim in held]
             self.record = replace(self.record, gpus=gpus)
-            self.say(f"process {os.getpid()} starts {self.record.cell or self.record.folder}")
+            self.say(f"process {os.getpid()} starts {self.record.cell or self.record.served_folder}")
             while not ended.is_set():
                 self._step()
         except PipelineError as error:

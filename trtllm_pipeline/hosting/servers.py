@@ -107,7 +107,7 @@ class ServerRecord:
     toolchain: str
     cell: str | None = None
     """Id of the cell that is served; None for a folder."""
-    folder: str | None = None
+    served_folder: str | None = None
     """The engine or repository folder that is served; None for a cell."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Stage -> fingerprint of the artifacts that it is served from."""
@@ -115,7 +115,7 @@ class ServerRecord:
     """What OpenAI clients call it."""
     model_folder: str | None = None
     """Folder with tokenizer and chat template."""
-    openai: bool = False
+    gateway: bool = False
     """Whether the gateway stands in front of it."""
     restart: bool = False
     """Whether it is started again when it dies."""
@@ -211,7 +211,7 @@ class KeptServer:
         return Endpoint(
             service,
             None if base is None else f"{base}/v1",
-            self.record.model if self.record.openai else service.model,
+            self.record.model if self.record.gateway else service.model,
             None if folder is None else Path(folder),
             tuple(metrics_urls(self.folder).values()),
         )

@@ -52,13 +52,13 @@ def entry(server: KeptServer) -> dict[str, Json]:
             "http": service.http if triton else None,
             "grpc": service.grpc if triton else None,
             "metrics": list(endpoint.metrics),
-            "triton_model": service.model if triton else None,
+            "server_model": service.model if triton else None,
             "server_pid": service.pid,
         }
     if record is not None:
         found |= {
             "cell": record.cell,
-            "served_folder": record.folder,
+            "served_folder": record.served_folder,
             "toolchain": record.toolchain,
             "fingerprints": dict(record.fingerprints),
             "model_folder": record.model_folder,
@@ -101,7 +101,7 @@ def _row(server: KeptServer) -> dict[str, object]:
         "grpc": ports.get("grpc", "-"),
         "GPUs": ",".join(gpu[:_GPU_CHARACTERS] for gpu in gpus) or "-",
         "pid": "-" if server.keeper is None else server.keeper.pid,
-        _SERVES: record.cell or record.folder,
+        _SERVES: record.cell or record.served_folder,
     }
 
 
@@ -117,7 +117,7 @@ def _paragraph(server: KeptServer) -> str:
     record, endpoint = server.record, server.endpoint()
     lines = {"name": server.name, "state": server.state.value + (f": {server.reason}" if server.reason else "")}
     if record is not None:
-        lines["serves"] = record.cell or record.folder or ""
+        lines["serves"] = record.cell or record.served_folder or ""
         lines["since"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since_s))
         if server.state.alive and record.gpus:
             lines["GPUs"] = ", ".join(record.gpus)

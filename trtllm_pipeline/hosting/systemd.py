@@ -41,7 +41,7 @@ def unit(folder: Path, record: ServerRecord, *, system: bool, environment: Mappi
 
     `system`: for the machine's systemd, as the user whom the folder belongs to; else for that user's own.
     """
-    about = record.cell or record.folder or ""
+    about = record.cell or record.served_folder or ""
     owner = pwd.getpwuid(folder.stat().st_uid)
     passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
     if system:

@@ -38,7 +38,7 @@ def test_options_become_a_configuration(
     (config,) = started
     assert config.models == (
         OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path / "engine", dialect="hermes"),
-        OfferedModel(name="b", url="grpc://127.0.0.1:8001", model="tensorrt_llm_bls", max_seq_len=99),
+        OfferedModel(name="b", url="grpc://127.0.0.1:8001", server_model="tensorrt_llm_bls", max_seq_len=99),
     )
     assert (config.host, config.port) == ("::1", 9)
     assert config.params == GatewayParams(temperature=0.0, stop=("x", "y"), max_queue=3)

@@ -85,7 +85,7 @@ def test_formats(artifacts: tuple[Artifact, Artifact], run: Run) -> None:
     assert run("store", "provenance", name, "--sign", "me.key", "--anonymous")[0] == 0
     _, out, _ = run("store", "provenance", name, "--format", "envelope")
     assert out == (artifacts[0].folder / ENVELOPE).read_text()
-    _, out, _ = run("store", "provenance", name, "--format", "bundle")
+    _, out, _ = run("store", "provenance", name, "--format", "sigstore")
     bundle = json.loads(out)
     assert bundle["mediaType"] == "application/vnd.dev.sigstore.bundle.v0.3+json"
     assert len(bundle["dsseEnvelope"]["signatures"]) == 1

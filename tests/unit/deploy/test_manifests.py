@@ -35,7 +35,7 @@ CASES = [
     *(("kubernetes", deployment(kind, openai=kind in {"embedded", "engine"})) for kind in KINDS),
     *(("kserve", deployment(kind, openai=kind == "llmapi")) for kind in KINDS),
     ("lws", deployment("engine", 16, openai=True)),
-    ("lws", deployment("openai", 16, load_s=None)),
+    ("lws", deployment("trtllm_serve", 16, load_s=None)),
 ]
 IDS = [f"{target}-{each.kind}" for target, each in CASES]
 

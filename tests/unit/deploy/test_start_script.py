@@ -82,7 +82,7 @@ def test_one_rank_needs_no_mpirun_from_0_19_on(tmp_path: Path) -> None:
 
 
 def test_trtllm_serve(tmp_path: Path) -> None:
-    folder = bundle(tmp_path / "b", "openai", world_size=2, command=SERVE)
+    folder = bundle(tmp_path / "b", "trtllm_serve", world_size=2, command=SERVE)
     assert started(folder) == [
         *("trtllm-serve", "WORK/bundle/model", "--tp_size", "2", "--config", "WORK/repository/llm_api.yaml"),
         *("it's $HOME `x`", "--host", "127.0.0.1", "--port", "8000"),

@@ -24,7 +24,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = GatewayConfig(
         models=(
             OfferedModel(name="a", service=tmp_path / "service.json", model_folder=tmp_path, max_seq_len=9),
-            OfferedModel(name="b", url="grpc://[::1]:8001", model="tensorrt_llm_bls", dialect="hermes"),
+            OfferedModel(name="b", url="grpc://[::1]:8001", server_model="tensorrt_llm_bls", dialect="hermes"),
         ),
         host="::1",
         port=8080,

@@ -26,8 +26,12 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
     """A kept server, as its files say."""
     folder = workspace / "serve" / name
     folder.mkdir(parents=True, exist_ok=True)
-    openai = gateway is not None
-    about: dict[str, Any] = {"toolchain": "embedded", "model": "tiny", "cell": "tiny/int8", "openai": openai}
+    about: dict[str, Any] = {
+        "toolchain": "embedded",
+        "model": "tiny",
+        "cell": "tiny/int8",
+        "gateway": gateway is not None,
+    }
     ServerRecord(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
     for file, content in (("service.json", service), ("gateway.json", gateway and {"url": gateway})):
         (folder / file).unlink(missing_ok=True)

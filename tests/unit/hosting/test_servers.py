@@ -156,7 +156,7 @@ def test_an_endpoint_is_that_of_the_gateway_or_of_the_server(tmp_path: Path) -> 
     assert plain is not None
     assert (plain.openai, plain.model, plain.metrics) == (None, "ensemble", ("http://h:3/metrics",))
     (folder / "gateway.json").write_text(json.dumps({"url": "http://h:4/"}))
-    dataclasses.replace(told, openai=True).write(folder)
+    dataclasses.replace(told, gateway=True).write(folder)
     behind = look(folder).endpoint()
     assert behind is not None
     assert (behind.openai, behind.model, behind.model_folder) == ("http://h:4/v1", "tiny", Path("/m"))
