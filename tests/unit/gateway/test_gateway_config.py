@@ -11,13 +11,13 @@ import pytest
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
-from trtllm_pipeline.gateway.served import Served
+from trtllm_pipeline.gateway.served import ModelServer
 from trtllm_pipeline.stages.params import key, table
 
 
 def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:
     with pytest.raises(UsageError, match="there is no dialect 'klingon'"):
-        Served(ServedModel(name="a", url="grpc://127.0.0.1:1", dialect="klingon"), GatewayParams())
+        ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="klingon"), GatewayParams())
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
