@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trtllm_pipeline.cli import completion, options, stage_options
-from trtllm_pipeline.cli.output import aligned, emit, emit_as, note, write_output
+from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note, write_output
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hosting import shown
@@ -393,6 +393,7 @@ def stop(
     every: All = False,
     remove: Annotated[bool, options.switch("--remove", "Forget them as well: their settings and logs.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
 ) -> None:
     """Stop servers; nothing of them is left running. Answers in progress have a moment to come to their end.
 
@@ -402,13 +403,18 @@ def stop(
     """
     from trtllm_pipeline.hosting import control
 
+    done = []
     for server in _chosen(names, workspace, every=every):
         ended = control.stop(server)
+        done.append(shown.entry(ended))
         if remove:
             control.remove(ended)
         elif not server.state.alive:
             note(f"{server.name} was {server.state.value} already")
-        emit(server.name)
+        if form == "text":
+            emit(server.name)
+    if form == "json":
+        emit_json({"schema": 1, "servers": done})
 
 
 def restart(

@@ -30,8 +30,8 @@ from trtllm_pipeline.hosting.servers import (
     LOCK,
     SERVER_FILE,
     Keeper,
+    KeptRecord,
     KeptServer,
-    ServerRecord,
     State,
 )
 from trtllm_pipeline.hosting.target import ServeTarget, write_repository
@@ -157,13 +157,13 @@ def _unwritable(folder: Path, error: OSError) -> StateError:
     )
 
 
-def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> ServerRecord:
+def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRecord:
     now = time.time()
     asked = {
         name: wish.params.get(f"{name}_port", getattr(target.params, f"{name}_port", 0))
         for name in ("http", "grpc", "metrics")
     }
-    return ServerRecord(
+    return KeptRecord(
         toolchain=target.toolchain,
         cell=target.cell,
         served_folder=None if target.folder is None else str(target.folder),

@@ -101,7 +101,7 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerRecord:
+class KeptRecord:
     """What server.json holds: first what was asked, then how it stands as its keeper said last."""
 
     toolchain: str
@@ -144,7 +144,7 @@ class ServerRecord:
         write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> ServerRecord:
+    def of(cls, data: Mapping[str, Any]) -> KeptRecord:
         """The record that `write` wrote. Raises ValueError, KeyError or TypeError for anything else."""
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, this release reads {SCHEMA}")
@@ -183,7 +183,7 @@ class KeptServer:
     state: State
     reason: str | None
     """Why it ended, or is not ready."""
-    record: ServerRecord | None
+    record: KeptRecord | None
     """None where server.json is damaged."""
     keeper: Keeper | None
     """The process that keeps it, while that lives."""
@@ -265,7 +265,7 @@ def look(folder: Path) -> KeptServer:
     named = _named_in(folder / LOCK) if held else None
     living = named if named is not None and named.lives() else None
     try:
-        record = ServerRecord.of(data)
+        record = KeptRecord.of(data)
         living = living or (record.keeper if record.keeper is not None and record.keeper.lives() else None)
     except (ValueError, KeyError, TypeError) as error:
         why = f"server.json is damaged: {type(error).__name__}: {error}" if data else "server.json is damaged"
@@ -275,7 +275,7 @@ def look(folder: Path) -> KeptServer:
     return KeptServer(folder, state, reason, record, living)
 
 
-def standing(record: ServerRecord, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
+def standing(record: KeptRecord, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
     """How a server stands, and why, from what its keeper said last and what is seen now.
 
     `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now.
@@ -298,12 +298,12 @@ def standing(record: ServerRecord, *, held: bool, lives: bool, boot: str) -> tup
     return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
 
 
-def told(folder: Path) -> ServerRecord:
+def told(folder: Path) -> KeptRecord:
     """What server.json says. Raises ValueError, KeyError or TypeError where it is damaged."""
-    return ServerRecord.of(read_object(folder / SERVER_FILE) or {})
+    return KeptRecord.of(read_object(folder / SERVER_FILE) or {})
 
 
-def changed(record: ServerRecord, state: State, reason: str | None, hint: str | None, now_s: float) -> ServerRecord:
+def changed(record: KeptRecord, state: State, reason: str | None, hint: str | None, now_s: float) -> KeptRecord:
     """`record` with another state; its time changes only when the state does."""
     since_s = record.since_s if state is record.state else now_s
     return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)

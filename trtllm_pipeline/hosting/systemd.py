@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.hosting.servers import ServerRecord
+from trtllm_pipeline.hosting.servers import KeptRecord
 from trtllm_pipeline.machine.probe import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
 
 PREFIX: Final = "trtllm-pipeline-"
@@ -36,7 +36,7 @@ def default_path(name: str, *, system: bool) -> Path:
     return home / "systemd" / "user" / unit_name(name)
 
 
-def unit(folder: Path, record: ServerRecord, *, system: bool, environment: Mapping[str, str]) -> str:
+def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping[str, str]) -> str:
     """The text of the unit for the kept server in `folder`.
 
     `system`: for the machine's systemd, as the user whom the folder belongs to; else for that user's own.

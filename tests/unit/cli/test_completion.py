@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.config.recipes import matrices_folder
-from trtllm_pipeline.hosting.servers import ServerRecord, State, folder_of
+from trtllm_pipeline.hosting.servers import KeptRecord, State, folder_of
 from trtllm_pipeline.planning.plan_file import plan_lines
 from trtllm_pipeline.store.store import Store
 
@@ -36,7 +36,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     kept = folder_of(tmp_path / ".pipeline", "chat")
     kept.mkdir(parents=True)
-    ServerRecord(toolchain="embedded", model="m", state=State.STOPPED, since_s=0.0, started_s=0.0).write(kept)
+    KeptRecord(toolchain="embedded", model="m", state=State.STOPPED, since_s=0.0, started_s=0.0).write(kept)
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **variables: str) -> str:

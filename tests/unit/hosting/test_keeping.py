@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_pipeline.errors import StateError, UsageError
 from trtllm_pipeline.hosting import control, keeper, shown, systemd
-from trtllm_pipeline.hosting.servers import Keeper, ServerRecord, State, find, folder_of, look
+from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
 from trtllm_pipeline.hosting.target import of_folder
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.store import claims
@@ -18,7 +18,7 @@ from trtllm_pipeline.store import claims
 ODD = "a b'\";$(x)`%n\\é"
 
 
-def record(**changes: Any) -> ServerRecord:
+def record(**changes: Any) -> KeptRecord:
     about: dict[str, Any] = {
         "toolchain": "embedded",
         "model": "tiny",
@@ -26,7 +26,7 @@ def record(**changes: Any) -> ServerRecord:
         "started_s": 0.0,
         "cell": "m/fp8",
     }
-    return ServerRecord(**{**about, **changes})
+    return KeptRecord(**{**about, **changes})
 
 
 def test_pauses_grow_to_a_minute_and_are_short_again_after_a_quiet_one() -> None:

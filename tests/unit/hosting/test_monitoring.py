@@ -10,7 +10,7 @@ import yaml
 
 from trtllm_pipeline.hosting import monitoring
 from trtllm_pipeline.hosting.dashboard import ROWS, dashboard
-from trtllm_pipeline.hosting.servers import Keeper, ServerRecord, State
+from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "observing.md"
 TRITON = {
@@ -32,7 +32,7 @@ def keep(workspace: Path, name: str, state: str, service: dict[str, Any] | None,
         "cell": "tiny/int8",
         "gateway": gateway is not None,
     }
-    ServerRecord(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
+    KeptRecord(**about, state=State(state), since_s=0.0, started_s=0.0, keeper=Keeper.here()).write(folder)
     for file, content in (("service.json", service), ("gateway.json", gateway and {"url": gateway})):
         (folder / file).unlink(missing_ok=True)
         if content:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.hosting import servers
-from trtllm_pipeline.hosting.servers import Keeper, ServerRecord, State, boot_id, find, folder_of, look, standing
+from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, boot_id, find, folder_of, look, standing
 from trtllm_pipeline.store import claims
 
 KEEPER = Keeper(4711, 99, "this boot")
 
 
-def record(state: State = State.READY, **changes: Any) -> ServerRecord:
+def record(state: State = State.READY, **changes: Any) -> KeptRecord:
     return dataclasses.replace(
-        ServerRecord(toolchain="embedded", model="tiny", since_s=1.0, started_s=1.0, state=state, keeper=KEEPER),
+        KeptRecord(toolchain="embedded", model="tiny", since_s=1.0, started_s=1.0, state=state, keeper=KEEPER),
         **changes,
     )
 
 
-def kept(workspace: Path, name: str, told: ServerRecord) -> Path:
+def kept(workspace: Path, name: str, told: KeptRecord) -> Path:
     folder = folder_of(workspace, name)
     folder.mkdir(parents=True)
     told.write(folder)
