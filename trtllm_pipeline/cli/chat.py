@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import typer
+
 from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
@@ -33,6 +35,7 @@ _COMMANDS: Final = {
 
 
 def chat(
+    ctx: typer.Context,
     what: Annotated[
         str | None,
         options.argument(
@@ -71,7 +74,7 @@ def chat(
     given = {"temperature": temperature, "max_tokens": max_tokens}
     asked = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
-    with _server(what, workspace, policy) as url:
+    with _server(ctx, what, workspace, policy) as url:
         key = os.environ.get("OPENAI_API_KEY")
         talk = Conversation(url, _chosen(url, model, key), api_key=key, options=asked)
         talk.system = system
@@ -79,7 +82,7 @@ def chat(
 
 
 @contextmanager
-def _server(what: str | None, workspace: str, policy: provenance.Policy) -> Iterator[str]:
+def _server(ctx: typer.Context, what: str | None, workspace: str, policy: provenance.Policy) -> Iterator[str]:
     """The URL of what is to be talked with. Raises UsageError, PlanError, StageError."""
     if what is not None and _ADDRESS.match(what):
         yield what
@@ -90,19 +93,21 @@ def _server(what: str | None, workspace: str, policy: provenance.Policy) -> Iter
     if what in known:
         yield _url(known[what])
         return
-    with _started(what, workspace, policy, list(known.values())) as server:
+    with _started(ctx, what, workspace, policy, list(known.values())) as server:
         yield _url(server)
 
 
 @contextmanager
-def _started(what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]) -> Iterator[KeptServer]:
+def _started(
+    ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
+) -> Iterator[KeptServer]:
     """A server for a cell or folder, ended afterwards; or one that is kept for the same cell."""
     from trtllm_pipeline.cli import stage_options
     from trtllm_pipeline.cli.serve import target_of
     from trtllm_pipeline.gateway.config import GatewayParams
     from trtllm_pipeline.hosting import control
 
-    target = target_of(what, None, None, None, workspace, None)
+    target = target_of(ctx, what, None, None, None, workspace, None)
     for server in known:
         there = server.endpoint()
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:

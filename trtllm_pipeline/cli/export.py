@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import typer
+
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
 from trtllm_pipeline.errors import UsageError
 
 
 def export(
+    ctx: typer.Context,
     cell: Annotated[
         str,
         options.argument("CELL", "A cell's id, a pattern or part of it.", complete=options.completion.cells),
@@ -79,7 +82,7 @@ def export(
     elif upload or repository is not None:
         raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
     store = options.known_store(workspace)
-    served = flow.served_cell(options.request_of_cell(store, matrix, cell, sets, toolchain), store)
+    served = flow.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
     folder = options.empty_folder(output_dir)  # before all bytes are read
     described = deployment.describe(
         served,

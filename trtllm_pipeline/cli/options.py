@@ -208,21 +208,33 @@ def request_or_latest(
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
     latest = read_request(run_folders(store)[0] / REQUEST)
-    source = ctx.get_parameter_source("toolchain")
-    if latest.toolchain is not None and source is not None and source.name == "ENVIRONMENT":
-        toolchain = None  # the environment says what to take where nobody said anything
+    toolchain = _toolchain(ctx, toolchain, latest)
     return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))
 
 
+def _toolchain(ctx: typer.Context, toolchain: str | None, latest: Request) -> str | None:
+    """The environment says what to take where nobody said anything."""
+    source = ctx.get_parameter_source("toolchain")
+    from_environment = source is not None and source.name == "ENVIRONMENT"
+    return None if latest.toolchain is not None and from_environment else toolchain
+
+
 def request_of_cell(
-    store: Store, matrix: str | None, cell: str, sets: Sequence[str] | None, toolchain: str | None
+    ctx: typer.Context,
+    store: Store,
+    matrix: str | None,
+    cell: str,
+    sets: Sequence[str] | None,
+    toolchain: str | None,
 ) -> Request:
     """What selects a cell to serve: one of a matrix, or else of the workspace's latest run. Raises UsageError."""
     if matrix is not None:
         return request(matrix, [cell], sets, None, toolchain, None)
     from trtllm_pipeline import flow
 
-    return flow.latest_request(store).changed(Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None))
+    latest = flow.latest_request(store)
+    toolchain = _toolchain(ctx, toolchain, latest)
+    return latest.changed(Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None))
 
 
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import typer
+
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note, write_output
 from trtllm_pipeline.errors import UsageError
@@ -54,6 +56,7 @@ MetricsPort = Annotated[
 
 
 def _start(
+    ctx: typer.Context,
     what: Annotated[
         str,
         options.argument(
@@ -144,7 +147,7 @@ def _start(
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
     policy = provenance.policy(trusted_keys, required=require_signed)
-    target = target_of(what, matrix, sets, toolchain, workspace, model_folder)
+    target = target_of(ctx, what, matrix, sets, toolchain, workspace, model_folder)
     tokenizer = () if target.model_folder is None else (target.model_folder,)
     provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
@@ -181,6 +184,7 @@ def _start(
 
 
 def target_of(
+    ctx: typer.Context,
     what: str,
     matrix: str | None,
     sets: list[str] | None,
@@ -203,7 +207,7 @@ def target_of(
     if what.startswith(("/", "./", "../", "~")):
         raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
     store = options.known_store(workspace)
-    found = options.request_of_cell(store, matrix, what, sets, toolchain)
+    found = options.request_of_cell(ctx, store, matrix, what, sets, toolchain)
     store.check_writable()
     try:
         target = of_cell(flow.served_cell(found, store))

@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.planning import request
@@ -131,16 +132,17 @@ def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(
     asked = Request(Path("m.yaml"), toolchain="tensorrt_llm")
     (folder / request.FILE).write_text(json.dumps(asked.to_json()))
     monkeypatch.setattr(options, "run_folders", lambda _store: [folder])
+    monkeypatch.setattr(flow, "latest_request", lambda _store: asked)
     found: list[str | None] = []
 
     def command(ctx: typer.Context, toolchain: options.Toolchain = None) -> None:
-        found.append(
-            options.request_or_latest(ctx, cast("Store", object()), None, None, None, None, toolchain, None).toolchain
-        )
+        store = cast("Store", object())
+        found.append(options.request_or_latest(ctx, store, None, None, None, None, toolchain, None).toolchain)
+        found.append(options.request_of_cell(ctx, store, None, "cell", None, toolchain).toolchain)
 
     app = typer.Typer()
     app.command()(command)
     monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
     for words in ([], ["--toolchain", "embedded"]):
         get_command(app).main(words, standalone_mode=False)
-    assert found == ["tensorrt_llm", "embedded"]
+    assert found == ["tensorrt_llm", "tensorrt_llm", "embedded", "embedded"]
