@@ -402,7 +402,7 @@ def test_weights_in_triton_are_kept(lane: Lane, tmp_path: Path) -> None:
     with kept(Host(other.folder, other.environment, other.marker)) as host:
         said = host.serve(PLAIN, "--name", "weights")
         assert (said["toolchain"], said["endpoints"]["server_model"]) == ("tensorrt_llm_pytorch", "tensorrt_llm")
-        (repository,) = lane.outputs("repository")
+        (repository,) = other.outputs("repository")
         folder = host.serve(str(repository), "--name", "folder")
         assert (folder["cell"], folder["served_folder"]) == (None, str(repository))
         assert folder["gpus"] != said["gpus"]
