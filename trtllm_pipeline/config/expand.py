@@ -118,6 +118,9 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
     return data
 
 
+_LISTED: Final = "`pipeline matrix show FILE` lists the cells"
+
+
 class _WithId(Protocol):
     @property
     def id(self) -> CellId: ...
@@ -164,14 +167,29 @@ def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:
-    """What ids have at the place where a pattern stops fitting, nearest first."""
+    """What ids have at the place where a pattern stops fitting, nearest first.
+
+    What begins with a segment of further down, as tables name cells, is taken to begin there.
+    """
+    if not any(_fits(segments, parts[:1]) for segments in split):
+        for skipped in range(1, max(map(len, split), default=0)):
+            found = [segments[skipped:] for segments in split if _fits(segments[skipped:], parts[:1])]
+            if found and any(_fits(segments, parts) for segments in found):
+                return f"instead of {'/'.join(parts)!r}, use {'/'.join(['*'] * skipped + list(parts))!r}"
+            if found:
+                later = sorted({each for segments in found for each in segments[1:]})
+                wrong = next(
+                    (part for part in parts[1:] if not any(fnmatch.fnmatchcase(each, part) for each in later)), ""
+                )
+                near = difflib.get_close_matches(wrong, later, n=8, cutoff=0.5)
+                return f"instead of {wrong!r}, use {' or '.join(near)}" if near else _LISTED
     for depth in range(len(parts)):
         if not any(_fits(segments, parts[: depth + 1]) for segments in split):
             below = {segments[depth] for segments in split if len(segments) > depth and _fits(segments, parts[:depth])}
             near = difflib.get_close_matches(parts[depth], sorted(below), n=8, cutoff=0)
             if near:
                 return f"instead of {parts[depth]!r}, use {' or '.join(near)}"
-    return "`pipeline matrix show FILE` lists the cells"
+    return _LISTED
 
 
 def infeasible(recipe: Recipe, *, toolchain: str, precision: str, tp: int, pp: int, isl: int, osl: int) -> str | None:
