@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.helpers.chat_models import Running, gateway, spoken
+from tests.helpers.chat_models import LOG, Running, gateway, spoken
 from tests.helpers.gateways import Process, listening, process_of
 from trtllm_pipeline.bench.scripted_server import Script, config, running
 from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
@@ -196,6 +196,14 @@ def test_heads_that_are_unusual(served: Running, lines: str, status: int) -> Non
     told = raw(served.url, f"{lines}\r\n\r\n".encode())
     assert told.startswith(f"HTTP/1.1 {status} ".encode())
     assert status == 200 or b'{"error": {"message": ' in told
+
+
+def test_requests_that_are_no_http_and_upgrades_leave_no_line_in_the_log(tmp_path: Path) -> None:
+    upgrade = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    with gateway(tmp_path, respond, **LIMITS) as found:
+        for data in (upgrade, b"\x16\x03\x01\r\n\r\n", b"no http\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+            assert raw(found.url, data).startswith(b"HTTP/1.1 ")
+    assert (tmp_path / LOG).read_bytes() == b""
 
 
 @pytest.mark.parametrize("stream", [False, True])

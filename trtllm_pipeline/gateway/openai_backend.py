@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.client.transport.http import Connection, HttpError, fetch
@@ -24,6 +24,8 @@ _CONNECT_S: Final = 5.0
 _MOST_WAITING_BYTES: Final = 1 << 18
 """Of an answer that its reader has not taken; then the server has to wait."""
 _MOST_ERROR_BYTES: Final = 1 << 16
+DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
+"""Of `GatewayParams`, those that OpenAI-compatible servers take by the same name."""
 
 
 class Passed:
@@ -60,6 +62,7 @@ class OpenAiBackend:
         url = service.http if "://" in service.http else f"http://{service.http}"
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served = served
+        self._params = params
         self._timeout_s = params.generation_timeout_s
         self._model = served.server_model or service.model or served.name
         self._idle: deque[tuple[Connection, float]] = deque()
@@ -79,7 +82,8 @@ class OpenAiBackend:
 
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
         """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
-        message = json.dumps({**body, "model": self._model}, ensure_ascii=False).encode(errors="replace")
+        asked = {**with_defaults(body, self._params), "model": self._model}
+        message = json.dumps(asked, ensure_ascii=False).encode(errors="replace")
         try:
             await asyncio.wait_for(self._ask(PATHS[endpoint], message, passed), self._timeout_s)
         except asyncio.TimeoutError:
@@ -168,6 +172,22 @@ class _Answer:
         for said, wanted in self._names:
             text = text.replace(said, wanted)
         return text
+
+
+def with_defaults(body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
+    """A request with the default sampling where it says nothing. What it says is the server's to check."""
+    found = dict(body)
+    for name in DEFAULTS:
+        value = getattr(params, name)
+        # A chat may call its limit by either name.
+        said = body.get(name) is not None or (name == "max_tokens" and body.get("max_completion_tokens") is not None)
+        if value is not None and not said:
+            found[name] = value
+    stop = body.get("stop")
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if params.stop and isinstance(stops, list):
+        found["stop"] = [*stops, *(each for each in params.stop if each not in stops)]
+    return found
 
 
 def _error(status: int, body: bytes) -> ApiError:
