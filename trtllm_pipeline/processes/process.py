@@ -30,6 +30,7 @@ _PACKET_BYTES: Final = 65536
 # Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
 
+FIND_REASON: Final = "find the reason (out of memory? see `dmesg`)"
 _SERVER: Final = "server"
 _START_S: Final = 30.0
 _KILL_S: Final = 10.0
@@ -108,7 +109,8 @@ class Guardian:
     their effect: that comes as an event.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, supervises: str = "the stages") -> None:
+        self._supervises = supervises
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._running: dict[str, Spawned] = {}
         theirs.set_inheritable(True)
@@ -232,8 +234,8 @@ class Guardian:
                 kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         raise PipelineError(
-            f"the process that supervises the stages (pid {self.pid}) {how}; all running stages were ended",
-            hint="find the reason (out of memory? see `dmesg`), then run again; finished stages are kept",
+            f"the process that supervises {self._supervises} (pid {self.pid}) {how}; all that ran below it was ended",
+            hint=f"{FIND_REASON}, then run again; finished stages are kept",
         )
 
 
@@ -247,7 +249,7 @@ class Group:
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> None:
         """Start `argv`, its output appended to `log`. Raises ServerError when it cannot be started."""
-        self._guardian = Guardian()
+        self._guardian = Guardian(supervises="the server")
         self._said: list[Spawned | Refused] = []
         self.returncode: int | None = None
         """Exit status of the program, negative for a signal, once it and all below it are gone."""
@@ -303,7 +305,7 @@ class Group:
                     self._said.append(event)
         except PipelineError as error:
             self.returncode = -signal.SIGKILL  # which is what it gets when its guardian is lost
-            raise ServerError(error.message, hint=error.hint) from error
+            raise ServerError(error.message, hint=FIND_REASON) from error
 
 
 def _inherited() -> list[int]:
