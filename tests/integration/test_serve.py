@@ -206,6 +206,23 @@ def test_ports_that_nobody_asked_for_are_given_up_when_they_are_taken(host: Host
         assert f"cannot listen on 127.0.0.1 port {ports['openai']}" in err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["server", "gateway"])
+def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Host, part: str) -> None:
+    pytest.importorskip("uvicorn")
+    asked = ("--openai", "--restart", "--unresponsive-timeout-s", "8")
+    said = host.serve(PLAIN, "--name", "one", *asked)
+    file = Path(said["folder"], {"server": "service.json", "gateway": "gateway.json"}[part])
+    os.kill(json.loads(file.read_text())["pid"], signal.SIGSTOP)
+    found = host.becomes("one", "unresponsive")
+    assert f"the {part} has not answered since " in found["reason"]
+    assert found["endpoints"] is None
+    again = host.becomes("one", "ready", restarts=1)
+    assert again["ports"] == said["ports"]
+    assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
+    assert "did not answer for 8 s" in Path(said["folder"], "log").read_text()
+
+
 @pytest.mark.parametrize("halted", ["keeper", "guardian", pytest.param("worker", marks=pytest.mark.slow)])
 def test_what_is_halted_is_stopped_as_well(host: Host, halted: str) -> None:
     host.serve(PLAIN, "--name", "one")
@@ -241,11 +258,11 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     keys = host.folder / "keys"
     keys.write_text("secret-key\n")
     asked = ("--openai", "--restart", "--model-name", "mine", "--api-keys", str(keys))
-    _, err = host.pipeline("serve", "start", PLAIN, "--name", "chat", *asked, "--max-tokens", "3", code=2)
-    assert "--max-tokens: trtllm-serve has default sampling of its own" in err
-    said = host.serve(PLAIN, "--name", "chat", *asked)
+    _, err = host.pipeline("serve", "start", PLAIN, "--name", "chat", *asked, "--end-id", "3", code=2)
+    assert "--end-id: trtllm-serve takes no such input" in err
+    said = host.serve(PLAIN, "--name", "chat", *asked, "--max-tokens", "3")
     assert said["endpoints"]["model"] == "mine"
-    url, body = said["endpoints"]["openai"], {"model": "mine", "prompt": "abc", "max_tokens": 3}
+    url, body = said["endpoints"]["openai"], {"model": "mine", "prompt": "abc"}
     assert httpx.post(f"{url}/completions", json=body).status_code == 401
 
     def answer() -> str:
@@ -452,6 +469,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     of_one = with_descendants({said[0]["keeper_pid"]}, table)
     stubs = [pid for pid in of_one if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(stubs[0], signal.SIGKILL)
+    assert "died" in host.becomes("one", "restarting")["reason"]
     log = Path(said[0]["folder"], "log")
     assert eventually(lambda: log.read_text().count("ready: http") == 2, 30), log.read_text()
     assert host.becomes("one", "ready")["ports"] == said[0]["ports"]

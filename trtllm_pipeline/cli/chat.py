@@ -16,12 +16,14 @@ from trtllm_pipeline import provenance
 from trtllm_pipeline.cli import completion, options
 from trtllm_pipeline.cli.output import explain_error, note
 from trtllm_pipeline.client.conversation import Conversation, Reply, models
-from trtllm_pipeline.errors import ServerError, UsageError
+from trtllm_pipeline.errors import PipelineError, ServerError, UsageError
+from trtllm_pipeline.gateway.keys import read_keys
 from trtllm_pipeline.hosting import KeptServer, State, find
-from trtllm_pipeline.hosting.servers import look
+from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, api_keys_file, look
 from trtllm_pipeline.terminal import raw
 
 _ADDRESS: Final = re.compile(r"https?://|[\w.-]+:[0-9]+(/|$)")
+_KEY: Final = "OPENAI_API_KEY"
 _PROMPT: Final = "> "
 _MORE: Final = ". "
 _BLOCK: Final = '"""'
@@ -62,7 +64,7 @@ def chat(
     """Talk with a model in the terminal.
 
     Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands. Input from a pipe is read line by line, a message each.
-    OPENAI_API_KEY is sent to servers that ask for a key.
+    A kept server that asks for a key gets one of its own; OPENAI_API_KEY is sent to all others.
 
     examples:
       pipeline chat
@@ -74,27 +76,39 @@ def chat(
     given = {"temperature": temperature, "max_tokens": max_tokens}
     asked = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
-    with _server(ctx, what, workspace, policy) as url:
-        key = os.environ.get("OPENAI_API_KEY")
+    with _server(ctx, what, workspace, policy) as (url, key):
         talk = Conversation(url, _chosen(url, model, key), api_key=key, options=asked)
         talk.system = system
         _Terminal(talk).run()
 
 
 @contextmanager
-def _server(ctx: typer.Context, what: str | None, workspace: str, policy: provenance.Policy) -> Iterator[str]:
-    """The URL of what is to be talked with. Raises UsageError, PlanError, StageError."""
+def _server(
+    ctx: typer.Context, what: str | None, workspace: str, policy: provenance.Policy
+) -> Iterator[tuple[str, str | None]]:
+    """The URL of what is to be talked with, and the key for it. Raises UsageError, PlanError, StageError."""
     if what is not None and _ADDRESS.match(what):
-        yield what
+        yield what, os.environ.get(_KEY)
         return
     known = {server.name: server for server in find(Path(workspace))}
     if what is None:
         what = _only(known, workspace)
     if what in known:
-        yield _url(known[what])
+        yield _url(known[what]), _key(known[what])
         return
     with _started(ctx, what, workspace, policy, list(known.values())) as server:
-        yield _url(server)
+        yield _url(server), _key(server)
+
+
+def _key(server: KeptServer) -> str | None:
+    """A key that a kept server accepts: one of its file, as far as this user may read it."""
+    file = api_keys_file(server.folder)
+    keys: list[str] = []
+    with suppress(PipelineError, OSError):
+        # Else somebody's server could name a file of this user as its keys, and be sent what is in it.
+        if file is not None and file.stat().st_uid == (server.folder / GATEWAY_CONFIG).stat().st_uid:
+            keys = read_keys(file)
+    return keys[0] if keys else os.environ.get(_KEY)
 
 
 @contextmanager
@@ -113,8 +127,7 @@ def _started(
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
             yield server
             return
-    tokenizer = () if target.model_folder is None else (target.model_folder,)
-    provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
+    provenance.require_folders(target.folders, policy)
     note(f"starting a server for {target.cell or what}; it ends with this conversation")
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)

@@ -214,9 +214,13 @@ def request_or_latest(
 
 def _toolchain(ctx: typer.Context, toolchain: str | None, latest: Request) -> str | None:
     """The environment says what to take where nobody said anything."""
-    source = ctx.get_parameter_source("toolchain")
-    from_environment = source is not None and source.name == "ENVIRONMENT"
-    return None if latest.toolchain is not None and from_environment else toolchain
+    return toolchain if latest.toolchain is None else typed(ctx, "toolchain", toolchain)
+
+
+def typed(ctx: typer.Context, name: str, value: str | None) -> str | None:
+    """The value of an option, None where the environment gave it."""
+    source = ctx.get_parameter_source(name)
+    return None if source is not None and source.name == "ENVIRONMENT" else value
 
 
 def request_of_cell(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -19,7 +20,7 @@ from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note, 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hosting import shown
-from trtllm_pipeline.hosting.servers import KeptServer, State, find
+from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, api_keys_file, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
 from trtllm_pipeline.serving.command_lines import reachable
@@ -33,7 +34,8 @@ _where: Final = partial(options.option, rich_help_panel="Where it listens")
 _openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
 _NOT_TYPED: Final = ("stop_timeout_s",)
 """Limits of the gateway that the matrix has alone: the server has an option of this name."""
-_SAMPLING: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "stop", "end_id", "pad_id")
+_OF_TRITON: Final = ("end_id", "pad_id")
+"""Default sampling that no OpenAI-compatible server takes."""
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
 _POLL_S: Final = 0.2
 
@@ -75,8 +77,19 @@ def _start(
         str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
     ] = None,
     restart_: Annotated[
-        bool, options.switch("--restart", "Start it again when it dies, after 1, 2, 4 and up to 60 seconds.")
+        bool,
+        options.switch("--restart", "Start it again when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
     ] = False,
+    unresponsive_timeout_s: Annotated[
+        float | None,
+        options.option(
+            "--unresponsive-timeout-s",
+            "SECONDS",
+            "With --restart: how long it may not answer before it is started again (default: 60).",
+            min=1,
+            max=1e9,
+        ),
+    ] = None,
     wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
     host: Annotated[
         str, _where("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in.")
@@ -142,22 +155,25 @@ def _start(
         )
         if value is not None
     }
+    if unresponsive_timeout_s is not None and not restart_:
+        raise UsageError("--unresponsive-timeout-s says when a server is started again", hint="give --restart as well")
+    if unresponsive_timeout_s is not None and math.isnan(unresponsive_timeout_s):
+        raise UsageError("--unresponsive-timeout-s: expected a number of seconds")
     _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
     policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(ctx, what, matrix, sets, toolchain, workspace, model_folder)
-    tokenizer = () if target.model_folder is None else (target.model_folder,)
-    provenance.require_folders([*target.inputs.values(), *tokenizer], policy)
+    provenance.require_folders(target.folders, policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
     if getattr(target.params, "frontend", "triton") != "triton" and (
-        only := [each for each in _SAMPLING if each in typed]
+        only := [each for each in _OF_TRITON if each in typed]
     ):
         raise UsageError(
-            f"{stage_options.flag(only[0])}: trtllm-serve has default sampling of its own; requests to it pass through",
-            hint="say it in each request",
+            f"{stage_options.flag(only[0])}: trtllm-serve takes no such input; it knows the model's own",
+            hint="leave it out",
         )
     if wrong := stage_options.wrong(target.launch, params):
         raise UsageError("\n  ".join(wrong))
@@ -168,6 +184,9 @@ def _start(
         name=name,
         params=params,
         restart=restart_,
+        unresponsive_timeout_s=unresponsive_timeout_s or UNRESPONSIVE_S,
+        require_signed=require_signed,
+        trusted_keys=trusted_keys,
         openai=openai,
         host=host,
         port=port or 0,
@@ -201,8 +220,9 @@ def target_of(
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
     if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
-        if only := [flag for flag, value in (("--matrix", matrix), ("--set", sets)) if value]:
-            raise UsageError(f"{only[0]} is for a cell, and {what} is a folder")
+        given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
+        if only := [flag for flag, value in given if value]:
+            raise UsageError(f"{only[0]} is for a cell, and {what} is a folder, which says itself what serves it")
         return of_folder(Path(what), tokenizer, machine())
     if what.startswith(("/", "./", "../", "~")):
         raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
@@ -267,7 +287,7 @@ def _example(server: KeptServer) -> str:
     assert endpoint is not None
     if endpoint.openai is not None:
         body: dict[str, Any] = {"model": endpoint.model, "prompt": "The capital of France is", "max_tokens": 8}
-        key = "-H 'Authorization: Bearer KEY' " if _has_keys(server) else ""
+        key = "-H 'Authorization: Bearer KEY' " if api_keys_file(server.folder) else ""
         return (
             f"curl -s {endpoint.openai}/completions {key}-H 'Content-Type: application/json' "
             f"-d {shlex.quote(json.dumps(body))}"
@@ -275,13 +295,6 @@ def _example(server: KeptServer) -> str:
     service = endpoint.service
     body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
     return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
-
-
-def _has_keys(server: KeptServer) -> bool:
-    from trtllm_pipeline.files.writing import read_object
-    from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG
-
-    return bool((read_object(server.folder / GATEWAY_CONFIG) or {}).get("api_keys_file"))
 
 
 start = stage_options.with_class(_start, GatewayParams, but=_NOT_TYPED)
@@ -428,9 +441,13 @@ def restart(
         bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that starts.")
     ] = True,
     workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
     form: options.TextOrJson = "text",
 ) -> None:
     """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
+
+    What they are served from is checked as `start` did; one that cannot be started goes on as it does.
 
     examples:
       pipeline serve restart chat
@@ -441,9 +458,7 @@ def restart(
     allow_open_files()
     done = []
     for server in _chosen(names, workspace, every=every):
-        if server.state.alive:
-            server = control.stop(server)
-        server = control.start_again(server)
+        server = control.restart(server, require_signed=require_signed, trusted_keys=trusted_keys)
         done.append(_until_ready(server) if wait else server)
     emit_as(form, shown.to_json(done), text=lambda _: shown.to_text(done))
 

@@ -13,13 +13,18 @@ from trtllm_pipeline.files.user_files import read_text
 _SHORTEST: Final = 8
 
 
+def read_keys(path: Path) -> list[str]:
+    """The keys in a file; empty lines and lines that begin with # are left alone. Raises MatrixError or UsageError."""
+    lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 class Keys:
     """The keys that are accepted. Only their digests are kept."""
 
     def __init__(self, path: Path) -> None:
-        """Read a file; empty lines and lines that begin with # are left alone. Raises MatrixError or UsageError."""
-        lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
-        keys = [line for line in lines if line and not line.startswith("#")]
+        """Read a file. Raises MatrixError or UsageError."""
+        keys = read_keys(path)
         if not keys:
             raise UsageError(f"{path} has no key", hint="write one on each line: openssl rand -hex 24")
         if any(len(key) < _SHORTEST for key in keys):

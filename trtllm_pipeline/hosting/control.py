@@ -22,13 +22,16 @@ from trtllm_pipeline.execution.executor import Job, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting import servers, signed
 from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import (
     GATEWAY_CONFIG,
     GATEWAY_FILE,
     LOCK,
     SERVER_FILE,
+    STOP,
+    STOPPED_REASON,
+    UNRESPONSIVE_S,
     Keeper,
     KeptRecord,
     KeptServer,
@@ -58,6 +61,11 @@ class Wish:
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the launch stage that were typed."""
     restart: bool = False
+    unresponsive_timeout_s: float = UNRESPONSIVE_S
+    """With `restart`: how long it may leave questions after its health unanswered."""
+    require_signed: bool = False
+    trusted_keys: Path | None = None
+    """Of the policy that what it is served from was checked by; asked again whenever it is started again."""
     openai: bool = False
     host: str = "127.0.0.1"
     """Where clients reach it: the gateway's address, or without one the server's."""
@@ -115,7 +123,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     try:
         remove_stale_leftovers()
         os.truncate(lock.fd, 0)
-        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE):
+        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
             (folder / each).unlink(missing_ok=True)
         ports = _ports_before(folder)
         shutil.rmtree(folder / OUT, ignore_errors=True)
@@ -172,6 +180,10 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRe
         model_folder=None if target.model_folder is None else str(target.model_folder),
         gateway=wish.openai,
         restart=wish.restart,
+        unresponsive_timeout_s=wish.unresponsive_timeout_s,
+        served_from=tuple(map(str, target.folders)),
+        require_signed=wish.require_signed,
+        trusted_keys=None if wish.trusted_keys is None else str(wish.trusted_keys.absolute()),
         gpus_needed=target.gpus,
         command=tuple(wish.command),
         since_s=now,
@@ -270,12 +282,30 @@ def stop(server: KeptServer) -> KeptServer:
     limits = [read_object(folder / name) or {} for name in (JOB, GATEWAY_CONFIG)]
     known = [limit for each in limits for limit in [(each.get("params") or {}).get("stop_timeout_s")]]
     patience_s = _STOP_S + sum(limit for limit in known if isinstance(limit, (int, float)))
-    deadline, told = time.monotonic() + patience_s, set[signal.Signals]()
-    forced = False
+    try:
+        with suppress(OSError):  # for whoever looks before the keeper has said so, or where it no longer can
+            (folder / STOP).touch()
+        _end(server, patience_s)
+        server = _recorded(servers.look(folder))
+    finally:
+        (folder / STOP).unlink(missing_ok=True)
+    remove_stale_leftovers()
+    for each in (SERVICE_FILE, GATEWAY_FILE):
+        (folder / each).unlink(missing_ok=True)
+    shutil.rmtree(folder / "links", ignore_errors=True)
+    with suppress(OSError):
+        write_targets(folder.parent.parent)
+    return server
+
+
+def _end(server: KeptServer, patience_s: float) -> None:
+    """End all processes of a server. Raises StateError."""
+    folder, told, forced = server.folder, set[signal.Signals](), False
+    deadline = time.monotonic() + patience_s
     while True:
         server = servers.look(folder)
         if not server.state.alive and not servers.is_held(folder):
-            break
+            return
         late = time.monotonic() > deadline
         signo = signal.SIGKILL if late else signal.SIGTERM  # killed, its guardian ends the rest
         if server.keeper is not None and signo not in told:
@@ -296,14 +326,6 @@ def stop(server: KeptServer) -> KeptServer:
                 hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
             )
         time.sleep(_POLL_S)
-    server = _recorded(server)
-    remove_stale_leftovers()
-    for each in (SERVICE_FILE, GATEWAY_FILE):
-        (folder / each).unlink(missing_ok=True)
-    shutil.rmtree(folder / "links", ignore_errors=True)
-    with suppress(OSError):
-        write_targets(folder.parent.parent)
-    return server
 
 
 def _signal_all(folder: Path, signo: signal.Signals) -> None:
@@ -321,7 +343,7 @@ def _recorded(server: KeptServer) -> KeptServer:
     record = server.record
     if record is not None and record.state.alive and (lock := claims.take(server.folder / LOCK, remove=False)):
         with suppress(OSError):  # a full disk keeps nobody from stopping
-            servers.changed(record, State.STOPPED, "it was stopped", None, time.time()).write(server.folder)
+            servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
         lock.release()
     return servers.look(server.folder)
 
@@ -338,21 +360,21 @@ def _tell(keeper: Keeper, signo: int, server: KeptServer) -> None:
         ) from error
 
 
-def start_again(server: KeptServer) -> KeptServer:
-    """Start a server that has ended, as it was asked for. Raises UsageError, StateError."""
+def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: Path | None = None) -> KeptServer:
+    """Start a server as it was asked for, after stopping it where it runs. Does not wait until it is ready.
+
+    What it is served from is checked as when it was started first, by the policy of then or a stricter one. Where it
+    cannot be started, it goes on as it does. Raises UsageError, StateError.
+    """
+    if server.record is None and server.state.alive:
+        server = stop(server)  # its keeper writes the record anew
+    record = _startable(server)
+    keys = record.trusted_keys if trusted_keys is None else str(trusted_keys.absolute())
+    record = replace(record, require_signed=require_signed or record.require_signed, trusted_keys=keys)
+    signed.check(record)
+    if server.state.alive:
+        server = stop(server)
     folder = server.folder
-    if server.record is None:
-        raise StateError(
-            f"server {server.name}: {server.reason}",
-            hint=f"pipeline serve stop {server.name} --remove, then start it anew",
-        )
-    anew = shlex.join(server.record.command) or "pipeline serve start CELL"
-    job = read_job(folder / JOB)
-    if gone := [path for path in job.inputs.values() if path.startswith("/") and not os.path.exists(path)]:  # noqa: PTH110
-        raise StateError(
-            f"server {server.name}: {gone[0]} is gone: removed, or the workspace was moved",
-            hint=f"start it anew: {anew}",
-        )
     try:
         lock = _take(folder)
     except OSError as error:
@@ -360,13 +382,31 @@ def start_again(server: KeptServer) -> KeptServer:
     if lock is None:
         raise UsageError(f"server {server.name} is {servers.look(folder).state.value}", hint="pipeline serve ps")
     try:
+        (folder / STOP).unlink(missing_ok=True)
         os.truncate(lock.fd, 0)
-        replace(server.record, state=State.STARTING, reason=None, keeper=None).write(folder)
+        replace(record, state=State.STARTING, reason=None, keeper=None).write(folder)
         _spawn(folder, lock)
     except OSError as error:
         lock.release()
         raise _unwritable(folder, error) from error
     return servers.look(folder)
+
+
+def _startable(server: KeptServer) -> KeptRecord:
+    """What was asked of a server, if that is still there. Raises StateError."""
+    if server.record is None:
+        raise StateError(
+            f"server {server.name}: {server.reason}",
+            hint=f"pipeline serve stop {server.name} --remove, then start it anew",
+        )
+    anew = shlex.join(server.record.command) or "pipeline serve start CELL"
+    inputs = read_job(server.folder / JOB).inputs.values()
+    if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:  # noqa: PTH110
+        raise StateError(
+            f"server {server.name}: {gone[0]} is gone: removed, or the workspace was moved",
+            hint=f"start it anew: {anew}",
+        )
+    return server.record
 
 
 def remove(server: KeptServer) -> None:

@@ -1,14 +1,16 @@
 """`python -m trtllm_pipeline.hosting.keeper FOLDER [FD]`: the process that keeps one server; FD is its lock, held already.
 
 It runs the launch stage of the server's toolchain, and the gateway beside it, below a guardian: should this process be
-killed, the guardian ends them. What dies is started again if that was asked, after 1, 2, 4 and up to 60 seconds; what has
-never been ready is not. SIGTERM, SIGINT and SIGHUP end it in order: the gateway finishes its answers, then the server ends.
+killed, the guardian ends them. What dies, or does not answer for some time, is started again if that was asked, after 1, 2,
+4 and up to 60 seconds; what has never been ready is not. SIGTERM, SIGINT and SIGHUP end it in order: the gateway finishes
+its answers, then the server ends.
 
 Exit status 0 when it was told to end, 1 when the server cannot be kept: what systemd's Restart=on-failure goes by.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -18,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,14 +31,15 @@ from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, Sta
 from trtllm_pipeline.execution.executor import TELLING_LINES, Job, failure_of, read_job, tail
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object, write_json
-from trtllm_pipeline.hosting import servers
+from trtllm_pipeline.hosting import servers, signed
+from trtllm_pipeline.hosting.health import Health, gateway_health, server_health
 from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_FILE, GATEWAY_LOG, LOCK, Keeper, State
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.processes.process import Exited, Guardian, Refused
+from trtllm_pipeline.processes.process import FIND_REASON, Exited, Guardian, Refused
 from trtllm_pipeline.serving.triton import busy_ports
-from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, SERVICE_FILE
+from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
 from trtllm_pipeline.stages.launch import LOG_FILE, told_to_end
 from trtllm_pipeline.store import claims
 from trtllm_pipeline.store.store import LOG
@@ -73,6 +76,8 @@ class _Program:
     ready_file: Path
     grace_s: float
     """What a polite stop may take."""
+    health_of: Callable[[Path], tuple[str, str] | None]
+    """Where to ask, by the server's folder."""
     after: _Program | None = None
     """Which must be ready before this is started the first time."""
     runs: bool = False
@@ -80,12 +85,25 @@ class _Program:
     """Monotonic time at which to start it, where it does not run."""
     ready_s: float | None = None
     """Monotonic time since when it is ready."""
+    health: Health | None = None
+    """While it is ready."""
+    hung: ServerError | None = None
+    """Why it is being ended: it did not answer."""
+    force_s: float = 0.0
+    """Monotonic time after which it is killed, while it is being ended so."""
     worked: bool = False
     """Whether it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     log_bytes: int = 0
     """Length of its log when it was started: what stands before is of earlier starts."""
+
+    def not_ready(self) -> None:
+        """It is not, or no longer."""
+        self.ready_s = None
+        if self.health is not None:
+            self.health.close()
+            self.health = None
 
     def said(self) -> list[str]:
         """What it wrote last since it was started; the keeper writes to the same log."""
@@ -97,9 +115,11 @@ class _Program:
 class _Kept:
     """A server that is kept."""
 
-    def __init__(self, folder: Path, lock: claims.Claim) -> None:
+    def __init__(self, folder: Path, lock: claims.Claim, *, checked: bool) -> None:
+        """`checked`: whoever started this has just checked what is signed."""
         self.folder = folder
         self.lock = lock
+        self.checked = checked
         self.record = replace(
             servers.told(folder),
             keeper=Keeper.here(),
@@ -117,7 +137,13 @@ class _Kept:
         self.look_at_logs_s = 0.0
         stop_s = float(str(self.job.params.get("stop_timeout_s", 3.0)))
         server = _Program(
-            "server", self.job.commands[0], folder / LOG, folder / LOG_FILE, folder / SERVICE_FILE, stop_s + 5.0
+            "server",
+            self.job.commands[0],
+            folder / LOG,
+            folder / LOG_FILE,
+            folder / SERVICE_FILE,
+            stop_s + 5.0,
+            server_health,
         )
         self.programs = [server]
         if self.record.gateway:
@@ -132,6 +158,7 @@ class _Kept:
                     folder / GATEWAY_LOG,
                     folder / GATEWAY_FILE,
                     float(params.get("stop_timeout_s", 10.0)) + 2.0,
+                    gateway_health,
                     after=server,
                 )
             )
@@ -151,6 +178,8 @@ class _Kept:
         """Say how it stands. A disk that is full must not end a server: what it says then is only late."""
         self.record = servers.changed(self.record, state, reason, hint, time.time())
         self.write()
+        if self.unwritten and not state.alive:
+            leave_last_word(self.lock, state, reason or state.value)
 
     def write(self) -> None:
         """Write what there is to say; where that fails, it is tried again."""
@@ -180,7 +209,7 @@ class _Kept:
             return 1
         self.tell(State.STOPPING)
         self._end(None)
-        self.tell(State.STOPPED, "it was stopped")
+        self.tell(State.STOPPED, servers.STOPPED_REASON)
         self.say("stopped")
         return 0
 
@@ -196,6 +225,9 @@ class _Kept:
                 except OSError as error:
                     why = disk.no_room(error, self.folder) or error.strerror or str(error)
                     self._died(program, ServerError(f"the {program.name} cannot be started: {why}"))
+            if program.hung is not None and now > program.force_s:
+                program.force_s = math.inf
+                self.guardian.end(program.name, _FORCED_GRACE_S)
         self._look()
         select.select([self.guardian], [], [], _POLL_S)
         try:
@@ -203,7 +235,7 @@ class _Kept:
         except PipelineError:
             killed = ServerError(
                 f"process {self.guardian.pid} above the server was killed, and the server with it",
-                hint=f"find the reason (out of memory? see `dmesg`), then pipeline serve restart {self.folder.name}",
+                hint=f"{FIND_REASON}, then pipeline serve restart {self.folder.name}",
             )
             self.guardian = None
             for program in self.programs:
@@ -216,6 +248,9 @@ class _Kept:
                 self._died(program, self._why(program, event))
 
     def _spawn(self, program: _Program) -> None:
+        if program.after is None and not self.checked and (self.record.require_signed or self.record.trusted_keys):
+            signed.check(self.record)
+        self.checked = False
         program.runs, program.ready_s, program.before = True, None, out_of_memory.counts()
         program.log_bytes = program.log.stat().st_size if program.log.exists() else 0
         for stale in (program.ready_file, self.folder / FAILURE_FILE):
@@ -223,6 +258,7 @@ class _Kept:
         with suppress(FileNotFoundError):  # what an earlier one said is no cause of this one's end
             program.output.replace(program.output.with_name(f"{program.output.name}.1"))
         if program.after is None:
+            (self.folder / REPAIR_FILE).unlink(missing_ok=True)
             self._write_job()
         else:
             self._write_gateway_config()
@@ -260,12 +296,10 @@ class _Kept:
         """Notice what has become ready, and logs that have grown."""
         now = time.monotonic()
         for program in self.programs:
-            if program.runs and program.ready_s is None and program.ready_file.exists():
-                program.ready_s, program.worked = now, True
-                self.record = replace(self.record, ports={**self.record.ports, **_ports(self.folder)})
-                self.say(f"the {program.name} is ready")
-        if self.record.state is not State.READY and all(program.ready_s is not None for program in self.programs):
-            self.tell(State.READY)
+            if program.runs and not program.hung:
+                self._look_at(program, now)
+        if all(program.ready_s is not None for program in self.programs):
+            self._look_whether_they_answer(now)
         if now >= self.look_at_logs_s:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
             if self.unwritten:
@@ -276,11 +310,56 @@ class _Kept:
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
 
+    def _look_at(self, program: _Program, now: float) -> None:
+        """Notice what has become ready, and a launch stage that starts its server again."""
+        repair = self.folder / REPAIR_FILE
+        repairs = program.after is None and repair.exists()
+        if program.ready_s is None and program.ready_file.exists() and not repairs:
+            program.ready_s, program.worked = now, True
+            where = program.health_of(self.folder)
+            program.health = None if where is None else Health(*where)
+            self.record = replace(self.record, ports={**self.record.ports, **_ports(self.folder)})
+            self.say(f"the {program.name} is ready")
+        elif program.ready_s is not None and repairs:
+            program.not_ready()
+            reason = (read_object(repair) or {}).get("reason")
+            self.record = replace(self.record, restarts=self.record.restarts + 1)
+            self.tell(State.RESTARTING, str(reason or "its server has died"))
+
+    def _look_whether_they_answer(self, now: float) -> None:
+        """Say that all are ready, or which has stopped to answer; that one is started again where it was asked."""
+        for program in self.programs:
+            if program.health is None or (found := program.health.unresponsive()) is None:
+                continue
+            since_s, why = found
+            if self.record.state is not State.UNRESPONSIVE:
+                began = time.time() - (now - since_s)
+                at = time.strftime("%H:%M:%S", time.localtime(began))
+                reason = f"the {program.name} has not answered since {at}: {why}"
+                hint = None if self.record.restart else f"pipeline serve restart {self.folder.name}"
+                self.record = servers.changed(self.record, State.UNRESPONSIVE, reason, hint, began)
+                self.write()
+                self.say(reason)
+            limit_s = self.record.unresponsive_timeout_s
+            if self.record.restart and program.hung is None and now - since_s >= limit_s:
+                program.hung = ServerError(f"the {program.name} did not answer for {limit_s:g} s: {why}")
+                program.force_s = now + program.grace_s
+                self.say(f"{program.hung.message}; it is being ended")
+                assert self.guardian is not None
+                self.guardian.signal(program.name, signal.SIGTERM)
+            return
+        if self.record.state is State.UNRESPONSIVE:
+            self.say("it answers again")
+        if self.record.state is not State.READY:
+            self.tell(State.READY)
+
     def _died(self, program: _Program, error: PipelineError) -> None:
         """Arrange for its next start. Raises `error` where there is none."""
         now = time.monotonic()
         ready_for_s = None if program.ready_s is None else now - program.ready_s
-        program.runs, program.ready_s = False, None
+        error, program.hung = program.hung or error, None
+        program.runs = False
+        program.not_ready()
         program.ready_file.unlink(missing_ok=True)  # what was killed could not
         if not (self.record.restart and program.worked):
             raise error
@@ -319,6 +398,8 @@ class _Kept:
         except PipelineError as error:
             self.say(f"error: {error.message}")
         finally:
+            for program in self.programs:
+                program.not_ready()
             if guardian is not None:
                 guardian.close()
             for program in self.programs:
@@ -366,6 +447,12 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     )
 
 
+def leave_last_word(lock: claims.Claim, state: State, reason: str) -> None:
+    """Say in the lock how it ends, where server.json cannot be written: the room for it is there already."""
+    with suppress(OSError):
+        servers.identify(lock.fd, Keeper.here(), (state, reason))
+
+
 def begin_anew(log: Path, most_bytes: int) -> None:
     """Empty a log that has more than `most_bytes`, keeping what it held beside it. Who appends to it goes on doing so."""
     if log.exists() and log.stat().st_size > most_bytes:
@@ -411,10 +498,11 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         with told_to_end() as ended:
-            return _Kept(folder, lock).keep(ended)
+            return _Kept(folder, lock, checked=len(argv) > 1).keep(ended)
     except (PipelineError, OSError, ValueError, KeyError, TypeError) as error:
         if not isinstance(error, (PipelineError, OSError)):
             traceback.print_exc()
+        leave_last_word(lock, State.FAILED, str(error))
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
 

@@ -6,7 +6,9 @@
       service.json      endpoints of the server; there while it is ready
       gateway-config.json, gateway.json    the OpenAI endpoint in front of it: what it is told, and where it listens
       log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
-      lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity
+      lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity, and
+                        its last word where server.json could not be written
+      stop              there while somebody stops it
 
 A keeper is recognised by its process id, start time and boot, so neither a reused id nor a restarted machine is taken for
 it. What it has said last stands in server.json; what has become of it since is found here, by looking.
@@ -39,12 +41,17 @@ GATEWAY_FILE: Final = FILE
 GATEWAY_CONFIG: Final = CONFIG_FILE
 GATEWAY_LOG: Final = "gateway.log"
 LOCK: Final = "lock"
+STOP: Final = "stop"
 TRTLLM_SERVE: Final = "trtllm-serve"
 _TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
 """Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
 _LATEST_S: Final = 1e11
 """In the year 5138."""
-_IDENTITY_BYTES: Final = 160
+_IDENTITY_BYTES: Final = 4096
+_MOST_REASON_BYTES: Final = 600
+"""So that it fits with every character escaped."""
+STOPPED_REASON: Final = "it was stopped"
+UNRESPONSIVE_S: Final = 60.0
 
 
 class State(str, Enum):
@@ -54,6 +61,8 @@ class State(str, Enum):
     """Its processes are being started, or it loads its models."""
     READY = "ready"
     """It answers."""
+    UNRESPONSIVE = "unresponsive"
+    """Its processes live, but it has stopped to answer; `reason` says since when."""
     RESTARTING = "restarting"
     """It has died and is started again; `reason` says why it died."""
     STOPPING = "stopping"
@@ -118,7 +127,14 @@ class KeptRecord:
     gateway: bool = False
     """Whether the gateway stands in front of it."""
     restart: bool = False
-    """Whether it is started again when it dies."""
+    """Whether it is started again when it dies, or does not answer for `unresponsive_timeout_s`."""
+    unresponsive_timeout_s: float = UNRESPONSIVE_S
+    served_from: tuple[str, ...] = ()
+    """The folders that it is served from, whose signed statements are checked."""
+    require_signed: bool = False
+    """Whether what it is served from must be signed by a trusted key, also when it is started again."""
+    trusted_keys: str | None = None
+    """Folder of those keys."""
     gpus_needed: int = 0
     command: tuple[str, ...] = ()
     """What was typed to start it."""
@@ -151,12 +167,14 @@ class KeptRecord:
         known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         keeper = known.get("keeper")
         numbers = {name: float(known[name]) for name in ("since_s", "started_s")}
+        limit_s = float(known.get("unresponsive_timeout_s", UNRESPONSIVE_S))
         if not all(0 <= number < _LATEST_S for number in numbers.values()):
             raise ValueError("a time that cannot be")
-        lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus")}
+        lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus", "served_from")}
         maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "asked_ports", "ports")}
         keepers = None if keeper is None else Keeper(**keeper)
-        return cls(**{**known, **numbers, **lists, **maps, "keeper": keepers, "state": State(known["state"])})
+        typed = {"keeper": keepers, "state": State(known["state"]), "unresponsive_timeout_s": limit_s}
+        return cls(**{**known, **numbers, **lists, **maps, **typed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +224,7 @@ class KeptServer:
             service = Service.read(self.folder / SERVICE_FILE)
         except ServerError:
             return None  # it has ended just now
-        base = _gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
+        base = gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
         folder = self.record.model_folder
         return Endpoint(
             service,
@@ -219,7 +237,7 @@ class KeptServer:
 
 def metrics_urls(folder: Path) -> dict[str, str]:
     """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
-    gateway = _gateway_url(folder)
+    gateway = gateway_url(folder)
     urls = {} if gateway is None else {"gateway": f"{gateway}/metrics"}
     try:
         service = Service.read(folder / SERVICE_FILE)
@@ -232,12 +250,18 @@ def metrics_urls(folder: Path) -> dict[str, str]:
     return urls
 
 
-def _gateway_url(folder: Path) -> str | None:
+def gateway_url(folder: Path) -> str | None:
     """URL of a server's gateway as this machine reaches it, also where it listens on all of its addresses."""
     url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
     if not isinstance(url, str):
         return None
     return url.rstrip("/").replace("//0.0.0.0:", f"//{LOOPBACK}:").replace("//[::]:", f"//{LOOPBACK}:")
+
+
+def api_keys_file(folder: Path) -> Path | None:
+    """The file of the keys that requests to a server's gateway need one of; None where they need none."""
+    told = (read_object(folder / GATEWAY_CONFIG) or {}).get("api_keys_file")
+    return Path(told) if isinstance(told, str) else None
 
 
 def folder_of(workspace: Path, name: str) -> Path:
@@ -261,8 +285,13 @@ def find(workspace: Path) -> list[KeptServer]:
 def look(folder: Path) -> KeptServer:
     """How the kept server in `folder` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
-    held = is_held(folder)
-    named = _named_in(folder / LOCK) if held else None
+    while True:
+        held, stopping = is_held(folder), (folder / STOP).exists()
+        before, data = data, read_object(folder / SERVER_FILE) or {}
+        if data == before:  # what is seen is of a moment in which server.json said this
+            break
+    named, last = _said_in(folder / LOCK)
+    named = named if held else None
     living = named if named is not None and named.lives() else None
     try:
         record = KeptRecord.of(data)
@@ -271,14 +300,19 @@ def look(folder: Path) -> KeptServer:
         why = f"server.json is damaged: {type(error).__name__}: {error}" if data else "server.json is damaged"
         state = State.FAILED if not held else State.STOPPING if living is None else State.READY
         return KeptServer(folder, state, why, None, living)
-    state, reason = standing(record, held=held, lives=living is not None, boot=boot_id())
+    if stopping:
+        last = State.STOPPED, STOPPED_REASON
+    state, reason = standing(record, held=held, lives=living is not None, boot=boot_id(), last=last)
     return KeptServer(folder, state, reason, record, living)
 
 
-def standing(record: KeptRecord, *, held: bool, lives: bool, boot: str) -> tuple[State, str | None]:
+def standing(
+    record: KeptRecord, *, held: bool, lives: bool, boot: str, last: tuple[State, str] | None = None
+) -> tuple[State, str | None]:
     """How a server stands, and why, from what its keeper said last and what is seen now.
 
-    `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now.
+    `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now. `last` is what is
+    known of its end beside server.json: that somebody stops it, or what its keeper left in the lock.
     """
     keeper, reason = record.keeper, record.reason
     if lives:
@@ -289,6 +323,8 @@ def standing(record: KeptRecord, *, held: bool, lives: bool, boot: str) -> tuple
         return State.STOPPING, "its keeper was killed; its processes are being ended"
     if not record.state.alive:
         return record.state, reason
+    if last is not None:
+        return last
     if keeper is None:
         return State.FAILED, "it was interrupted before it was started"
     if keeper.boot_id != boot:
@@ -309,18 +345,24 @@ def changed(record: KeptRecord, state: State, reason: str | None, hint: str | No
     return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)
 
 
-def identify(lock_fd: int, keeper: Keeper) -> None:
-    """Write into a lock that is held whose it is."""
-    text = json.dumps(asdict(keeper)).encode()
+def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
+    """Write into a lock that is held whose it is, and how it ends, which takes no room on a full disk."""
+    said = {}
+    if last is not None:
+        reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
+        said = {"state": last[0].value, "reason": reason}
+    text = json.dumps({**asdict(keeper), **said}).encode()
     os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over what stood there
 
 
-def _named_in(lock: Path) -> Keeper | None:
-    """The keeper that says in its lock who it is."""
+def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
+    """The keeper that says in its lock who it is, and its last word."""
     try:
-        return Keeper(**(read_object(lock) or {}))
-    except TypeError:
-        return None
+        data = read_object(lock) or {}
+        last = (State(data.pop("state")), str(data.pop("reason"))) if "state" in data else None
+        return Keeper(**data), last
+    except (TypeError, ValueError, KeyError):
+        return None, None
 
 
 def is_held(folder: Path) -> bool:

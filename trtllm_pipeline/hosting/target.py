@@ -57,6 +57,11 @@ class ServeTarget:
     gateway: Mapping[str, Json] = field(default_factory=dict)
     """The matrix's settings of the gateway."""
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that it is served from."""
+        return (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
+
 
 def of_cell(found: ServedCell) -> ServeTarget:
     """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""

@@ -36,7 +36,14 @@ TIMEOUT_S: Final = 1.0
 METRICS: Final = "/metrics"
 UP: Final = "up"
 NO_ANSWER: Final = "no answer"
-_STYLES: Final = {"ready": "green", UP: "green", "failed": "red", NO_ANSWER: "red", "stopped": "dim"}
+_STYLES: Final = {
+    "ready": "green",
+    UP: "green",
+    "failed": "red",
+    "unresponsive": "red",
+    NO_ANSWER: "red",
+    "stopped": "dim",
+}
 _QUIT: Final = frozenset("qQ")
 
 

@@ -29,6 +29,8 @@ PROGRESS_FILE: Final = "progress.json"
 FAILURE_FILE: Final = "failure.json"
 SERVICE_FILE: Final = "service.json"
 """Written into the attempt folder by a service when it is ready: its endpoints."""
+REPAIR_FILE: Final = "repair.json"
+"""Beside it while the service starts its server again."""
 
 
 @dataclass(frozen=True)

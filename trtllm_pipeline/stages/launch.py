@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import engine_requirements, mpi_server, triton, trtllm_serve
 from trtllm_pipeline.serving.command_lines import BLS_MODEL, ENSEMBLE, MPIRUN, THREADS_VARIABLE, Ports, reachable
 from trtllm_pipeline.serving.server import Server, quoted
-from trtllm_pipeline.stages.base import SERVICE_FILE, StageContext
+from trtllm_pipeline.stages.base import REPAIR_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import LaunchEmbedded, LaunchParams
 from trtllm_pipeline.triton_repository import referenced_paths
 
@@ -161,7 +161,8 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
     deaths = repairs = 0
     if warning := reachable(settings.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
-    with told_to_end() as ended, _removed_after(context.attempt / SERVICE_FILE):
+    repair = context.attempt / REPAIR_FILE
+    with told_to_end() as ended, _removed_after(repair), _removed_after(context.attempt / SERVICE_FILE):
         while True:
             server = start(begin, settings, ended)
             try:
@@ -169,13 +170,17 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
                     return
                 said = {"schema": 1, "log": LOG_FILE, **server.service()}
                 write_json(context.attempt / SERVICE_FILE, said)
+                repair.unlink(missing_ok=True)
                 where = (f"{name} {said[name]}" for name in Ports._fields if said[name])
                 print("ready:", ", ".join(where), flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
                 if not dead:
                     return
                 repairs += 1
-                print(_repaired(server, dead, repairs), flush=True)  # noqa: T201
+                lines = _repaired(server, dead, repairs)
+                with suppress(OSError):  # service.json stays: a stage that reads it then finds its server soon
+                    write_json(repair, {"schema": 1, "reason": lines[0]})
+                print(*lines, sep="\n", flush=True)  # noqa: T201
             except ServerError as error:
                 deaths += 1
                 if server.process.poll() is None or deaths > settings.restarts:
@@ -196,7 +201,7 @@ def _removed_after(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _repaired(server: Server, dead: set[str], times: int) -> str:
+def _repaired(server: Server, dead: set[str], times: int) -> list[str]:
     """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
     names = ", ".join(sorted(dead))
     failure, words, _ = out_of_memory.verdict(server.before)
@@ -209,7 +214,7 @@ def _repaired(server: Server, dead: set[str], times: int) -> str:
             log=server.log,
         )
     lines = (f"the process of model {names} died{said}", quoted(server.log), "starting the server again")
-    return "\n".join(filter(None, lines))
+    return list(filter(None, lines))
 
 
 def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Server:

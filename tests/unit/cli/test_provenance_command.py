@@ -134,7 +134,7 @@ def test_serve_start_refuses_what_a_policy_or_a_statement_refuses(
     passed = []
 
     def target(*_: Any) -> Any:
-        return SimpleNamespace(inputs={"repository": one.out}, model_folder=None, launch=SimpleNamespace(params=object))
+        return SimpleNamespace(folders=(one.out,), launch=SimpleNamespace(params=object))
 
     def after(*_: Any) -> Any:
         passed.append(True)

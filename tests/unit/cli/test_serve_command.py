@@ -9,6 +9,24 @@ from trtllm_pipeline.cli import app
 from trtllm_pipeline.hosting.servers import KeptRecord, State, find, folder_of
 
 
+def test_a_folder_says_itself_which_toolchain_serves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["serve", "start", str(tmp_path), "--workspace", str(tmp_path / "w")]
+    assert app.main([*words, "--toolchain", "embedded"]) == 2
+    assert "--toolchain is for a cell" in capsys.readouterr().err
+    monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
+    assert app.main(words) == 2
+    assert "cannot be served" in capsys.readouterr().err, "what the environment says is for cells"
+
+
+def test_a_limit_of_silence_is_for_servers_that_are_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9"]) == 2
+    assert "give --restart as well" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("remove", [False, True])
 def test_stop_says_as_json_what_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str], remove: bool) -> None:
     for name in ("one", "two"):

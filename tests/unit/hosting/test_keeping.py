@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trtllm_pipeline.errors import StateError, UsageError
-from trtllm_pipeline.hosting import control, keeper, shown, systemd
+from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.errors import ServerError, StateError, UsageError
+from trtllm_pipeline.execution.executor import Job
+from trtllm_pipeline.hosting import control, keeper, servers, shown, systemd
+from trtllm_pipeline.hosting.health import Health, server_health
 from trtllm_pipeline.hosting.servers import Keeper, KeptRecord, State, find, folder_of, look
 from trtllm_pipeline.hosting.target import of_folder
 from trtllm_pipeline.machine.model import Machine
@@ -55,7 +63,9 @@ def test_a_long_log_is_begun_anew_for_whoever_appends_to_it(tmp_path: Path) -> N
 def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("CUDA out of memory\n", encoding="utf-8")
-    program = keeper._Program("server", (), log, log, tmp_path / "ready", 1.0, log_bytes=log.stat().st_size)
+    program = keeper._Program(
+        "server", (), log, log, tmp_path / "ready", 1.0, server_health, log_bytes=log.stat().st_size
+    )
     assert program.said() == []
     with log.open("a", encoding="utf-8") as file:
         file.write("loading\n2026-11-22 18:44:49 keeper: the server is ready\n")
@@ -113,6 +123,228 @@ def test_a_lease_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keeper.lease(2)
     for claim in measuring[0]:
         claim.release()
+
+
+class _Guardian:
+    """Takes orders."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Any, ...]] = []
+
+    def signal(self, name: str, signo: int) -> None:
+        self.orders.append((name, signo))
+
+    def spawn(self, name: str, *_words: Any, **_more: Any) -> None:
+        self.orders.append((name, "spawn"))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class _Answers(Health):
+    """What is found out about a server."""
+
+    def __init__(self) -> None:
+        self.found: tuple[float, str] | None = None
+
+    def unresponsive(self) -> tuple[float, str] | None:
+        return self.found
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def job(folder: Path, *inputs: str) -> Job:
+    """The launch stage of a kept server."""
+    told = {"stage": "launch", "toolchain": "embedded", "fingerprint": "", "program": None, "params_class": ""}
+    paths = {"out": str(folder / "out"), "attempt": str(folder), "timeout_s": 1.0, "section": "serve"}
+    return Job(
+        id=StageRunId("serve"),
+        scope=Scope.SERVICE,
+        commands=(("true",),),
+        environment={},
+        params={},
+        inputs={name: name for name in inputs},
+        files={},
+        **told,  # type: ignore[arg-type]
+        **paths,  # type: ignore[arg-type]
+    )
+
+
+def kept(workspace: Path, *, ready: bool = True, checked: bool = True, **changes: Any) -> keeper._Kept:
+    """A server as its keeper sees it, whose programs are only said to run."""
+    folder = folder_of(workspace, "one")
+    folder.mkdir(parents=True)
+    record(**changes).write(folder)
+    job(folder).write(folder / "job.json")
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+    found = keeper._Kept(folder, lock, checked=checked)
+    found.guardian = _Guardian()  # type: ignore[assignment]
+    if ready:
+        (program,) = found.programs
+        program.runs, program.worked, program.ready_s, program.health = True, True, time.monotonic(), _Answers()
+        found.tell(State.READY)
+    return found
+
+
+def test_a_server_that_hangs_is_unresponsive_until_it_answers(tmp_path: Path) -> None:
+    found = kept(tmp_path)
+    health = found.programs[0].health
+    assert isinstance(health, _Answers)
+    health.found = time.monotonic() - 1000, "GET /health: no complete answer within 3 s"
+    found._look()
+    told = look(found.folder)
+    assert told.state is State.UNRESPONSIVE
+    assert told.record is not None
+    assert 999 < time.time() - told.record.since_s < 1010, "since when"
+    assert (told.reason or "").startswith("the server has not answered since ")
+    assert told.record.hint == "pipeline serve restart one"
+    assert found.guardian.orders == [], "nobody asked for a restart"  # type: ignore[union-attr]
+    assert told.endpoint() is None
+    health.found = None
+    found._look()
+    assert (look(found.folder).state, look(found.folder).reason) == (State.READY, None)
+
+
+def test_a_server_that_hangs_too_long_is_started_again_where_that_was_asked(tmp_path: Path) -> None:
+    found = kept(tmp_path, restart=True, unresponsive_timeout_s=9.0)
+    (program,) = found.programs
+    assert isinstance(program.health, _Answers)
+    program.health.found = time.monotonic() - 5, "why"
+    found._look()
+    assert look(found.folder).state is State.UNRESPONSIVE
+    assert program.hung is None
+    program.health.found = time.monotonic() - 10, "why"
+    for _ in range(3):
+        found._look()
+    assert found.guardian.orders == [("server", signal.SIGTERM)]  # type: ignore[union-attr]
+    found._died(program, ServerError("it was ended"))
+    told = look(found.folder)
+    assert (told.state, told.reason) == (State.RESTARTING, "the server did not answer for 9 s: why")
+    assert (program.hung, program.health) == (None, None)
+
+
+def test_while_the_launch_stage_starts_its_server_again_it_is_not_ready(tmp_path: Path) -> None:
+    found = kept(tmp_path)
+    (found.folder / "service.json").write_text(json.dumps({"http": "127.0.0.1:1", "grpc": "", "model": "m"}))
+    repair = found.folder / "repair.json"
+    repair.write_text(json.dumps({"schema": 1, "reason": "the process of model x died"}))
+    for _ in range(2):
+        found._look()
+    told = look(found.folder)
+    assert (told.state, told.reason) == (State.RESTARTING, "the process of model x died")
+    assert told.record is not None
+    assert told.record.restarts == 1
+    repair.unlink()
+    found._look()
+    assert look(found.folder).state is State.READY
+    found.programs[0].not_ready()
+
+
+def test_a_keeper_that_cannot_write_says_in_its_lock_why_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeper, "here", classmethod(lambda cls: cls(2**22, 1, servers.boot_id())))
+    found = kept(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(KeptRecord, "write", full)
+        found.tell(State.FAILED, "Triton ended with exit status 1")
+    found.lock.release()
+    told = look(found.folder)
+    assert (told.state, told.reason) == (State.FAILED, "Triton ended with exit status 1")
+
+
+def test_what_is_started_again_is_checked_by_the_policy_it_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    policy = {"require_signed": True, "trusted_keys": str(keys), "served_from": (str(tmp_path / "engine"),)}
+    checked: list[KeptRecord] = []
+
+    def check(record: KeptRecord) -> None:
+        checked.append(record)
+        if len(checked) > 1:
+            raise StateError("the provenance is not in order")
+
+    monkeypatch.setattr("trtllm_pipeline.hosting.signed.check", check)
+    found = kept(tmp_path, ready=False, **policy)
+    (program,) = found.programs
+    found._spawn(program)
+    assert checked == [], "whoever started the keeper has just looked"
+    found._spawn(program)
+    assert [each.served_from for each in checked] == [(str(tmp_path / "engine"),)]
+    with pytest.raises(StateError, match="not in order"):
+        found._spawn(program)
+    assert found.guardian.orders == [("server", "spawn")] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_restart_refuses_what_is_not_signed_and_leaves_it_as_it_is(tmp_path: Path, typed: bool) -> None:
+    keys, engine, folder = tmp_path / "keys", tmp_path / "engine", folder_of(tmp_path, "one")
+    for each in (keys, engine, folder):
+        each.mkdir(parents=True)
+    key = subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519"], capture_output=True, check=True).stdout
+    public = subprocess.run(["openssl", "pkey", "-pubout"], input=key, capture_output=True, check=True).stdout
+    (keys / "me.pem").write_bytes(public)
+    job(folder, str(engine)).write(folder / "job.json")
+    policy: dict[str, Any] = {} if typed else {"require_signed": True, "trusted_keys": str(keys)}
+    record(state=State.STOPPED, served_from=(str(engine),), **policy).write(folder)
+    before = (folder / "server.json").read_bytes()
+    with pytest.raises(UsageError, match="nobody can have signed it"):
+        control.restart(look(folder), **({"require_signed": True, "trusted_keys": keys} if typed else {}))
+    assert (folder / "server.json").read_bytes() == before
+
+
+OBEYS = """
+import sys, time
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+def test_whoever_waits_for_what_another_stops_never_reads_that_it_was_interrupted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "one")
+    folder.mkdir(parents=True)
+    record(state=State.STARTING).write(folder)
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+    process = subprocess.Popen([sys.executable, "-c", OBEYS], stdout=subprocess.PIPE, pass_fds=(lock.fd,), text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    servers.identify(lock.fd, Keeper.of(process.pid))
+    os.close(lock.fd)
+    lock.fd = -1
+    seen: set[tuple[State, str | None]] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            now = look(folder)
+            seen.add((now.state, now.reason))
+
+    def reap() -> None:
+        process.wait()
+
+    threads = [threading.Thread(target=each) for each in (watch, reap)]
+    for thread in threads:
+        thread.start()
+    try:
+        ended = control.stop(look(folder))
+    finally:
+        over.set()
+        process.kill()
+        for thread in threads:
+            thread.join()
+        process.stdout.close()
+    assert (ended.state, ended.reason) == (State.STOPPED, "it was stopped")
+    assert {state for state, _ in seen} <= {State.STARTING, State.STOPPING, State.STOPPED}, seen
+    assert not (folder / "stop").exists()
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "a.b_c-d", "x" * 64])

@@ -92,6 +92,10 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         gpus=("GPU-1",),
         ports={"http": 80},
         restarts=3,
+        unresponsive_timeout_s=9.0,
+        served_from=("/engine",),
+        require_signed=True,
+        trusted_keys="/keys",
     )
     told.write(tmp_path)
     assert servers.told(tmp_path) == told
@@ -184,5 +188,29 @@ def test_an_identity_is_written_over_a_longer_one(tmp_path: Path) -> None:
     servers.identify(lock.fd, Keeper(2**22, 2**60, "b" * 36))
     servers.identify(lock.fd, Keeper.here())
     assert look(folder).keeper == Keeper.here()
-    assert os.fstat(lock.fd).st_size < 200
+    assert os.fstat(lock.fd).st_size <= 4096
     lock.release()
+
+
+def test_a_keeper_that_ended_itself_on_a_full_disk_was_not_killed(tmp_path: Path) -> None:
+    folder = kept(tmp_path, "one", record(State.READY, keeper=Keeper(2**22, 1, boot_id())))
+    lock = claims.take(folder / "lock", remove=False)
+    assert lock is not None
+    servers.identify(lock.fd, Keeper(2**22, 1, boot_id()))
+    size = os.fstat(lock.fd).st_size
+    servers.identify(lock.fd, Keeper(2**22, 1, boot_id()), (State.FAILED, "\x01ä" * 9999))
+    assert os.fstat(lock.fd).st_size == size, "there is room for it already"
+    lock.release()
+    assert look(folder).state is State.FAILED
+    assert (look(folder).reason or "").startswith("\x01ä")
+    record(State.STOPPED, reason="it was stopped").write(folder)
+    assert look(folder).reason == "it was stopped", "what server.json says is newer"
+
+
+@pytest.mark.parametrize("keeper", [None, Keeper(2**22, 1, boot_id())])
+def test_what_somebody_stops_was_not_interrupted(tmp_path: Path, keeper: Keeper | None) -> None:
+    """Also where its keeper ends before it can say so."""
+    folder = kept(tmp_path, "one", record(State.STARTING, keeper=keeper))
+    assert look(folder).state is State.FAILED
+    (folder / "stop").touch()
+    assert (look(folder).state, look(folder).reason) == (State.STOPPED, "it was stopped")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.contexts import context
 from trtllm_pipeline.errors import FailureClass, ServerError
+from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine import triton_installation
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.serving import triton
@@ -106,6 +107,9 @@ class Dying:
 
     def __init__(self, lives: int, monkeypatch: pytest.MonkeyPatch, *, model: bool = False) -> None:
         self.settings: list[LaunchEmbedded] = []
+        self.folder = Path()
+        self.repairs: list[str | None] = []
+        """What repair.json said whenever one was stopped."""
         self.stopped = 0
         self.lives = lives
         self.model = model
@@ -138,8 +142,10 @@ class Dying:
 
     def stop(self, _timeout_s: float) -> None:
         self.stopped += 1
+        self.repairs.append((read_object(self.folder / launch.REPAIR_FILE) or {}).get("reason"))
 
     def run(self, folder: Path, **params: int | str) -> None:
+        self.folder = folder
         (folder / launch.ENSEMBLE).mkdir()
         (folder / launch.ENSEMBLE / "config.pbtxt").touch()
         launch.run(context(LaunchEmbedded, params, {"repository": folder}, {}, folder, folder))
@@ -172,7 +178,9 @@ def test_a_server_is_started_again_for_a_dead_model(
     assert [each.grpc_port for each in dying.settings] == [0, *[1002] * launch.REPAIRS]
     assert dying.stopped == launch.REPAIRS + 1
     assert "the process of model tensorrt_llm died" in capsys.readouterr().out
-    assert not (tmp_path / "service.json").exists()
+    died = "the process of model tensorrt_llm died"
+    assert dying.repairs == [*[died] * launch.REPAIRS, None], "whoever keeps it knows"
+    assert not {"service.json", "repair.json"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_repeated_deaths_of_models_end_it_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,10 +249,10 @@ def test_the_kernel_s_word_for_a_dead_model_is_said(monkeypatch: pytest.MonkeyPa
     server: Any = FakeServer([])
     server.before = out_of_memory.Counts(group={"memory.events": 0})
     monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 0}))
-    assert "memory" not in launch._repaired(server, {"tensorrt_llm"}, 1)
+    assert "memory" not in launch._repaired(server, {"tensorrt_llm"}, 1)[0]
     monkeypatch.setattr(out_of_memory, "counts", lambda: out_of_memory.Counts(group={"memory.events": 1}))
     counted = "the kernel killed it for lack of memory"
-    assert counted in launch._repaired(server, {"tensorrt_llm"}, 1)
+    assert counted in launch._repaired(server, {"tensorrt_llm"}, 1)[0]
     with pytest.raises(ServerError, match=counted) as error:
         launch._repaired(server, {"tensorrt_llm"}, launch.REPAIRS + 1)
     assert error.value.failure is FailureClass.OUT_OF_MEMORY
