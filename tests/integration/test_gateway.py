@@ -273,6 +273,33 @@ def test_stop_words_are_never_sent_though_they_come_in_pieces(served: Running) -
         assert whole["finish_reason"] == parts[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stream_to_the_server_is_kept_for_the_next_request(served: Running, stream: bool) -> None:
+    port = served.triton._grpc.sockets[0].getsockname()[1]
+    ask(served.url, "one", stream=stream)
+    before = _connected(port)
+    for _ in range(10):
+        assert ask(served.url, "one", stream=stream).status_code == 200
+    assert _connected(port) == before
+
+
+def test_head_and_first_event_arrive_together(served: Running) -> None:
+    at = urlsplit(served.url)
+    body = json.dumps({"model": "scripted", "prompt": "slow", "max_tokens": 200, "stream": True}).encode()
+    with socket.create_connection((at.hostname, at.port), timeout=5) as sock:
+        sock.sendall(head(size=len(body)) + body)
+        first = sock.recv(1 << 16)
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\n\r\n" in first
+    assert b'"text":"a"' in first
+
+
+def _connected(port: int) -> set[str]:
+    """Ends of the connections to a port of this machine."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
+    return {own for _, own, other, state, *_ in lines if other == f"0100007F:{port:04X}" and state == "01"}
+
+
 def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
     answer = ask(served.url, "hello there", max_tokens=4, n=2, echo=True).json()
     assert [choice["text"] for choice in answer["choices"]] == ["hello there" * 2] * 2

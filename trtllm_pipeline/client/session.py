@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -113,6 +114,9 @@ class Answer:
         if text:
             self.events.append(TextChunk(now_ns, text, None if tokens is None else self.output_tokens, reasoning))
 
+    def whole(self) -> None:
+        """Note that nothing more comes. Only called where the protocol tells the end apart from the last response."""
+
 
 class BaseClient(ABC):
     """Opens sessions to a model, as many as requests in flight, and closes them at its end. An async context manager."""
@@ -177,7 +181,7 @@ class Session(ABC):
         message = self._encode(request)
         self._messages, self._asked_tokens = 0, request.max_tokens
         try:
-            await asyncio.wait_for(self._exchange(message, answer), self._timeout_s)
+            await _within(self._timeout_s, self._exchange(message, answer))
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
             answer.error = f"no complete answer within {self._timeout_s:g} s: {_so_far(answer)}"
             answer.timed_out = True
@@ -224,6 +228,14 @@ class Session(ABC):
     @abstractmethod
     def shut(self) -> None:
         """The same, at once."""
+
+
+async def _within(timeout_s: float, work: Awaitable[None]) -> None:
+    """asyncio.wait_for, which before Python 3.12 costs a task. Raises asyncio.TimeoutError."""
+    if sys.version_info < (3, 11):
+        return await asyncio.wait_for(work, timeout_s)
+    async with asyncio.timeout(timeout_s):
+        return await work
 
 
 def _so_far(answer: Answer) -> str:

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -98,6 +98,8 @@ class ServedModel:
     """Streamed responses repeat the whole text so far (TensorRT-LLM's `accumulate_tokens`)."""
     counts: bool
     """Responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
+    _names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `_input` has found."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
@@ -134,7 +136,11 @@ class ServedModel:
 
     def _input(self, name: str) -> str:
         """This model's name for the input `name`; `name` itself if it has no such input."""
-        return next((each for each in (name, *_OTHER_NAMES.get(name, ())) if each in self.inputs), name)
+        found = self._names.get(name)
+        if found is None:
+            names = (name, *_OTHER_NAMES.get(name, ()))
+            found = self._names[name] = next((each for each in names if each in self.inputs), name)
+        return found
 
 
 class Client(BaseClient):
@@ -354,6 +360,9 @@ class _GrpcUnary(Session):
 class _GrpcStream(_GrpcUnary):
     """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
 
+    _over = True
+    """Whether the server has ended the latest request."""
+
     def _encode(self, request: GenerationRequest) -> bytes:
         message = self._request(request, stream=self._model.decoupled)
         # Without it the end of an answer is visible only when the last token carries text.
@@ -366,6 +375,7 @@ class _GrpcStream(_GrpcUnary):
         from tritonclient.grpc import service_pb2
 
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
+        self._over = False
         if not call.open:
             if await call.connect():
                 answer.connected_ns = time.monotonic_ns()
@@ -382,14 +392,19 @@ class _GrpcStream(_GrpcUnary):
             except DecodeError as error:
                 return end(f"not a response of ModelStreamInfer: {error}")
             response = message_in.infer_response
-            if response.id not in (request_id, "") or done.done():
+            if response.id not in (request_id, ""):
                 return None  # the rest of an earlier request that ended with an error
+            final = response.parameters["triton_final_response"].bool_param
+            self._over = final or bool(message_in.error_message)
+            if done.done():
+                return None
             self._count_message()
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
             self._take(now_ns, response, answer)
-            if response.parameters["triton_final_response"].bool_param:
+            if final:
+                answer.whole()
                 return end(None)
             return None
 
@@ -401,7 +416,8 @@ class _GrpcStream(_GrpcUnary):
             answer.events = list(deltas(answer.events))
 
     async def cancel(self) -> None:
-        """End the running request and wait until the server has ended it; then the stream is free for another.
+        """End the running request, unless it has ended meanwhile, and wait until the server has ended it; then the stream is
+        free for another.
 
         Without an engine that can be told, or an answer of it, the call is reset and the connection closed.
         """
@@ -409,6 +425,8 @@ class _GrpcStream(_GrpcUnary):
         from tritonclient.grpc import service_pb2
 
         call, engine = self._call, self._client.stopped_by
+        if self._over:
+            return None
         if not call.open or engine is None:
             return await self.close()
         request_id, parse = str(self._count), service_pb2.ModelStreamInferResponse.FromString

@@ -10,10 +10,10 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 from starlette.applications import Starlette
@@ -45,8 +45,10 @@ _DISCARDED_BYTES: Final = 1 << 26
 _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
 _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
-ABORT: Final = "pipeline.abort"
-"""Key of a scope: closes the connection at once, where the server can."""
+CONNECTION: Final = "pipeline.connection"
+"""Key of a scope: the request's `Connection`."""
+WHOLE: Final = "pipeline.whole"
+"""Key of a scope: the body has arrived whole."""
 _JSON: Final = (b"content-type", b"application/json")
 _EVENTS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -54,6 +56,19 @@ _EVENTS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 _CLOSE: Final = (b"connection", b"close")
+
+
+class Connection(Protocol):
+    """What the application asks of a connection beside ASGI; its requests are answered one after another."""
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Call `left` when the client leaves, at once where it has left."""
+
+    def unwatch(self) -> None:
+        """The answer has ended."""
+
+    def abort(self) -> None:
+        """Close it at once."""
 
 
 class GatewayApp:
@@ -74,23 +89,29 @@ class GatewayApp:
         self._tasks: set[asyncio.Task[None]] = set()
         self._health: tuple[float, dict[str, bool]] = (float("-inf"), {})
         self._health_lock = asyncio.Lock()
+        self._endpoints = {path: endpoint for endpoint, path in PATHS.items()}
         routes = [
-            *(
-                Route(path, _Endpoint(partial(self._generate, endpoint)), methods=["POST"])
-                for endpoint, path in PATHS.items()
-            ),
+            *(Route(path, _post_only, methods=["POST"]) for path in self._endpoints),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{model:path}", self._model, methods=["GET"]),
             Route("/health", self._ready, methods=["GET"]),
             Route("/health/live", self._live, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        self.app = Starlette(
+        self._others = Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _bug},
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _bug_error},
         )
-        self.app.router.redirect_slashes = False
+        self._others.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate, or leave it to Starlette, whose layers would be around each event of a stream."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await self._others(scope, receive, send)
+        else:
+            await self._generate(endpoint, scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -173,11 +194,11 @@ class GatewayApp:
         metrics: RequestMetrics | None = None
         try:
             size = self._checked(scope)
-            body = parse_body(await self._body(receive, size))
+            body = parse_body(await self._body(scope, receive, size))
             name = model_of(body)
             served = self._find(name)
             metrics = self.metrics.request(name, PATHS[endpoint])
-            metrics.finish(await self._answered(endpoint, body, served, metrics, scope, receive, send))
+            metrics.finish(await self._answered(endpoint, body, served, metrics, scope, send))
         except ApiError as error:
             metrics = metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])
             if error.reason in _OF_THE_SERVER:
@@ -186,8 +207,11 @@ class GatewayApp:
                 metrics.rejected(error.reason)
             metrics.finish(error.status)
             await _send_error(error, send)
-        except BaseException:
+        except BaseException as error:
             (metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])).finish(500)
+            if isinstance(error, Exception):
+                with suppress(RuntimeError):  # uvicorn's, where the answer has begun
+                    await _send_error(_bug(), send)
             raise
 
     def _checked(self, scope: Scope) -> int | None:
@@ -229,7 +253,7 @@ class GatewayApp:
             )
         return served
 
-    async def _body(self, receive: Receive, size: int | None) -> bytes:
+    async def _body(self, scope: Scope, receive: Receive, size: int | None) -> bytes:
         """The whole body. Raises ApiError 408 or 413; one that is too large is received and forgotten."""
         limit = self.params.max_body_bytes
         if size is not None and size > limit:
@@ -238,7 +262,7 @@ class GatewayApp:
         parts: list[bytes] = []
         received = 0
         try:
-            with anyio.fail_after(self.params.body_timeout_s):
+            with nullcontext() if WHOLE in scope else anyio.fail_after(self.params.body_timeout_s):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -267,14 +291,14 @@ class GatewayApp:
         served: ModelServer,
         metrics: RequestMetrics,
         scope: Scope,
-        receive: Receive,
         send: Send,
     ) -> int:
         """Answer a request; the status for the metrics. Raises ApiError while nothing was sent."""
         task = asyncio.current_task()
         assert task is not None
-        sending = _Sending(scope, task)
-        watch = asyncio.create_task(_until_left(receive, sending))
+        connection: Connection = scope[CONNECTION]
+        sending = _Sending(connection, task)
+        connection.watch(sending.leave)
         try:
             backend = await served.backend()
             if isinstance(backend, TritonBackend):
@@ -302,7 +326,7 @@ class GatewayApp:
                 raise
             return CLIENT_LEFT
         finally:
-            watch.cancel()
+            connection.unwatch()
 
     async def _begin(
         self,
@@ -340,7 +364,7 @@ class GatewayApp:
         leave(1)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("a request failed", exc_info=error)
-            feed.fail(ApiError(500, "the gateway failed; its log says why", code="internal_error", reason="bug"))
+            feed.fail(_bug())
 
     async def _choices(
         self, served: ModelServer, backend: TritonBackend, asked: Asked, metrics: RequestMetrics
@@ -402,12 +426,12 @@ class GatewayApp:
 class _Sending:
     """A request in progress."""
 
-    def __init__(self, scope: Scope, task: asyncio.Task[Any]) -> None:
+    def __init__(self, connection: Connection, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
         """When the write began that has not ended."""
         self.left = False
-        self._abort: Callable[[], None] | None = scope.get(ABORT)
+        self._connection = connection
         self._task = task
 
     def leave(self) -> None:
@@ -421,25 +445,12 @@ class _Sending:
 
     def abort(self) -> None:
         """Close the connection of a client that does not read."""
-        if self._abort is not None:
-            self._abort()
+        self._connection.abort()
         self.leave()
 
 
-class _Endpoint:
-    """A plain ASGI endpoint: nothing is wrapped around each event of a stream."""
-
-    def __init__(self, function: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._function = function
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._function(scope, receive, send)
-
-
-async def _until_left(receive: Receive, sending: _Sending) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    sending.leave()
+async def _post_only(_request: Request) -> Response:
+    raise AssertionError("generated by GatewayApp itself")
 
 
 async def _enter(served: ModelServer, metrics: RequestMetrics, count: int) -> None:
@@ -493,6 +504,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Response(told.body, told.status, error.headers, media_type="application/json")
 
 
-async def _bug(_request: Request, _error: Exception) -> Response:
-    told = ApiError(500, "the gateway failed; its log says why", code="internal_error")
-    return Response(told.body, told.status, media_type="application/json")
+async def _bug_error(request: Request, _error: Exception) -> Response:
+    return await _api_error(request, _bug())
+
+
+def _bug() -> ApiError:
+    return ApiError(500, "the gateway failed; its log says why", code="internal_error", reason="bug")

@@ -153,8 +153,8 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         raise bad(
             unknown[0], f"unrecognized request argument: {', '.join(unknown)[:200]}{where}", code="unknown_parameter"
         )
-    for name, neutral in _NEUTRAL.items():
-        if name in body and not any(body[name] is each or body[name] == each for each in neutral):
+    for name, value in body.items():
+        if name in _NEUTRAL and not any(value is each or value == each for each in _NEUTRAL[name]):
             why = f": {_WHY[name]}" if name in _WHY else ""
             raise bad(name, f"{name} is not supported{why}", code="unsupported_parameter")
     stream = _flag(body, "stream")
@@ -169,7 +169,7 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         "stop": _texts(body, "stop", MOST_STOPS),
         "bad_words": _texts(body, "bad_words", 1000),
         "seed": _whole(body, "seed", -(2**63), 2**64 - 1),
-        "sampling": {name: value for name in _SAMPLING if (value := _number(body, name)) is not None},
+        "sampling": {name: _number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
         "guide": _guide(_object(body, "response_format")),
     }
     own = _chat(body) if endpoint == "chat" else _completion(body)

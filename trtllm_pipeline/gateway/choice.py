@@ -101,6 +101,10 @@ class Choice(Answer):
         else:
             self._changed(self, tokens or 0)
 
+    def whole(self) -> None:
+        """The server has ended it: what is sent next can have the end in it."""
+        self.end()
+
     def _added(self, text: str) -> str:
         """What a response adds that repeats all text so far. A character that is cut comes whole with a later one."""
         whole = text.rstrip(_CUT)

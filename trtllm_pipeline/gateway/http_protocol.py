@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from trtllm_pipeline.gateway.api_error import ApiError
-from trtllm_pipeline.gateway.app import ABORT
+from trtllm_pipeline.gateway.app import CONNECTION, WHOLE
 
 MAX_HEADER_BYTES: Final = 1 << 16
 """From the end of one request to the end of the header of the next."""
@@ -48,6 +49,26 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
     cycle.send = plain  # type: ignore[method-assign]
 
 
+class _HeadWithBody:
+    """The transport of one answer: the head waits for the body, which follows at once, and both are one system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.close, self.is_closing = transport.close, transport.is_closing
+        self._transport = transport
+        self._head = b""
+        self._begun = False
+
+    def write(self, data: bytes) -> None:
+        """Send it, but for the head."""
+        if self._begun:
+            self._transport.write(data)
+        elif self._head:
+            self._transport.write(self._head + data)
+            self._begun = True
+        else:
+            self._head = data
+
+
 class _LimitedProtocol(HttpToolsProtocol):
     header_timeout_s: float
     max_connections: int
@@ -58,6 +79,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_header = True
         self._fields_bytes = 0
+        self._left: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse what is too much, and wait for a header."""
@@ -73,6 +95,23 @@ class _LimitedProtocol(HttpToolsProtocol):
         """The end."""
         self._forget_timer()
         super().connection_lost(exc)
+        if self._left is not None:
+            self._left()
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Call `left` when the client leaves, at once where it has left."""
+        self._left = left
+        if self.transport.is_closing():
+            left()
+        self.flow.resume_reading()  # which a large body has paused, and nobody would see the client leave
+
+    def unwatch(self) -> None:
+        """The answer has ended."""
+        self._left = None
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of a header that has not ended."""
@@ -90,7 +129,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         """A request begins: whoever answers it may close the connection."""
         super().on_message_begin()
         self._fields_bytes = 0
-        self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One field. A header that arrives at once, with its end, is counted here."""
@@ -106,10 +145,13 @@ class _LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             _without_chunks(self.cycle)
+        if self.scope["method"] == "POST" and not self.expect_100_continue:
+            self.cycle.transport = _HeadWithBody(self.transport)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         """The next bytes are of another header."""
         super().on_message_complete()
+        self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
         self._in_header, self._header_bytes = True, 0
 
     def send_400_response(self, msg: str) -> None:

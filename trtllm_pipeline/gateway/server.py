@@ -73,7 +73,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
     server = _Server(
         uvicorn.Config(
-            gateway.app,
+            gateway,
             http=limited(
                 header_timeout_s=config.params.header_timeout_s, max_connections=config.params.max_connections
             ),
