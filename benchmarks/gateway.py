@@ -2,40 +2,67 @@
 
     python benchmarks/gateway.py [--rounds 5] [--service service.json --model-folder DIR] [--format json]
 
-The load client is `pipeline bench load` both times, over gRPC at the server and over OpenAI's protocol at a gateway
-in front of it; it stamps bytes as they arrive. The two take turns within each round, so that other work on the machine hits
-both, and figures are medians of rounds.
+Three ways to the same server take turns within each round, so that other work on the machine hits all of them, and figures
+are medians of rounds:
 
-    ttft added      time to first token over the gateway less the direct one, at 1 stream and at 64, as p50 and p99.
-                    At 64 all requests of a turn come at the same moment, as a load client sends them.
-    throughput      output tokens per second over the gateway, as a share of the direct ones, at 64 streams
-    cpu             processor time of the gateway's process, of an event, and as a share of what the server's processes
-                    use for the same work
+    gateway         `pipeline bench load` over OpenAI's protocol at a gateway in front of the server
+    direct          `pipeline bench load` over gRPC at the server; both stamp bytes as they arrive
+    tritonclient    NVIDIA's client over gRPC at the server, `tritonclient.grpc.aio`, a stream for each request
+
+and these loads:
+
+    one             one stream, an answer after the other
+    steady          requests arrive one by one (Poisson), as many a second as keep 64 answers in progress
+    burst           64 requests at the same moment, and 64 more when those end at the same moment
+
+    ttft            time to first token over the gateway, and what that is more than each of the direct ways, as p50 and p99
+    throughput      output tokens per second over the gateway, as a share of `direct`
+    cpu             processor time of the gateway's process: of an event, and of a request beside its events (by a load of
+                    short answers at the same rate), and as a share of what the server's processes use for the same work
 
 Without --service the server is `bench/scripted_server.py`, which sends each stream 20 events a second and computes nothing:
-the worst case for shares of processor time. With --service it is a real Triton.
+the worst case for shares of processor time. With --service it is a real Triton; `steady` then needs its --rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-STREAMS: Final = (1, 64)
+STREAMS: Final = 64
 EVENTS: Final = 40
 FEW_EVENTS: Final = 2
-"""At 1 stream, where only the first one is of interest."""
+"""Where only the first one is of interest, or the cost of the request."""
+GAP_S: Final = 0.05
+SECONDS: Final = 8
+"""Of requests that arrive one by one."""
+WARM: Final = 16
 NAME: Final = "measured"
+PROMPT: Final = "The capital of France is"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests at a server: so many in progress, or so many a second."""
+
+    name: str
+    max_tokens: int
+    requests: int
+    concurrency: int | None = None
+    rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +72,26 @@ class Turn:
     ttft_p50_ms: float
     ttft_p99_ms: float
     tokens_per_s: float
-    tokens: int
     gateway_cpu_s: float
     server_cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the gateway adds at a number of streams: medians of rounds."""
+    """What the gateway adds under a load: medians of rounds."""
 
-    streams: int
-    ttft_p50_added_ms: float
-    ttft_p99_added_ms: float
+    load: str
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    added_to_direct_p50_ms: float
+    added_to_direct_p99_ms: float
+    added_to_tritonclient_p50_ms: float
+    added_to_tritonclient_p99_ms: float
     throughput_share: float
-    cpu_us_per_event: float
+    gateway_cpu_us: float
+    """Of a request with its events."""
     cpu_share_of_server: float
+    max_tokens: int
 
 
 def main() -> None:
@@ -69,79 +101,167 @@ def main() -> None:
     parser.add_argument("--service", type=Path, help="service.json of a running Triton")
     parser.add_argument("--model-folder", type=Path, help="its tokenizer")
     parser.add_argument("--max-tokens", type=int, default=EVENTS)
+    parser.add_argument("--rate", type=float, help="requests a second that keep the server busy, and not more")
+    parser.add_argument("--load", action="append", help="only this one; can be given several times")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
     rows = []
-    for streams in STREAMS:
-        tokens = args.max_tokens if streams > 1 or args.service else FEW_EVENTS
-        with tempfile.TemporaryDirectory() as scratch, server(args.service, Path(scratch), tokens) as service:
+    for load in loads(args.max_tokens, args.rate, scripted=args.service is None):
+        if args.load and load.name not in args.load:
+            continue
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            server(args.service, Path(scratch), load.max_tokens) as service,
+            gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid),
+        ):
             told = json.loads(service.read_text(encoding="utf-8"))
-            with gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid):
-                rows.append(row(told, url, pid, streams, args.rounds, tokens))
+            rows.append(row(told, url, pid, load, args.rounds))
     if args.format == "json":
         print(json.dumps([asdict(each) for each in rows], indent=2))
         return
-    print(f"{args.rounds} rounds, {'scripted server' if args.service is None else 'real Triton'}")
-    print(f"{'streams':>8}{'TTFT added ms':>22}{'throughput':>12}{'CPU of the gateway':>28}")
-    print(f"{'':>8}{'p50':>11}{'p99':>11}{'share':>12}{'µs/event':>14}{'of server':>14}")
+    print(f"{args.rounds} rounds, {'scripted server' if args.service is None else 'real Triton'}; TTFT in ms")
+    print(
+        f"{'':>8}{'gateway':>18}{'+ to direct':>18}{'+ to tritonclient':>20}{'throughput':>12}{'CPU of the gateway':>24}"
+    )
+    print(
+        f"{'load':>8}"
+        + f"{'p50':>9}{'p99':>9}" * 2
+        + f"{'p50':>11}{'p99':>9}{'share':>12}{'µs/request':>12}{'of server':>12}"
+    )
     for each in rows:
         print(
-            f"{each.streams:>8}{each.ttft_p50_added_ms:>11.2f}{each.ttft_p99_added_ms:>11.2f}{each.throughput_share:>12.3f}"
-            f"{each.cpu_us_per_event:>14.0f}{each.cpu_share_of_server:>14.1%}"
+            f"{each.load:>8}{each.ttft_p50_ms:>9.2f}{each.ttft_p99_ms:>9.2f}"
+            f"{each.added_to_direct_p50_ms:>9.2f}{each.added_to_direct_p99_ms:>9.2f}"
+            f"{each.added_to_tritonclient_p50_ms:>11.2f}{each.added_to_tritonclient_p99_ms:>9.2f}"
+            f"{each.throughput_share:>12.3f}{each.gateway_cpu_us:>12.0f}{each.cpu_share_of_server:>12.1%}"
         )
+    by_name = {each.load: each for each in rows}
+    if "steady" in by_name and "short" in by_name:
+        event_us, request_us = parts(by_name["steady"], by_name["short"])
+        print(f"of that {event_us:.0f} µs an event and {request_us:.0f} µs a request")
 
 
-def row(told: Mapping[str, Any], url: str, pid: int, streams: int, rounds: int, max_tokens: int) -> Row:
-    """Rounds of both ways; a round before them warms both up."""
-    pairs = []
+def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Load]:
+    """What is measured."""
+    yield Load("one", FEW_EVENTS if scripted else max_tokens, 20, concurrency=1)
+    if scripted and rate is None:
+        rate = STREAMS / (max_tokens * GAP_S)
+    if rate is not None:
+        yield Load("steady", max_tokens, round(rate * SECONDS), rate=rate)
+        yield Load("short", FEW_EVENTS, round(rate * SECONDS), rate=rate)
+    yield Load("burst", max_tokens, 2 * STREAMS, concurrency=STREAMS)
+
+
+def parts(long: Row, short: Row) -> tuple[float, float]:
+    """Processor time of an event and of a request without its events, in microseconds, from answers of two lengths."""
+    event_us = (long.gateway_cpu_us - short.gateway_cpu_us) / (long.max_tokens - short.max_tokens)
+    return event_us, short.gateway_cpu_us - short.max_tokens * event_us
+
+
+def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
+    """Rounds of all ways; a round before them warms them up."""
+    rounds_of: list[tuple[Turn, Turn, Turn]] = []
+    grpc = ["-u", told["grpc"], "--protocol", "grpc", "--model", told["model"]]
+    openai = ["-u", f"{url}/v1", "--protocol", "openai", "--endpoint-type", "completions", "--model", NAME]
     for number in range(rounds + 1):
-        direct = turn(
-            told, pid, streams, max_tokens, ["-u", told["grpc"], "--protocol", "grpc", "--model", told["model"]]
-        )
-        over = turn(
-            told,
-            pid,
-            streams,
-            max_tokens,
-            ["-u", f"{url}/v1", "--protocol", "openai", "--endpoint-type", "completions", "--model", NAME],
-        )
+        turns = turn(told, pid, load, grpc), turn(told, pid, load, openai), by_tritonclient(told, load)
         if number:
-            pairs.append((direct, over))
+            rounds_of.append(turns)
 
     def middle(values: Sequence[float]) -> float:
         return statistics.median(values)
 
     return Row(
-        streams,
-        middle([over.ttft_p50_ms - direct.ttft_p50_ms for direct, over in pairs]),
-        middle([over.ttft_p99_ms - direct.ttft_p99_ms for direct, over in pairs]),
-        middle([over.tokens_per_s / direct.tokens_per_s for direct, over in pairs]),
-        middle([over.gateway_cpu_s / over.tokens * 1e6 for _, over in pairs]),
-        middle([over.gateway_cpu_s / over.server_cpu_s for _, over in pairs]),
+        load.name,
+        middle([over.ttft_p50_ms for _, over, _ in rounds_of]),
+        middle([over.ttft_p99_ms for _, over, _ in rounds_of]),
+        middle([over.ttft_p50_ms - direct.ttft_p50_ms for direct, over, _ in rounds_of]),
+        middle([over.ttft_p99_ms - direct.ttft_p99_ms for direct, over, _ in rounds_of]),
+        middle([over.ttft_p50_ms - other.ttft_p50_ms for _, over, other in rounds_of]),
+        middle([over.ttft_p99_ms - other.ttft_p99_ms for _, over, other in rounds_of]),
+        middle([over.tokens_per_s / direct.tokens_per_s for direct, over, _ in rounds_of]),
+        middle([over.gateway_cpu_s / load.requests * 1e6 for _, over, _ in rounds_of]),
+        middle([over.gateway_cpu_s / over.server_cpu_s for _, over, _ in rounds_of]),
+        load.max_tokens,
     )
 
 
-def turn(told: Mapping[str, Any], pid: int, streams: int, max_tokens: int, way: Sequence[str]) -> Turn:
-    """One load."""
-    requests = max(20, 2 * streams)
-    before = cpu_s(pid), cpu_s(told["pid"])
+def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> Turn:
+    """One load by `pipeline bench load`."""
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
-    command += ["--concurrency", str(streams), "--requests", str(requests), "--warmup-requests", "0"]
-    command += ["--max-tokens", str(max_tokens), "--format", "json"]
+    command += ["--requests", str(load.requests), "--max-tokens", str(load.max_tokens), "--format", "json"]
+    if load.rate is None:
+        command += ["--concurrency", str(load.concurrency), "--warmup-requests", "0"]
+    else:
+        command += ["--request-rate", str(load.rate), "--warmup-requests", str(WARM)]
+    before = cpu_s(pid), cpu_s(told["pid"])
     with tempfile.TemporaryDirectory() as folder:  # of the event file
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         sys.exit(done.stderr)
     (level,) = json.loads(done.stdout)["levels"]
-    after = cpu_s(pid), cpu_s(told["pid"])
-    return Turn(
-        level["ttft_ms"]["p50"],
-        level["ttft_ms"]["p99"],
-        level["output_tokens_per_s"],
-        requests * max_tokens,
-        after[0] - before[0],
-        after[1] - before[1],
-    )
+    sent = load.requests if load.rate is None else load.requests + WARM
+    used = [(cpu_s(pid) - before[0]), cpu_s(told["pid"]) - before[1]]
+    ttft = level["ttft_ms"]
+    return Turn(ttft["p50"], ttft["p99"], level["output_tokens_per_s"], *(each * load.requests / sent for each in used))
+
+
+def by_tritonclient(told: Mapping[str, Any], load: Load) -> Turn:
+    """The same load by NVIDIA's client. Its times are those at which Python has the answer."""
+    ttft_ms, seconds = asyncio.run(_by_tritonclient(told["grpc"], told["model"], load))
+    ranks = statistics.quantiles(ttft_ms, n=100, method="inclusive")
+    return Turn(statistics.median(ttft_ms), ranks[98], load.requests * load.max_tokens / seconds, 0.0, 0.0)
+
+
+async def _by_tritonclient(address: str, model: str, load: Load) -> tuple[list[float], float]:
+    import numpy as np
+    from tritonclient.grpc import InferInput, aio
+
+    inputs = []
+    for name, kind, value in (
+        ("text_input", "BYTES", np.array([[PROMPT.encode()]], dtype=np.object_)),
+        ("max_tokens", "INT32", np.array([[load.max_tokens]], dtype=np.int32)),
+        ("stream", "BOOL", np.array([[True]])),
+    ):
+        inputs.append(InferInput(name, [1, 1], kind))
+        inputs[-1].set_data_from_numpy(value)
+    ttft_ms = []
+    async with aio.InferenceServerClient(address) as client:
+
+        async def requests() -> Any:
+            yield {"model_name": model, "inputs": inputs, "enable_empty_final_response": True}
+
+        async def ask() -> float:
+            began = time.perf_counter()
+            first: float | None = None
+            async for result, error in client.stream_infer(requests()):
+                if error is not None:
+                    raise error
+                if first is None:
+                    first = time.perf_counter() - began
+                if result.get_response().parameters["triton_final_response"].bool_param:
+                    break
+            assert first is not None
+            return first * 1e3
+
+        async def one_after_another(number: int) -> None:
+            ttft_ms.extend([await ask() for _ in range(number)])
+
+        async def due(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            ttft_ms.append(await ask())
+
+        await ask()  # connects
+        began = time.perf_counter()
+        if load.rate is None:
+            assert load.concurrency is not None
+            each = load.requests // load.concurrency
+            await asyncio.gather(*(one_after_another(each) for _ in range(load.concurrency)))
+        else:
+            drawn, at_s = random.Random(0), 0.0
+            arrivals = [at_s := at_s + drawn.expovariate(load.rate) for _ in range(load.requests)]
+            await asyncio.gather(*map(due, arrivals))
+        return ttft_ms, time.perf_counter() - began
 
 
 def cpu_s(pid: int) -> float:
@@ -168,7 +288,7 @@ def server(service: Path | None, scratch: Path, events: int) -> Iterator[Path]:
         return
     command = [sys.executable, "-m", "trtllm_pipeline.bench.scripted_server", str(scratch / "log")]
     with subprocess.Popen(
-        [*command, "first_ms=50", "gap_ms=50", f"events={events}"],
+        [*command, f"first_ms={GAP_S * 1e3:g}", f"gap_ms={GAP_S * 1e3:g}", f"events={events}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
