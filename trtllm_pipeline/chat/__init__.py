@@ -7,11 +7,13 @@ keeps it from files and from Python. The process has little memory, and is kille
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
-A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads may share it.
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads may share it;
+or an event loop has it (`render_on_loop`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -19,8 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import subprocess
 
 Message = Mapping[str, Any]
+_Answer = Mapping[str, Any]
+_Exchange = Generator[bool, None, _Answer]
 FILE: Final = "chat_template.jinja"
 _SETTINGS: Final = "tokenizer_config.json"
 _SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -161,30 +164,55 @@ class Renderer:
         Raises RefusedError where the template does not take it, LimitError where it takes too much, TemplateError where
         the template cannot be read, or its process ends or does not answer.
         """
-        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
-        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
-        given |= {"tools": chat.tools, "documents": chat.documents}
         with self._lock:
             try:
-                answer = self._ask({"variables": given})
+                process = self._started()
+                answer = self._waited(self._exchange(process, self._question(chat)), process, self._wait_s)
             except BaseException:
                 self._end()
                 raise
-            if answer.get("kind") in {"limit", "inherited"}:
-                self._end()
+            return self._text(answer)
+
+    async def render_on_loop(self, chat: Chat) -> str:
+        """The same on an event loop, without a thread, which would wait for its turn in Python. One call at a time."""
+        loop = asyncio.get_running_loop()
+        try:
+            process = self._process
+            if process is None:
+                process = await loop.run_in_executor(None, self._started)
+            answer = await self._awaited(self._exchange(process, self._question(chat)), process)
+        except BaseException:
+            self._end()
+            raise
+        return self._text(answer)
+
+    @property
+    def _wait_s(self) -> float:
+        return _WAIT * self._limits.time_s
+
+    def _question(self, chat: Chat) -> Mapping[str, Any]:
+        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
+        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
+        given |= {"tools": chat.tools, "documents": chat.documents}
+        return {"variables": given}
+
+    def _text(self, answer: _Answer) -> str:
         if "text" in answer:
             return str(answer["text"])
+        if answer["kind"] in {"limit", "inherited"}:
+            self._end()
         raise self._error(answer["kind"], answer["error"])
 
     def _error(self, kind: str, said: str) -> TemplateError:
         cls, failure, words, hint = _ERRORS[kind]
         return cls(words.format(self._template.origin, said), failure=failure, hint=hint)
 
-    def _ask(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            self._process = _start()
+            self._process = process = _start()
+            told = {"source": self._template.source, **asdict(self._limits)}
             try:
-                self._exchange(self._process, {"source": self._template.source, **asdict(self._limits)}, _START_S)
+                self._waited(self._exchange(process, told), process, _START_S)
             except TemplateError as error:
                 raise TemplateError(
                     f"the process that renders chat templates did not start: {error.message}",
@@ -193,46 +221,85 @@ class Renderer:
                     if error.failure is FailureClass.BUG
                     else error.hint,
                 ) from error
-        return self._exchange(self._process, question, _WAIT * self._limits.time_s)
+        return self._process
 
-    def _exchange(
-        self, process: subprocess.Popen[bytes], question: Mapping[str, Any], time_s: float
-    ) -> Mapping[str, Any]:
-        """Send a line and return what the process answers within `time_s`. Raises TemplateError."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        unsent, received = json.dumps(question).encode() + b"\n", bytearray()
-        sink, source = process.stdin.fileno(), process.stdout.fileno()
+    def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
+        """Send a line and return what the process answers. Raises TemplateError.
+
+        Yields when it has to wait for the process: true where there is more to send.
+        """
+        sink, source = _pipes(process)
+        unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
         most = _ESCAPED_BYTES * self._limits.characters + _CHUNK
-        deadline = time.monotonic() + time_s
-        ready = select.poll()
-        ready.register(source, select.POLLIN)
-        ready.register(sink, select.POLLOUT)
-        sent = 0
         while not received.endswith(b"\n"):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TemplateError(
-                    f"{self._template.origin}: its process did not respond within {time_s:g} s",
-                    failure=FailureClass.TRANSIENT,
-                    hint="try again when the machine is less busy",
-                )
             if len(received) > most:
                 raise self._error("limit", f"writes more than {self._limits.characters} characters")
-            for descriptor, _ in ready.poll(1000 * left_s):
-                if descriptor == source:
-                    part = os.read(source, _CHUNK)
-                    if not part:
-                        raise self._ended(process.wait())
-                    received += part
-                else:
-                    with suppress(BrokenPipeError):  # the end of its answers says more
-                        sent += os.write(sink, memoryview(unsent)[sent : sent + _CHUNK])
-                        if sent < len(unsent):
-                            continue
-                    ready.unregister(sink)
-        answer: Mapping[str, Any] = json.loads(received)
+            try:
+                unsent = unsent[os.write(sink, unsent[:_CHUNK]) :] if unsent else unsent
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:  # the end of its answers says more
+                unsent = unsent[:0]
+            try:
+                part = os.read(source, _CHUNK)
+            except BlockingIOError:
+                yield bool(unsent)
+                continue
+            if not part:
+                raise self._ended(process.wait())
+            received += part
+        answer: _Answer = json.loads(received)
         return answer
+
+    def _waited(self, exchange: _Exchange, process: subprocess.Popen[bytes], time_s: float) -> _Answer:
+        """The answer, when it comes within `time_s`."""
+        sink, source = _pipes(process)
+        deadline = time.monotonic() + time_s
+        while True:
+            try:
+                sends = next(exchange)
+            except StopIteration as answered:
+                return answered.value  # type: ignore[no-any-return]
+            ready = select.poll()
+            ready.register(source, select.POLLIN)
+            if sends:
+                ready.register(sink, select.POLLOUT)
+            if not ready.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise self._silent(time_s)
+
+    async def _awaited(self, exchange: _Exchange, process: subprocess.Popen[bytes]) -> _Answer:
+        """The answer, when it comes in time, on an event loop."""
+        sink, source = _pipes(process)
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        deadline = loop.time() + self._wait_s
+        timer = loop.call_at(deadline, ready.set)
+        loop.add_reader(source, ready.set)
+        try:
+            while True:
+                try:
+                    sends = next(exchange)
+                except StopIteration as answered:
+                    return answered.value  # type: ignore[no-any-return]
+                if sends:
+                    loop.add_writer(sink, ready.set)
+                else:
+                    loop.remove_writer(sink)
+                ready.clear()
+                await ready.wait()
+                if loop.time() >= deadline:
+                    raise self._silent(self._wait_s)
+        finally:
+            timer.cancel()
+            loop.remove_reader(source)
+            loop.remove_writer(sink)
+
+    def _silent(self, time_s: float) -> TemplateError:
+        return TemplateError(
+            f"{self._template.origin}: its process did not respond within {time_s:g} s",
+            failure=FailureClass.TRANSIENT,
+            hint="try again when the machine is less busy",
+        )
 
     def _ended(self, status: int) -> TemplateError:
         if status == -signal.SIGPROF:
@@ -266,6 +333,13 @@ def _start() -> subprocess.Popen[bytes]:
         cwd="/",
         env=environment,
     )
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
+    for pipe in _pipes(process):
+        os.set_blocking(pipe, False)
     return process
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Where it reads, and where it writes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin.fileno(), process.stdout.fileno()

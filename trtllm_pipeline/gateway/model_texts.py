@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +52,8 @@ class ModelTexts:
         self._renderers: deque[chat.Renderer] = deque()
         if self.template is not None:
             self._renderers.extend(chat.Renderer(self.template, _LIMITS) for _ in range(renderers))
+        self._free = asyncio.Semaphore(renderers)
+        self._rendering: set[asyncio.Task[str]] = set()
 
     def close(self) -> None:
         """End the processes and threads."""
@@ -78,8 +79,12 @@ class ModelTexts:
 
         `special`: the server puts the tokenizer's special tokens before it, so they are left out here.
         """
+        await self._free.acquire()
+        task = asyncio.create_task(self._render(conversation))
+        self._rendering.add(task)
+        task.add_done_callback(self._rendering.discard)
         try:
-            text = await asyncio.get_running_loop().run_in_executor(self._threads, self._render, conversation)
+            text = await asyncio.shield(task)  # when its client leaves, the process answers all the same
         except chat.RefusedError as error:
             raise bad("messages", error.message) from None
         except chat.LimitError as error:
@@ -89,21 +94,19 @@ class ModelTexts:
             raise ApiError(status, error.message, code="chat_template_failed", reason="template") from None
         return text.removeprefix(self._double) if special and self._double else text
 
-    def _render(self, conversation: chat.Chat) -> str:
-        renderer = self._renderers.popleft()  # as many as threads
+    async def _render(self, conversation: chat.Chat) -> str:
+        renderer = self._renderers.popleft()
         try:
-            return renderer.render(conversation)
+            return await renderer.render_on_loop(conversation)
         finally:
             self._renderers.append(renderer)
+            self._free.release()
 
-    def warm(self) -> None:
+    async def warm(self) -> None:
         """Start the processes that render, before the first request has to wait for one."""
-        for _ in range(len(self._renderers)):
-            self._threads.submit(self._warm)
-
-    def _warm(self) -> None:
-        with suppress(chat.TemplateError):  # whoever asks is told
-            self._render(chat.Chat([{"role": "user", "content": ""}]))
+        conversation = chat.Chat([{"role": "user", "content": ""}])
+        renders = [self.render(conversation, special=False) for _ in self._renderers]
+        await asyncio.gather(*renders, return_exceptions=True)  # whoever asks is told
 
     def pieces(self, text: str, count: int) -> list[str]:
         """`text` as `count` tokens; all of it as the first where the tokenizer cuts it otherwise."""

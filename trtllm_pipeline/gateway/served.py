@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -44,10 +43,8 @@ class ModelServer:
 
     async def prepare(self) -> None:
         """Do before the first request what it would wait for: start processes, ask the server what it is."""
-        if self.texts is not None:
-            self.texts.warm()
-        with suppress(ApiError):
-            await self.backend()
+        warm = [] if self.texts is None else [self.texts.warm()]
+        await asyncio.gather(self.backend(), *warm, return_exceptions=True)
 
     async def backend(self) -> Backend:
         """The server as it is now. Raises ApiError where it cannot be asked."""

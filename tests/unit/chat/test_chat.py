@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import resource
@@ -335,6 +336,32 @@ def test_calibration_remembers_what_the_template_did_and_no_more(
 def test_long_conversations_pass_through() -> None:
     text = "é" * 1_000_000
     assert render("{{ messages[0].content }}", [{"content": text}]) == text
+
+
+def test_an_event_loop_renders_as_a_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{% if messages[0].role == 'bad' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+
+    async def run(renderer: Renderer) -> None:
+        text = '"ä\n' * 400_000
+        assert await renderer.render_on_loop(Chat([{"role": "user", "content": text}])) == text
+        process = renderer._process
+        assert process is not None
+        with pytest.raises(RefusedError, match="rejects this conversation: no"):
+            await renderer.render_on_loop(Chat([{"role": "bad", "content": ""}]))
+        assert renderer._process is process
+        process.kill()
+        with pytest.raises(TemplateError, match="its process ended by signal 9"):
+            await renderer.render_on_loop(Chat(ASK))
+        assert await renderer.render_on_loop(Chat(ASK)) == "Why?"
+        assert renderer._process is not None
+        renderer._process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(chat, "_WAIT", 0.001)
+        with pytest.raises(TemplateError, match=r"its process did not respond within 0\.03 s"):
+            await renderer.render_on_loop(Chat(ASK))
+        assert renderer._process is None
+
+    with Renderer(Template(source), replace(SMALL, characters=10_000_000)) as renderer:
+        asyncio.run(run(renderer))
 
 
 def test_the_process_knows_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
