@@ -190,7 +190,7 @@ class ChoicesFeed(Feed):
         """What can be sent now."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
-        done = all(choice.finish is not None for choice in self.choices)
+        done = all(choice.finish is not None for choice in self.choices) and self._counted()
         if not self.stream:
             if not done:
                 return b""
@@ -206,6 +206,16 @@ class ChoicesFeed(Feed):
                 parts.append(self._answers.usage(self.usage()))
             return "".join(parts).encode() + DONE
         return "".join(parts).encode()
+
+    def _counted(self) -> bool:
+        """Whether the counts of long prompts are there, which threads make."""
+        return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
+
+    def cancel(self) -> None:
+        """End what fills it, and the counting."""
+        super().cancel()
+        for prompt in self._prompts:
+            prompt.tokens.cancel()
 
     def _take(self, choice: Choice, parts: list[str]) -> None:
         index, answers = choice.index, self._answers
@@ -229,7 +239,7 @@ class ChoicesFeed(Feed):
         n = self._asked.n
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):
-            counted = self._prompts[index].tokens
+            counted = self._prompts[index].tokens.number
             prompts.append(counted if counted is not None else self._of_server(self.choices[index : index + n]))
         made = [self._made(choice) for choice in self.choices]
         return TokenUsage(_sum(prompts), _sum(made))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,40 @@ from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 _SHORT: Final = 2_000
 """Characters that are tokenized in less time than a thread takes to begin."""
 _LIMITS: Final = chat.RenderLimits(time_s=2.0)
+_EXPANSION: Final = {"NFC": 3}
+"""By how much a normalizer lengthens a text at most, in bytes. Source: Unicode, "Normalization FAQ"; others may do anything."""
 _DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class PromptTokens:
+    """How many tokens a prompt has: known, or counted when somebody asks, or by a thread meanwhile."""
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, counted: int | Callable[[], int] | asyncio.Future[int] | None) -> None:
+        self._counted = counted
+
+    @property
+    def number(self) -> int | None:
+        """None where the model's tokenizer is not known, and of an answer that ended before it was counted."""
+        counted = self._counted
+        if isinstance(counted, asyncio.Future):
+            return counted.result() if counted.done() and not counted.cancelled() else None
+        if callable(counted):
+            self._counted = counted = counted()
+        return counted
+
+    def when_counted(self, then: Callable[[], None]) -> bool:
+        """Whether it can be asked for; otherwise call `then` when it can."""
+        if isinstance(self._counted, asyncio.Future) and not self._counted.done():
+            self._counted.add_done_callback(lambda _future: then())
+            return False
+        return True
+
+    def cancel(self) -> None:
+        """Nobody will ask."""
+        if isinstance(self._counted, asyncio.Future):
+            self._counted.cancel()
 
 
 class ModelTexts:
@@ -44,6 +78,9 @@ class ModelTexts:
         self.max_seq_len, self.max_input_len = _limits(folder)
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         self._longest = max((len(token) for token in vocabulary), default=1)
+        normalizer = self.tokenizer.normalizer
+        self._expansion = 1 if normalizer is None else _EXPANSION.get(type(normalizer).__name__)
+        self._added = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1  # and a space before the text
         beginning = self.template.tokens.get("bos_token", "") if self.template is not None else ""
         ids = self.tokenizer.encode(beginning).ids if beginning else []
         self._double = beginning if len(ids) > 1 and ids[0] == ids[1] else ""
@@ -66,13 +103,31 @@ class ModelTexts:
         if most is not None and len(text) > most * self._longest:
             return len(text) // self._longest
         if len(text) <= _SHORT:
-            return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
+            return self._short(text, special)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special)
 
-        def encode() -> int:
-            # encode_batch lets other threads run meanwhile, encode does not.
-            return len(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
+    def count_meanwhile(self, text: str, *, special: bool) -> PromptTokens:
+        """The same, for a text whose answer need not wait for it."""
+        if len(text) <= _SHORT:
+            return PromptTokens(partial(self._short, text, special))
+        return PromptTokens(asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special))
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+    def has_at_most(self, text: str, most: float) -> bool:
+        """Whether a text is so short that it has tokens, but not more than `most`, however it is cut; false if that is not known.
+
+        A token is at least a byte of the normalized text.
+        """
+        if self._expansion is None or not text.strip():
+            return False
+        size = len(text) if text.isascii() else 4 * len(text)
+        return self._expansion * size + self._added <= most
+
+    def _short(self, text: str, special: bool) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def _long(self, text: str, special: bool) -> int:
+        # encode_batch lets other threads run meanwhile, encode does not.
+        return len(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
     async def render(self, conversation: chat.Chat, *, special: bool) -> str:
         """The prompt of a conversation. Raises ApiError.

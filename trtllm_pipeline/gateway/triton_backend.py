@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.client.fields import shortened
@@ -24,6 +25,7 @@ from trtllm_pipeline.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, una
 from trtllm_pipeline.gateway.asked import Asked, Guide
 from trtllm_pipeline.gateway.choice import Choice
 from trtllm_pipeline.gateway.dialects import DialectError, Turn, dialect_for, special_markers
+from trtllm_pipeline.gateway.model_texts import PromptTokens
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ class PreparedPrompt:
     """One prompt as the server gets it."""
 
     text: str
-    tokens: int | None
-    """None where the model's tokenizer is not known."""
+    tokens: PromptTokens
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
@@ -180,13 +181,25 @@ class TritonBackend:
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
     async def _prompt(self, asked: Asked, text: str) -> PreparedPrompt:
+        wanted = asked.max_tokens or self._params.max_tokens
+        if wanted is None and asked.endpoint == "completions":
+            wanted = _COMPLETION_TOKENS
+        texts = self._texts
+        if texts is not None and wanted is not None and texts.has_at_most(text, self._surely_fit(wanted)):
+            return PreparedPrompt(text, texts.count_meanwhile(text, special=self._special), wanted, guide=asked.guide)
         tokens = None
-        if self._texts is not None:
+        if texts is not None:
             most = self.max_input_len or self.max_seq_len
-            tokens = await self._texts.count(text, special=self._special, most=most)
-        return PreparedPrompt(text, tokens, self._max_tokens(asked, tokens), guide=asked.guide)
+            tokens = await texts.count(text, special=self._special, most=most)
+        longest = self._max_tokens(asked, tokens, wanted)
+        return PreparedPrompt(text, PromptTokens(tokens), longest, guide=asked.guide)
 
-    def _max_tokens(self, asked: Asked, tokens: int | None) -> int:
+    def _surely_fit(self, max_tokens: int) -> float:
+        """Tokens of a prompt that fit the model together with an answer of `max_tokens`."""
+        left = inf if self.max_seq_len is None else self.max_seq_len - max_tokens
+        return left if self.max_input_len is None else min(left, self.max_input_len)
+
+    def _max_tokens(self, asked: Asked, tokens: int | None, wanted: int | None) -> int:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
         param = "messages" if asked.endpoint == "chat" else "prompt"
         if tokens == 0:
@@ -197,9 +210,6 @@ class TritonBackend:
                 f"this model takes prompts of at most {self.max_input_len} tokens; this one has {tokens}",
                 code=CONTEXT_LENGTH,
             )
-        wanted = asked.max_tokens or self._params.max_tokens
-        if wanted is None and asked.endpoint == "completions":
-            wanted = _COMPLETION_TOKENS
         if self.max_seq_len is None or tokens is None:
             return wanted or _CHAT_TOKENS
         left = self.max_seq_len - tokens
