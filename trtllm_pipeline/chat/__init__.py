@@ -13,7 +13,6 @@ or an event loop has it (`render_on_loop`).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -175,6 +174,8 @@ class Renderer:
 
     async def render_on_loop(self, chat: Chat) -> str:
         """The same on an event loop, without a thread, which would wait for its turn in Python. One call at a time."""
+        import asyncio
+
         loop = asyncio.get_running_loop()
         try:
             process = self._process
@@ -269,6 +270,8 @@ class Renderer:
 
     async def _awaited(self, exchange: _Exchange, process: subprocess.Popen[bytes]) -> _Answer:
         """The answer, when it comes in time, on an event loop."""
+        import asyncio
+
         sink, source = _pipes(process)
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()

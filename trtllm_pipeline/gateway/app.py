@@ -46,7 +46,7 @@ _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
 _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
 CONNECTION: Final = "pipeline.connection"
-"""Key of a scope: the request's `Connection`."""
+"""Key of a scope: the request's `WatchedConnection`."""
 WHOLE: Final = "pipeline.whole"
 """Key of a scope: the body has arrived whole."""
 _JSON: Final = (b"content-type", b"application/json")
@@ -58,7 +58,7 @@ _EVENTS: Final = [
 _CLOSE: Final = (b"connection", b"close")
 
 
-class Connection(Protocol):
+class WatchedConnection(Protocol):
     """What the application asks of a connection beside ASGI; its requests are answered one after another."""
 
     def watch(self, left: Callable[[], None]) -> None:
@@ -296,7 +296,7 @@ class GatewayApp:
         """Answer a request; the status for the metrics. Raises ApiError while nothing was sent."""
         task = asyncio.current_task()
         assert task is not None
-        connection: Connection = scope[CONNECTION]
+        connection: WatchedConnection = scope[CONNECTION]
         sending = _Sending(connection, task)
         connection.watch(sending.leave)
         try:
@@ -426,7 +426,7 @@ class GatewayApp:
 class _Sending:
     """A request in progress."""
 
-    def __init__(self, connection: Connection, task: asyncio.Task[Any]) -> None:
+    def __init__(self, connection: WatchedConnection, task: asyncio.Task[Any]) -> None:
         self.feed: Feed
         self.since: float | None = None
         """When the write began that has not ended."""
