@@ -67,13 +67,16 @@ def size(size_bytes: float) -> str:
 
 
 def amount(done: float, total: float | None, unit: str) -> str:
-    """Progress in its own unit: "12.3/270.1 MB", "12/40 requests"."""
+    """Progress in its own unit: "12.3/270.1 MB", "12/40 requests", "67.1/134.5 M parameters"."""
+    largest = max(done, total or 0)
+    scale = 1.0
     if unit == "bytes":
-        largest = max(done, total or 0)
-        scale, name = next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= s), (1.0, "B"))
-        digits = 0 if scale == 1.0 else 1
-        return f"{done / scale:.{digits}f}{'' if total is None else f'/{total / scale:.{digits}f}'} {name}"
-    return f"{done:g}{'' if total is None else f'/{total:g}'} {unit}"
+        scales = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+        scale, unit = next(((each, name) for each, name in scales if largest >= each), (1.0, "B"))
+    elif largest >= 1e6:
+        scale, unit = 1e6, f"M {unit}"
+    form = "g" if scale == 1.0 else ".1f"
+    return f"{done / scale:{form}}{'' if total is None else f'/{total / scale:{form}}'} {unit}"
 
 
 def path_from_here(path: Path) -> str:

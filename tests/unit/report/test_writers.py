@@ -313,6 +313,8 @@ def test_amounts() -> None:
     assert amount(12_300_000, 270_100_000, "bytes") == "12.3/270.1 MB"
     assert amount(5, None, "bytes") == "5 B"
     assert amount(12, 40, "requests") == "12/40 requests"
+    assert amount(67_257_504, 134_515_008, "parameters") == "67.3/134.5 M parameters"
+    assert amount(0.5, None, "steps") == "0.5 steps"
 
 
 def test_symbols_tell_statuses_apart_without_colour() -> None:
