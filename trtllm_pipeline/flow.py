@@ -369,7 +369,8 @@ def latest_request(store: Store) -> Request:
     latest = read_request(folder / REQUEST_FILE)
     locked = folder / "lock" / "matrix.yaml"
     if not latest.matrix.exists() and locked.exists():
-        return Request(locked, toolchain=latest.toolchain)
+        logger.warning("%s is gone; what the latest run recorded of it is taken: %s", latest.matrix, locked)
+        return replace(latest, matrix=locked, sets=())  # the lock has what was set
     return latest
 
 

@@ -13,9 +13,7 @@ import typer
 
 from trtllm_pipeline.cli import completion
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request, read_request
-from trtllm_pipeline.planning.request import FILE as REQUEST
-from trtllm_pipeline.planning.runs import run_folders
+from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE, Request
 from trtllm_pipeline.store.store import Store, is_workspace
 
 WORKSPACE = DEFAULT_WORKSPACE
@@ -207,14 +205,12 @@ def request_or_latest(
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
-    latest = read_request(run_folders(store)[0] / REQUEST)
-    toolchain = _toolchain(ctx, toolchain, latest)
+    from trtllm_pipeline import flow
+
+    latest = flow.latest_request(store)
+    if latest.toolchain is not None:  # the environment says what to take where nobody said anything
+        toolchain = typed(ctx, "toolchain", toolchain)
     return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))
-
-
-def _toolchain(ctx: typer.Context, toolchain: str | None, latest: Request) -> str | None:
-    """The environment says what to take where nobody said anything."""
-    return toolchain if latest.toolchain is None else typed(ctx, "toolchain", toolchain)
 
 
 def typed(ctx: typer.Context, name: str, value: str | None) -> str | None:
@@ -232,13 +228,7 @@ def request_of_cell(
     toolchain: str | None,
 ) -> Request:
     """What selects a cell to serve: one of a matrix, or else of the workspace's latest run. Raises UsageError."""
-    if matrix is not None:
-        return request(matrix, [cell], sets, None, toolchain, None)
-    from trtllm_pipeline import flow
-
-    latest = flow.latest_request(store)
-    toolchain = _toolchain(ctx, toolchain, latest)
-    return latest.changed(Request(Path(), tuple(sets or ()), (cell,), None, toolchain, None))
+    return request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
 
 
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +19,9 @@ from typer.main import get_command
 from trtllm_pipeline import flow
 from trtllm_pipeline.cli import app, options
 from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.planning import request
+from trtllm_pipeline.planning import plan_file, request
 from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.planning.runs import run_id
 from trtllm_pipeline.store.store import Store
 
 
@@ -124,14 +126,8 @@ def test_a_folder_that_is_no_workspace_is_left_alone(
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["work", "work/mine"]
 
 
-def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "runs" / "r"
-    folder.mkdir(parents=True)
+def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Request(Path("m.yaml"), toolchain="tensorrt_llm")
-    (folder / request.FILE).write_text(json.dumps(asked.to_json()))
-    monkeypatch.setattr(options, "run_folders", lambda _store: [folder])
     monkeypatch.setattr(flow, "latest_request", lambda _store: asked)
     found: list[str | None] = []
 
@@ -146,3 +142,33 @@ def test_the_environment_s_toolchain_does_not_replace_that_of_a_run(
     for words in ([], ["--toolchain", "embedded"]):
         get_command(app).main(words, standalone_mode=False)
     assert found == ["tensorrt_llm", "tensorrt_llm", "embedded", "embedded"]
+
+
+def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "w")
+    folder = store.runs_dir / run_id(0, "a")
+    locked = folder / "lock" / "matrix.yaml"
+    locked.parent.mkdir(parents=True)
+    (folder / plan_file.NAME).touch()
+    locked.write_text("models: [m]\n")
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text("models: [m]\n")
+    asked = Request(matrix, ("settings.perf.requests=3",), ("*/fp16",), until="build", toolchain="embedded")
+    (folder / request.FILE).write_text(json.dumps(asked.to_json()))
+    found: list[Request] = []
+
+    def command(ctx: typer.Context) -> None:
+        found.append(options.request_or_latest(ctx, store, None, None, ["a=1"], None, None, None))
+        found.append(options.request_of_cell(ctx, store, None, "cell", ["a=1"], None))
+
+    app = typer.Typer()
+    app.command()(command)
+    get_command(app).main([], standalone_mode=False)
+    matrix.unlink()
+    get_command(app).main([], standalone_mode=False)
+    there, served, gone, served_gone = found
+    assert there == replace(asked, sets=(*asked.sets, "a=1"))
+    # What was set then is in the lock; which cells, and how far, is not.
+    assert gone == replace(there, matrix=locked, sets=("a=1",))
+    assert served == replace(there, cells=("cell",))
+    assert served_gone == replace(gone, cells=("cell",))
