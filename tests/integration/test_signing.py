@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.provenance.test_provenance import publish, write_key
+from tests.helpers.signed import publish, write_key
 from trtllm_pipeline import provenance
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import ENVELOPE, inspect

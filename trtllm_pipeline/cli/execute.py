@@ -22,7 +22,7 @@ def execute(
             "Use this instead of the job's input NAME, e.g. service=FILE for a server of yours.",
         ),
     ] = None,
-    form: options.TextOrJson = "text",
+    format: options.TextOrJson = "text",
 ) -> None:
     """Run the commands of a job file again, in a folder of your own. The store is only read.
 
@@ -33,4 +33,4 @@ def execute(
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
     out = replay(Path(job), options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
-    emit_as(form, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))
+    emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

@@ -24,7 +24,7 @@ def explain(
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
-    form: options.TextOrJson = "text",
+    format: options.TextOrJson = "text",
 ) -> None:
     """Say why each stage of a cell has to run, and what changed since the last result of the cell.
 
@@ -39,4 +39,4 @@ def explain(
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
     plan = flow.plan_of(request, store)
     explained = explanation(plan, forecast(plan, store), stage)
-    emit_as(form, explained, text=lambda each: explanation_text(each, full=stage is not None))
+    emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

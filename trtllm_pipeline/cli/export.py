@@ -94,7 +94,6 @@ def export(
         openai=openai,
         storage_class=storage_class,
     )
-    library.check_targets(described, targets)
     folders = library.export(described, targets, folder)
     told: dict[str, Any] = {
         "schema": 1,

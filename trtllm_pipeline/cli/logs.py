@@ -35,7 +35,7 @@ def logs(
     follow: Annotated[bool, options.switch("-f --follow", "Keep printing until the attempt ends.")] = False,
     lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
     server: Annotated[bool, options.switch("--server", "The log of the server that the launch stage started.")] = False,
-    form: options.TextOrJson = "text",
+    format: options.TextOrJson = "text",
 ) -> None:
     """Print the log of a cell's stage: of the attempt that runs now, or else of the latest.
 
@@ -47,16 +47,16 @@ def logs(
       pipeline logs int4_wo launch --server --lines 50
       pipeline logs build-1a2b3c4d5e6f --follow
     """
-    if follow and form == "json":
+    if follow and format == "json":
         raise UsageError("--follow prints text as it comes", hint="leave out --format json")
     store = options.known_store(workspace)
     outline = newest_cells(store, run).outline
     chosen = stage_run_of(outline, store, cell, stage, server=server)
     if chosen is None:
-        return _list(outline, store, cell, as_json=form == "json")
+        return _list(outline, store, cell, as_json=format == "json")
     found, why = chosen
     log = log_of(store, found, server=server)
-    if form == "json":
+    if format == "json":
         text = log.read_text(encoding="utf-8", errors="replace").splitlines()
         return emit_json(
             {"schema": 1, "id": found.id, "stage": found.stage, "path": str(log), "lines": text[-(lines or 0) :]}

@@ -271,6 +271,8 @@ def allowed(text: str) -> frozenset[str]:
 
 def empty_folder(given: str) -> Path:
     """The folder that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
+    if not given:  # as of a variable that is not set: it would be the current folder
+        raise UsageError("--output-dir: is empty", hint="name a new folder")
     folder = Path(given).absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

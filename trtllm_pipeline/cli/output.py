@@ -32,10 +32,10 @@ def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def emit_as(form: str, found: T, **writers: Callable[[T], Any]) -> None:
-    """`found` in the form that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
-    shown = writers[form](found) if form in writers else found
-    if form == "json":
+def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
+    """`found` in the format that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
+    shown = writers[format](found) if format in writers else found
+    if format == "json":
         emit_json(shown)
     elif isinstance(shown, str):
         print(shown, end="\n" if shown else "")  # noqa: T201

@@ -14,7 +14,7 @@ from trtllm_pipeline.errors import UsageError
 def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
-    form: Annotated[
+    format: Annotated[
         Literal["table", "json", "csv", "markdown", "html", "junit"],
         options.option("--format", None, "Format of the report; junit has a test case for each stage run."),
     ] = "table",
@@ -48,17 +48,17 @@ def report(
     """
     from trtllm_pipeline.report.results import page_limits, read_results, write_results
 
-    if slo is not None and form != "html":
+    if slo is not None and format != "html":
         raise UsageError("--slo sets the limits that an HTML page starts with", hint="add --format html")
     limits = {} if slo is None else page_limits(slo)
     store = options.known_store(workspace)
     results = read_results(store, run)
     if not results.finished:
         note(f"run {results.runs.newest.name} has not ended by itself: this is what is there now")
-    if output is None and form == "html":
+    if output is None and format == "html":
         output = str(results.runs.newest / "report.html")
         emit(output)
     stream = sys.stdout if output in {None, "-"} else StringIO()
-    write_results(results, store, form, stream, limits=limits, verbose=verbose)
+    write_results(results, store, format, stream, limits=limits, verbose=verbose)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())

@@ -48,7 +48,7 @@ def run(
             envvar="PIPELINE_PROGRESS",
         ),
     ] = "auto",
-    form: options.TableFormat = "table",
+    format: options.TableFormat = "table",
     verbose: options.Verbose = False,
 ) -> int:
     """Run everything in a matrix that is not done yet, and show the results.
@@ -69,7 +69,7 @@ def run(
     found = options.store_at(workspace)
     request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
-        return _show_plan(request, found, form, verbose=verbose)
+        return _show_plan(request, found, format, verbose=verbose)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
@@ -79,7 +79,7 @@ def run(
     result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
     print_report(
         result.rows,
-        form,
+        format,
         run_id=result.run_id,
         matrix=str(request.matrix),
         workspace=store.workspace,
@@ -122,7 +122,7 @@ def plan(
         ),
     ] = None,
     verbose: options.Verbose = False,
-    form: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
+    format: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
 ) -> int:
     """Show what run would do: what is shared between cells, what has to run and why, how long it takes.
 
@@ -137,12 +137,12 @@ def plan(
     request = options.request(matrix, cells, sets, until, toolchain, assume)
     store = options.store_at(workspace)
     if compare is None:
-        return _show_plan(request, store, form, verbose=verbose)
+        return _show_plan(request, store, format, verbose=verbose)
     from trtllm_pipeline.report.document import as_markdown, on_terminal
     from trtllm_pipeline.report.plan_difference import PlanDifference
 
     emit_as(
-        form,
+        format,
         flow.compare_plans(request, compare, store),
         json=PlanDifference.to_json,
         text=lambda found: on_terminal(found.blocks()),
@@ -151,17 +151,17 @@ def plan(
     return 0
 
 
-def _show_plan(request: Request, store: Store | None, form: str, *, verbose: bool) -> int:
+def _show_plan(request: Request, store: Store | None, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline.execution.forecast import forecast
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
     found = flow.plan_of(request, store, guess=True)
     seen = forecast(found, store)
-    if form == "json":
+    if format == "json":
         for line in flow.plan_json(found, store, seen):
             emit(line)
-    elif form == "markdown":
+    elif format == "markdown":
         emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
     else:
         emit(plan_text(found, seen, verbose=verbose))

@@ -15,7 +15,7 @@ def status(
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
-    form: options.TextOrJson = "text",
+    format: options.TextOrJson = "text",
 ) -> None:
     """Show the progress of each cell, what is running in any invocation, and why something failed.
 
@@ -39,10 +39,10 @@ def status(
     else:
         plan = flow.plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
         found = status_of(store, outline(plan), "as the matrix stands now")
-    emit_json(to_json(found)) if form == "json" else emit_rendered(to_text(found))
+    emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
 
 
-def runs(workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJson = "text") -> None:
+def runs(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
     """List the runs of a workspace, the newest first.
 
     examples:
@@ -52,4 +52,4 @@ def runs(workspace: options.Workspace = options.WORKSPACE, form: options.TextOrJ
     from trtllm_pipeline.report.runs import to_json, to_text
 
     found = to_json(options.known_store(workspace))
-    emit_json(found) if form == "json" else emit(to_text(found))
+    emit_json(found) if format == "json" else emit(to_text(found))

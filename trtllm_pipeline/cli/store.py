@@ -125,7 +125,7 @@ def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
         yield {**asdict(each), "done": done}
 
 
-def _show(counts: dict[str, Json], findings: list[Json] | None, form: str) -> None:
+def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
     told = {**counts, "findings": len(findings)} if findings else counts
     data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
-    emit_as(form, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))
+    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))

@@ -14,13 +14,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from trtllm_pipeline import __version__
 from trtllm_pipeline.deploy import card, start_script
 from trtllm_pipeline.deploy.deployment import Deployment
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.digest import sha256_of_file
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.provenance import statement_of
@@ -44,7 +45,6 @@ _WEIGHTS: Final = frozenset(
 )
 _ARTIFACT: Final = re.compile(r"/(?:.*/)?store/[a-z]+/(?P<fingerprint>[0-9a-f]{32})/out(?P<below>(?:/.*)?)", re.DOTALL)
 _INDEX: Final = ".index.json"
-_CHUNK: Final = 8 << 20
 
 
 def write(deployment: Deployment, folder: Path) -> None:
@@ -84,17 +84,11 @@ def write(deployment: Deployment, folder: Path) -> None:
 
 def write_sums(folder: Path) -> None:
     """Write the SHA-256 of every file below `folder` into SHA256SUMS, as `sha256sum -c` takes it."""
-    lines = [f"{sha256(folder / name)}  {name}\n" for name in files(folder) if name != SUMS]
+    names = [name for name in files(folder) if name != SUMS]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
+        sums = threads.map(sha256_of_file, (folder / name for name in names))
+        lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def files(folder: Path) -> list[str]:

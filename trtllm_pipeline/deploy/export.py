@@ -43,8 +43,8 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
             )
     elif "lws" in targets:
         raise UsageError(
-            f"--to lws is for several nodes; {deployment.world_size} GPUs fit one with {deployment.gpus_per_node}",
-            hint="--to kubernetes, or --gpus-per-node N",
+            "--to lws is for several nodes, and one is enough for this cell",
+            hint="--to kubernetes, or --gpus-per-node N where yours have fewer than its GPUs",
         )
 
 

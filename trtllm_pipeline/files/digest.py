@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,17 +33,27 @@ def digest_text(text: str) -> str:
 
 def digests_of_file(path: Path) -> tuple[str, str]:
     """BLAKE3 and SHA-256 of a file's content, in one read."""
-    from hashlib import sha256
-
     from blake3 import blake3
 
-    ours, theirs = blake3(max_threads=blake3.AUTO), sha256()
+    ours, theirs = blake3(max_threads=blake3.AUTO), hashlib.sha256()
+    _read(path, ours.update, theirs.update)
+    return ours.hexdigest(), theirs.hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    """SHA-256 of a file's content, 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    _read(path, digest.update)
+    return digest.hexdigest()
+
+
+def _read(path: Path, *takers: Callable[[memoryview], object]) -> None:
+    """Give each of `takers` a file's content, in pieces."""
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(4 << 20, os.fstat(file.fileno()).st_size + 1)))
         while size := file.readinto(buffer):
-            ours.update(buffer[:size])
-            theirs.update(buffer[:size])
-    return ours.hexdigest(), theirs.hexdigest()
+            for take in takers:
+                take(buffer[:size])
 
 
 def stamp(path: str) -> str:

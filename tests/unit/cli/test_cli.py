@@ -78,6 +78,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
         (["exec", "job.json", "--output-dir", "file"], "is not an empty folder"),
+        (["exec", "job.json", "--output-dir", ""], "--output-dir: is empty"),
     ],
 )
 def test_mistakes_are_answered_in_words(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.provenance.test_provenance import publish, write_key
+from tests.helpers.signed import publish, write_key
 from trtllm_pipeline.cli import app, serve
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.manifest import ENVELOPE

@@ -206,7 +206,7 @@ def test_several_nodes(tmp_path: Path) -> None:
         (deployment(gpus=16), ["compose"], "more than the 8 of a node"),
         (deployment(gpus=16), ["kubernetes", "lws"], "more than the 8 of a node"),
         (deployment("llmapi", 16), ["lws"], "llmapi model runs on one node"),
-        (deployment(gpus=4), ["lws"], "4 GPUs fit one"),
+        (deployment(gpus=4), ["lws"], "one is enough"),
     ],
 )
 def test_a_target_that_cannot_hold_it_is_refused(of: Deployment, targets: list[str], words: str) -> None:

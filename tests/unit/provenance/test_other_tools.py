@@ -21,7 +21,7 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from tests.unit.provenance.test_provenance import publish, read_key, write_key
+from tests.helpers.signed import publish, read_key, write_key
 from trtllm_pipeline import provenance
 from trtllm_pipeline.store.manifest import ENVELOPE
 from trtllm_pipeline.store.store import Store
