@@ -7,7 +7,7 @@
 # MATRIX       matrix file, or the name of a shipped one
 # BASELINE     report to compare with in place of the last good night's, which then stays what it is
 # FAIL_ON      conditions of `pipeline compare`
-# NIGHT        what the run is called
+# NIGHT        what the run is called, another every night
 #
 # The exit code is that of `pipeline run`, or else of `pipeline compare`: 1 if a cell failed or a condition does not hold, 4
 # if the baseline was measured under other conditions. .github/workflows/nightly.yml does the same on GitHub.
@@ -16,7 +16,7 @@ set -euo pipefail
 FOLDER=${FOLDER:-$HOME/trtllm-pipeline}
 MATRIX=${MATRIX:-nightly}
 FAIL_ON=${FAIL_ON:-ttft_p50:+10%,tpot_p50:+10%,output_tps:-5%,accuracy:-2%}
-NIGHT=${NIGHT:-night}
+NIGHT=${NIGHT:-night-$(date +%Y%m%d-%H%M%S)}
 export PIPELINE_WORKSPACE=$FOLDER/workspace
 kept=$FOLDER/$(basename "$MATRIX" .yaml).json
 
@@ -26,7 +26,8 @@ pipeline plan --matrix "$MATRIX" --format markdown | tee night/plan.md
 
 run=0
 pipeline run --matrix "$MATRIX" --name "$NIGHT" || run=$?
-[ "$run" -le 1 ] || exit "$run" # there is nothing to compare and to report
+# There is nothing to compare and to report if it was stopped, or if it never began: no hub was reached, for instance.
+{ [ "$run" -le 1 ] && pipeline status --run "$NIGHT" > /dev/null 2>&1; } || exit "$run"
 
 gate=0
 if [ -n "${BASELINE:-}" ] || [ -e "$kept" ]; then

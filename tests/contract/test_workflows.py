@@ -68,7 +68,7 @@ def test_the_commands_are_ones_that_the_pipeline_has() -> None:
     texts.append((ROOT / "examples" / "nightly.sh").read_text(encoding="utf-8").partition("set -euo pipefail")[2])
     found = [words for text in texts for words in commands(text)]
     assert len(found) > 20
-    assert {words[1] for words in found} == {"doctor", "plan", "run", "compare", "report", "store"}
+    assert {words[1] for words in found} == {"doctor", "plan", "run", "compare", "report", "status", "store"}
     for words in found:
         command, rest = get_command(app.build(words)), words[1:]
         while rest and rest[0] in getattr(command, "commands", {}):

@@ -258,6 +258,17 @@ def test_the_script_does_the_same_elsewhere(tmp_path: Path) -> None:
     assert runner.script(NIGHT="night-6").returncode == 2
 
 
+def test_a_night_that_cannot_begin_reports_none_of_an_earlier_one(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    runner.check_out()
+    nowhere = dict.fromkeys(("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"), "http://127.0.0.1:9")
+    failed = runner.script(MATRIX="nightly", **nowhere)
+    assert failed.returncode == 1, failed.stdout
+    assert failed.stdout.count("error: ") == 1, failed.stdout
+    assert "cannot be reached at http://127.0.0.1:9" in failed.stdout
+    assert [file.name for file in (runner.checkout / "night").iterdir()] == ["plan.md"]
+
+
 @pytest.mark.slow
 def test_the_quickstart_workflow(tmp_path: Path) -> None:
     """All but its installation, with the model that is generated on the spot."""
