@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from trtllm_pipeline.cli import options, stage_options
 from trtllm_pipeline.cli.output import emit, note
 from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.gateway import run
 from trtllm_pipeline.gateway.config import AUTO, GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.stages.params import to_json
 
@@ -103,13 +104,6 @@ def _command(
 
 
 def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
-    try:
-        from trtllm_pipeline.gateway.server import run
-    except ImportError as error:
-        raise UsageError(
-            f"the gateway needs the package {error.name}", hint="pip install 'trtllm-pipeline[gateway]'"
-        ) from error
-
     def announce(told: Mapping[str, Any]) -> None:
         if form == "json":
             emit(json.dumps(told))

@@ -1,1 +1,24 @@
 """The OpenAI endpoint in front of served cells: `pipeline gateway`, `pipeline serve start --openai`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtllm_pipeline.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtllm_pipeline.gateway.config import GatewayConfig
+    from trtllm_pipeline.gateway.server import Announce
+
+
+def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
+    """`server.run`. Raises UsageError where its packages are not installed as well."""
+    try:
+        from trtllm_pipeline.gateway import server
+    except ImportError as error:
+        raise UsageError(
+            f"the gateway needs the package {error.name}", hint="pip install 'trtllm-pipeline[gateway]'"
+        ) from error
+    server.run(config, folder, announce)

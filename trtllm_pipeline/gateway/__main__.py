@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.errors import PipelineError
+from trtllm_pipeline.gateway import run
 from trtllm_pipeline.gateway.config import GatewayConfig
 
 
@@ -19,18 +20,12 @@ def main(argv: Sequence[str]) -> int:
         return 2
     path = Path(argv[0])
     try:
-        from trtllm_pipeline.gateway.server import run
-
         run(GatewayConfig.read(path), path.absolute().parent, _announce)
     except PipelineError as error:
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    except ImportError as error:
-        print(f"error: the gateway needs the package {error.name}", file=sys.stderr)  # noqa: T201
-        print("hint: pip install 'trtllm-pipeline[gateway]'", file=sys.stderr)  # noqa: T201
-        return 2
     return 0
 
 
