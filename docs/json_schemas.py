@@ -71,6 +71,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
 }
 """Name of a schema -> the commands whose output it describes."""
 FILES: Final = {
+    "gateway": "serve/*/gateway.json",
     "job": "store/*/*/job.json",
     "manifest": "store/*/*/manifest.json",
     "load-result": "store/perf/*/out/perf.json",
@@ -134,20 +135,23 @@ def examples(folder: Path) -> dict[str, list[Any]]:
         pipeline(folder, "serve start tiny/fp16 --openai --name schemas", codes=[0])
         pipeline(folder, f"serve start {engine} --name of-a-folder", codes=[0])
         found = {name: _printed(folder, name) for name in OUTPUTS}
+        found["gateway"] = _written(folder, "gateway")  # which is there while it listens
     finally:
         pipeline(folder, "serve stop --all", codes=[0])
     found["servers"] += _printed(folder, "servers")
     pipeline(folder, _OTHER_RUN, codes=[0])
     found["store-gc"] += _printed(folder, "store-gc")
     found["report"].append(json.loads(report))
-    for name, pattern in FILES.items():
-        paths = sorted((folder / ".pipeline").glob(pattern))
-        found[name] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return found
+    return {**{name: _written(folder, name) for name in FILES}, **found}
 
 
 def _printed(folder: Path, name: str) -> list[Any]:
     return [json.loads(pipeline(folder, words)) for words in OUTPUTS[name]]
+
+
+def _written(folder: Path, name: str) -> list[Any]:
+    paths = sorted((folder / ".pipeline").glob(FILES[name]))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def _write_key(path: Path) -> None:
