@@ -18,7 +18,7 @@ import typer
 from trtllm_pipeline.cli import completion, options, stage_options
 from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note, write_output
 from trtllm_pipeline.errors import UsageError
-from trtllm_pipeline.gateway.config import GatewayParams
+from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, api_keys_file, find
 from trtllm_pipeline.hosting.servers import look as look_at
@@ -34,8 +34,6 @@ _where: Final = partial(options.option, rich_help_panel="Where it listens")
 _openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
 _NOT_TYPED: Final = ("stop_timeout_s",)
 """Limits of the gateway that the matrix has alone: the server has an option of this name."""
-_OF_TRITON: Final = ("end_id", "pad_id")
-"""Default sampling that no OpenAI-compatible server takes."""
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
 _POLL_S: Final = 0.2
 
@@ -168,18 +166,20 @@ def _start(
     provenance.require_folders(target.folders, policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
-    if getattr(target.params, "frontend", "triton") != "triton" and (
-        only := [each for each in _OF_TRITON if each in typed]
-    ):
-        raise UsageError(
-            f"{stage_options.flag(only[0])}: trtllm-serve takes no such input; it knows the model's own",
-            hint="leave it out",
-        )
+    limits = stage_options.read_class(GatewayParams, typed, target.gateway)
+    if openai and getattr(target.params, "frontend", "triton") != "triton":
+        for each in OF_TRITON:
+            if each in typed:
+                raise UsageError(
+                    f"{stage_options.flag(each)}: trtllm-serve takes no such input; it knows the model's own",
+                    hint="leave it out",
+                )
+            if getattr(limits, each) is not None:
+                note(f"note: settings.gateway.{each} is not used: trtllm-serve takes no such input")
     if wrong := stage_options.wrong(target.launch, params):
         raise UsageError("\n  ".join(wrong))
     _warn(target, host, openai=openai, keys=api_keys is not None)
     allow_open_files()
-    limits = stage_options.read_class(GatewayParams, typed, target.gateway)
     wish = control.Wish(
         name=name,
         params=params,

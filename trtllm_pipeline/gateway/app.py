@@ -129,7 +129,7 @@ class GatewayApp:
                 served.close()
 
     async def _tick(self) -> None:
-        """Give up clients that do not read, and close what is idle."""
+        """Give up clients that do not read, close what is idle, and see whether the keys are others."""
         while True:
             await asyncio.sleep(min(_TICK_S, self.params.write_timeout_s / 2))
             before = time.monotonic() - self.params.write_timeout_s
@@ -138,6 +138,8 @@ class GatewayApp:
                     sending.abort()
             for served in self.served.values():
                 served.tidy()
+            if self.keys is not None:
+                self.keys.refresh()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, and wait for those in progress; the rest is ended."""

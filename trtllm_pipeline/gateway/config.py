@@ -21,6 +21,8 @@ FILE: Final = "gateway.json"
 CONFIG_FILE: Final = "gateway-config.json"
 """What the configuration is called where the pipeline writes it."""
 AUTO: Final = "auto"
+OF_TRITON: Final = ("end_id", "pad_id")
+"""Default sampling that no OpenAI-compatible server takes."""
 _SCHEMES: Final = {"grpc", "http", "https"}
 
 

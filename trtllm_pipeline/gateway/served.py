@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Hashable
 from typing import Final
@@ -13,13 +14,14 @@ from trtllm_pipeline.errors import ServerError
 from trtllm_pipeline.gateway import openai_backend, triton_backend
 from trtllm_pipeline.gateway.admission import Admission
 from trtllm_pipeline.gateway.api_error import ApiError, unavailable
-from trtllm_pipeline.gateway.config import GatewayParams, OfferedModel
+from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.dialects import dialect_for
 from trtllm_pipeline.gateway.model_texts import ModelTexts
 from trtllm_pipeline.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.gateway.triton_backend import TritonBackend
 
 Backend = TritonBackend | OpenAiBackend
+_LOG: Final = logging.getLogger(__name__)
 _FAILED_S: Final = 0.5
 """How long the failure to reach a server is believed."""
 
@@ -105,6 +107,12 @@ class ModelServer:
     async def _connect(self) -> Backend:
         service = self._service()
         if service.kind == "openai":
+            if unused := [name for name in OF_TRITON if getattr(self.params, name) is not None]:
+                _LOG.warning(
+                    "%s of the gateway is not used for model %s: OpenAI-compatible servers take no such input",
+                    " and ".join(unused),
+                    self.model.name,
+                )
             return OpenAiBackend(service, self.model, self.params)
         return await TritonBackend.connect(service, self.model, self.params, self.texts)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trtllm_pipeline import gateway
 from trtllm_pipeline.errors import PipelineError, UsageError
 from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.gateway.keys import Keys
@@ -83,3 +86,51 @@ def test_keys(tmp_path: Path) -> None:
         path.write_text(content, encoding="utf-8")
         with pytest.raises(PipelineError, match=said):
             Keys(path)
+
+
+def test_keys_that_change_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key-number-one\n", encoding="utf-8")
+    keys = Keys(path)
+    path.write_text("key-number-two\nkey-number-three\n", encoding="utf-8")
+    assert keys.accept(b"Bearer key-number-one")
+    keys.refresh()
+    assert not keys.accept(b"Bearer key-number-one")
+    assert keys.accept(b"Bearer key-number-two")
+    path.write_text("", encoding="utf-8")
+    keys.refresh()
+    path.unlink()
+    keys.refresh()
+    keys.refresh()
+    assert keys.accept(b"Bearer key-number-two"), "a file that is being written, or gone, locks nobody out"
+    assert len(caplog.messages) == 2
+    assert "key-number" not in caplog.text
+    path.write_text("key-number-four\n", encoding="utf-8")
+    keys.refresh()
+    assert keys.accept(b"Bearer key-number-four")
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "trtllm_pipeline.gateway.server", raising=False)
+    monkeypatch.delattr(gateway, "server", raising=False)
+    config = GatewayConfig(models=(OfferedModel(name="a", url="grpc://127.0.0.1:1"),))
+    with pytest.raises(UsageError, match="needs the package uvicorn") as caught:
+        gateway.run(config, tmp_path, lambda _told: None)
+    assert caught.value.hint == "pip install 'trtllm-pipeline[gateway]'"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"), [({"end_id": 2, "pad_id": 0}, ["end_id and pad_id"]), ({"pad_id": 0}, ["pad_id"]), ({}, [])]
+)
+def test_what_an_openai_server_does_not_take_is_said(
+    caplog: pytest.LogCaptureFixture, params: dict[str, Any], said: list[str]
+) -> None:
+    async def asked() -> None:
+        server = ModelServer(OfferedModel(name="a", url="http://127.0.0.1:1/v1"), GatewayParams(**params))
+        for _ in range(2):
+            await server.backend()
+        server.close()
+
+    asyncio.run(asked())
+    assert [each.partition(" of the gateway")[0] for each in caplog.messages] == said
