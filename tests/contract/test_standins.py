@@ -620,11 +620,11 @@ def test_hanging_ends_on_a_signal_unless_deaf(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"working\n"
             process.terminate()
-            try:
-                process.wait(0.5)
-            except subprocess.TimeoutExpired:
+            if fault.deaf:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.5)
                 process.kill()
-            assert process.wait(5) == wanted
+            assert process.wait(30) == wanted
 
 
 def test_programs_can_be_slow_and_builders_share_the_work(tmp_path: Path) -> None:
@@ -671,7 +671,7 @@ def serving(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while ready and time.monotonic() < deadline:
             try:
                 assert get(f"http://127.0.0.1:{port}/health")[0] == 200
@@ -727,7 +727,7 @@ def test_a_server_speaks_openai_s_protocols(tmp_path: Path) -> None:
         assert (status, "max_seq_len (64)" in json.loads(refused)["message"]) == (400, True)
         assert get(f"{url}/v1/completions", {"max_tokens": 1})[0] == 400
         process.terminate()
-        assert process.wait(5) == 0
+        assert process.wait(30) == 0
     assert [start.exit for start in installed.invocations()] == [0]
 
 
@@ -754,7 +754,7 @@ def test_an_engine_is_served_by_the_backend_its_release_wants(
         if words is None:
             assert get(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
         else:
-            assert words in process.communicate(timeout=10)[0]
+            assert words in process.communicate(timeout=60)[0]
             assert process.returncode == 1
 
 
@@ -774,7 +774,7 @@ def test_a_server_can_die_after_some_requests(tmp_path: Path) -> None:
         assert get(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
         with pytest.raises((OSError, urllib.error.URLError)):
             get(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})
-        assert process.wait(5) == -signal.SIGSEGV
+        assert process.wait(30) == -signal.SIGSEGV
 
 
 def test_a_server_starts_late_when_slow_and_refuses_more_ranks_than_gpus(tmp_path: Path) -> None:

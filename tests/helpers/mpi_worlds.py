@@ -94,7 +94,7 @@ def state(process: Path) -> bytes:
     return (process / "stat").read_bytes().rpartition(b")")[2].split()[0]
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 10) -> bool:
+def eventually(true: Callable[[], bool], timeout_s: float = 30) -> bool:
     deadline = time.monotonic() + timeout_s
     while not true() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -105,6 +105,6 @@ def seen_over(world: mpi_server.World) -> tuple[ServerError, float]:
     """How the world ended, and how long it took to say so; it is looked at as often as the launch stage looks."""
     begin = time.monotonic()
     while world.process.poll() is None:
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 20
         time.sleep(0.5)
     return world.died(), time.monotonic() - begin

@@ -252,8 +252,10 @@ def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
         response = ask(found.url, "hello")
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         health = HTTP.get(f"{found.url.removesuffix('/v1')}/health")
-        time.sleep(1.0)
-        health = HTTP.get(f"{found.url.removesuffix('/v1')}/health")
+        deadline = time.monotonic() + 30
+        while health.status_code == 200 and time.monotonic() < deadline:  # it looks once a second
+            time.sleep(0.05)
+            health = HTTP.get(f"{found.url.removesuffix('/v1')}/health")
         assert (health.status_code, health.json()["models"]) == (503, {"scripted": False})
         with running(lambda _model, _values: spoken("another"), {"ensemble": config("ensemble")}) as (_, told):
             service.write_text(json.dumps(told), encoding="utf-8")
@@ -332,9 +334,8 @@ def test_more_than_can_wait_are_refused_and_a_place_is_free_when_a_client_leaves
     assert ask(served.url, "hello").status_code == 429  # all places are taken, for longer than the queue waits
     for sock in leaving:
         sock.close()
-    began = time.monotonic()
+    assert becomes(served, 0)  # what they asked for never ends by itself
     assert ask(served.url, "hello").status_code == 200
-    assert time.monotonic() - began < 0.5
 
 
 def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Running) -> None:
@@ -357,10 +358,7 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
     assert len(gaps) > 50
     assert sorted(gaps)[len(gaps) * 9 // 10] < 0.1
     assert pid.memory_bytes() - before < 60e6  # 4 MB of text each, most of it not written
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and _in_flight(served) > 0:
-        time.sleep(0.1)
-    assert _in_flight(served) == 0
+    assert becomes(served, 0)
     for sock in readers:
         sock.close()
 
@@ -405,6 +403,14 @@ def _in_flight(served: Running) -> float:
         line for line in page.splitlines() if line.startswith('pipeline_gateway_requests_in_flight{model="scripted"')
     )
     return float(line.rpartition(" ")[2])
+
+
+def becomes(served: Running, in_flight: int) -> bool:
+    """Whether so many requests are in flight, soon."""
+    deadline = time.monotonic() + 30
+    while (found := _in_flight(served)) != in_flight and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found == in_flight
 
 
 def abuse(url: str, rounds: int, threads: int) -> None:
@@ -510,10 +516,10 @@ def test_sigterm_lets_answers_end_and_takes_no_more(tmp_path: Path) -> None:
     with gateway(tmp_path, respond, stop_timeout_s=10.0) as found:
         with ThreadPoolExecutor(1) as pool:
             running_answer = pool.submit(ask, found.url, "slow")
-            time.sleep(0.5)
+            assert becomes(found, 1)
             found.process.terminate()
             assert running_answer.result(20).json()["choices"][0]["finish_reason"] == "stop"
-        assert found.process.wait(10) == 0
+        assert found.process.wait(30) == 0
         assert not (tmp_path / "gateway.json").exists()
 
 
@@ -526,7 +532,7 @@ def test_an_answer_that_takes_too_long_ends_with_the_gateway(tmp_path: Path) -> 
         while part := sock.recv(1 << 16):
             told += part
         assert b"the gateway is being stopped" in told
-        assert found.process.wait(10) == 0
+        assert found.process.wait(30) == 0
 
 
 def test_two_models_behind_one_gateway_and_a_server_that_is_passed_through(tmp_path: Path) -> None:

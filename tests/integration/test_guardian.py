@@ -49,7 +49,7 @@ def sleepers(nap: str) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], object], within_s: float = 10.0) -> bool:
+def eventually(condition: Callable[[], object], within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -58,7 +58,7 @@ def eventually(condition: Callable[[], object], within_s: float = 10.0) -> bool:
     return True
 
 
-def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1, within_s: float = 15.0) -> list:
+def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1, within_s: float = 30.0) -> list:
     """All events until `count` of this kind have come; the ones of that kind."""
     found: list = []
     deadline = time.monotonic() + within_s
@@ -177,7 +177,7 @@ def test_what_ignores_being_terminated_is_killed(guardian: Guardian, tmp_path: P
     shell(guardian, tmp_path, f"(trap '' TERM; exec sleep {nap}) & sleep 0.1")
     began = time.monotonic()
     wait_for(guardian, Exited)
-    assert 1.5 < time.monotonic() - began < 5
+    assert 1.5 < time.monotonic() - began < 15
     assert not sleepers(nap)
 
 
@@ -202,8 +202,8 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         assert eventually(lambda: sleepers(nap))
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.6)  # the first process has ended, its daemon goes on ignoring what it is told
-        assert sleepers(nap)
+        # The first process has ended, its daemon goes on ignoring what it is told.
+        assert eventually(lambda: len(sleepers(nap)) == 1)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         wait_for(guardian, Exited)
@@ -230,7 +230,7 @@ def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path:
     began = time.monotonic()
     guardian.end("a", 0.3)
     (exited,) = wait_for(guardian, Exited)
-    assert 0.5 < time.monotonic() - began < 3
+    assert 0.5 < time.monotonic() - began < 10
     assert exited.returncode == -signal.SIGKILL
     assert log.read_text().split() == ["up", "SIGINT", "SIGTERM"]
     assert not sleepers(nap)

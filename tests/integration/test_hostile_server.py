@@ -29,7 +29,8 @@ from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
 pytestmark = pytest.mark.integration
 
 LIMIT_S = 0.4
-SLACK_S = 1.0
+SLACK_S = 5.0
+"""How much later a busy machine may end it; the lies go on for a minute, or for ever."""
 OK = b"HTTP/1.1 200 OK\r\n"
 EVENTS = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -158,15 +159,15 @@ def start() -> Iterator[Start]:
         liar.close()
 
 
-def error_of(port: int, protocol: str, interface: str) -> str | None:
+def error_of(port: int, protocol: str, interface: str, limit_s: float = LIMIT_S) -> str | None:
     """How a request ends, which may be with the error of the client that looks at the server before."""
-    target = Target(protocol, service_at(f"127.0.0.1:{port}", interface, "m"), "m", LIMIT_S, 4)
+    target = Target(protocol, service_at(f"127.0.0.1:{port}", interface, "m"), "m", limit_s, 4)
 
     async def ask() -> str | None:
         async with target.client() as client:
             before = time.monotonic()
             answer = await client.session().generate(target.generation(Prompt("1", "x"), 0))
-            assert time.monotonic() - before < LIMIT_S + SLACK_S
+            assert time.monotonic() - before < limit_s + SLACK_S
             json.dumps([answer.text, answer.error], ensure_ascii=False).encode()
             return answer.error
 
@@ -176,7 +177,7 @@ def error_of(port: int, protocol: str, interface: str) -> str | None:
     except PipelineError as error:
         return str(error)
     finally:
-        assert time.monotonic() - before < 2 * (LIMIT_S + SLACK_S)
+        assert time.monotonic() - before < 2 * (limit_s + SLACK_S)
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -206,7 +207,9 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
     ],
 )
 def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) -> None:
-    assert (error_of(start(LIES[lie]).port, "openai_chat", "openai") or "").startswith(told)
+    # What ends a request before its limit has time for it.
+    limit_s = LIMIT_S if "within 0.4 s" in told else 30.0
+    assert (error_of(start(LIES[lie]).port, "openai_chat", "openai", limit_s) or "").startswith(told)
 
 
 @pytest.mark.parametrize("lie", FRAMES)

@@ -188,12 +188,12 @@ def test_ctrl_c_keeps_what_was_measured(home: dict[str, str], service: Service, 
     command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, env=home, stdout=subprocess.PIPE, text=True) as process:
         events = tmp_path / "e.jsonl"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (events.exists() and events.read_text().count('"phase": "measured"') > 3):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        result = json.loads(process.communicate(timeout=30)[0])
+        result = json.loads(process.communicate(timeout=60)[0])
         assert process.returncode == 130
     assert result["levels"][0]["requests"] >= 3
     assert not result["valid"]

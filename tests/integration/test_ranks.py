@@ -104,7 +104,7 @@ def test_a_dead_rank_is_seen_at_once_with_its_log(
     with stage.world(2) as world:
         stage.order(order, value)
         error, took_s = seen_over(world)
-    assert took_s < 2.0
+    assert took_s < 5.0
     assert error.failure is failure
     if order.startswith("abort") and "ORTE_ERROR_LOG" in error.message:
         # Now and then Open MPI 4 loses its own words about which rank aborted; its exit status is left.
@@ -145,7 +145,7 @@ def test_ranks_that_are_deaf_are_stopped(stage: Stage) -> None:
     with stage.world(2) as world:
         begin = time.monotonic()
         world.stop(2.0)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 15
         assert stage.left(world.prefix) == []
 
 
@@ -231,7 +231,7 @@ def test_a_world_whose_guardian_is_killed_ends_with_words(stage: Stage) -> None:
 def test_a_group_that_ends_at_once_is_not_missed(tmp_path: Path) -> None:
     for _ in range(20):
         group = Group(["sh", "-c", "exit 3"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
-        assert group.wait(10) == 3
+        assert group.wait(30) == 3
         assert group.stop(1.0) == 3
 
 
@@ -239,7 +239,7 @@ def test_a_group_passes_on_the_claims_it_was_given(tmp_path: Path) -> None:
     with (tmp_path / "claim").open("w") as claim:
         os.set_inheritable(claim.fileno(), True)
         group = Group(["sh", "-c", "ls -l /proc/self/fd"], env=os.environ, cwd=tmp_path, log=tmp_path / "log")
-        assert group.wait(10) == 0
+        assert group.wait(30) == 0
         group.stop(1.0)
     assert str(tmp_path / "claim") in (tmp_path / "log").read_text()
 
@@ -300,7 +300,7 @@ def launched(stage: Stage) -> Iterator[Callable[..., Launched]]:
     yield start
     for each in started:
         each.process.terminate()
-        each.process.wait(20)
+        each.process.wait(30)
     assert eventually(lambda: not stage.left())
 
 
@@ -310,7 +310,7 @@ def test_the_stage_says_where_it_is_and_ends_when_told(stage: Stage, launched: C
     assert said["server"] == {"name": "stand-in", "version": "1"}
     assert "rank 0 complains" in (service.attempt / said["log"]).read_text()
     service.process.terminate()
-    assert service.process.wait(10) == 0
+    assert service.process.wait(30) == 0
     assert not (service.attempt / "service.json").exists()
     assert stage.left(f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{service.process.pid}-") == []
 
@@ -339,7 +339,7 @@ def test_a_dead_rank_ends_the_stage_with_its_log(stage: Stage, launched: Callabl
     service = launched(restarts=0)
     service.ready()
     stage.order("exit.1", 4)
-    assert service.process.wait(15) == 1
+    assert service.process.wait(30) == 1
     assert "ServerError FailureClass.BUG: rank 1 of 2 ended with exit status 4" in service.log()
     assert "rank 1 was told: exit 4" in service.log()
 
@@ -354,7 +354,7 @@ def test_a_world_is_started_again_on_its_ports(stage: Stage, launched: Callable[
 
 def test_the_contract_is_looked_at_first(stage: Stage, launched: Callable[..., Launched]) -> None:
     service = launched(rank_files=1)
-    assert service.process.wait(20) == 1
+    assert service.process.wait(30) == 1
     assert "FailureClass.USER" in service.log()
     assert "rank files: the engine needs one file for each of 2 ranks, found rank0.engine" in service.log()
     assert not list(stage.orders.iterdir()), "a rank was started"
@@ -448,7 +448,7 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
     finally:
         begin = time.monotonic()
         world.stop(6.0)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 20
     assert not list(triton.SHARED_MEMORY.glob(f"{world.prefix}*"))
     assert not made_for(world.prefix)
     assert not any(Path(f"/proc/{pid}").exists() for pid, _ in world.process.ranks.values())

@@ -480,7 +480,6 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
         f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY
     ).is_success
     assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
-    time.sleep(0.2)
-    assert host.left() == []
+    assert eventually(lambda: not host.left()), host.left()
     assert not [path for path in files if path.exists()]
     assert not list(tmp_path.glob("w/serve/*/links"))

