@@ -9,6 +9,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are processors: about half of its time, a test waits for what it started."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests send signals, to themselves and to what they start, however the test run itself was started.
 
