@@ -57,7 +57,7 @@ def main() -> int:
                 process.kill()
             process.wait()
         killed_at = time.monotonic()
-        while (left := processes(folder)) and time.monotonic() - killed_at < 20:
+        while (left := processes(str(folder))) and time.monotonic() - killed_at < 20:
             time.sleep(0.05)
         slowest_end_s = max(slowest_end_s, time.monotonic() - killed_at)
         left_behind += len(left)
@@ -81,16 +81,16 @@ def artifacts(workspace: Path) -> dict[str, int]:
     return {str(path.parent): path.parent.stat().st_ino for path in workspace.glob("store/*/*/manifest.json")}
 
 
-def processes(folder: Path) -> list[int]:
-    """Processes that name `folder` in their command line."""
+def processes(text: str, where: str = "cmdline") -> list[int]:
+    """Living processes with `text` in their command line, or in another file of them in /proc, such as `environ`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes()
+                found_in = (entry / where).read_bytes()
             except OSError:
                 continue
-            if str(folder).encode() in words:
+            if text.encode() in found_in:
                 found.append(int(entry.name))
     return found
 
