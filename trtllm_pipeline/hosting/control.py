@@ -202,7 +202,10 @@ def _ports_before(folder: Path) -> Mapping[str, int]:
 
 
 def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job:
-    """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business."""
+    """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business.
+
+    Its command and folders are the keeper's to write: the workspace may be moved before the next start.
+    """
     host = "127.0.0.1" if wish.openai else wish.host
     params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
     inputs = {name: target.inputs.get(name, repository) for name in target.launch.inputs}
@@ -212,15 +215,15 @@ def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job
         toolchain=target.toolchain,
         fingerprint="",
         scope=Scope.SERVICE,
-        commands=((sys.executable, "-m", "trtllm_pipeline.worker", str(folder / JOB)),),
+        commands=(),
         environment={"PYTHONUNBUFFERED": "1"},
         program=target.launch.program,
         params_class=class_name(params),
         params=to_json(params),
         inputs={name: str(path) for name, path in inputs.items()},
         files={},
-        out=str(folder / OUT),
-        attempt=str(folder),
+        out="",
+        attempt="",
         timeout_s=target.launch.timeout_s,
         section="serve",
     )

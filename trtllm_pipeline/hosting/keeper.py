@@ -120,6 +120,7 @@ class _Kept:
         self.folder = folder
         self.lock = lock
         self.checked = checked
+        self.check: signed.SignedCheck | None = None
         self.record = replace(
             servers.told(folder),
             keeper=Keeper.here(),
@@ -221,7 +222,8 @@ class _Kept:
             first = program.after is None or program.after.worked
             if not program.runs and now >= program.due_s and first:
                 try:
-                    self._spawn(program)
+                    if program.after is not None or self._in_order():
+                        self._spawn(program)
                 except OSError as error:
                     why = disk.no_room(error, self.folder) or error.strerror or str(error)
                     self._died(program, ServerError(f"the {program.name} cannot be started: {why}"))
@@ -247,10 +249,19 @@ class _Kept:
                 program = next(each for each in self.programs if each.name == event.id)
                 self._died(program, self._why(program, event))
 
-    def _spawn(self, program: _Program) -> None:
-        if program.after is None and not self.checked and (self.record.require_signed or self.record.trusted_keys):
-            signed.check(self.record)
+    def _in_order(self) -> bool:
+        """Whether what is signed has been checked for this start. Raises what `signed.check` does."""
+        if not self.checked and (self.record.require_signed or self.record.trusted_keys):
+            self.check = self.check or signed.SignedCheck(self.record)
+            if self.check.is_alive():
+                return False
+            check, self.check = self.check, None
+            if check.error is not None:
+                raise check.error
         self.checked = False
+        return True
+
+    def _spawn(self, program: _Program) -> None:
         program.runs, program.ready_s, program.before = True, None, out_of_memory.counts()
         program.log_bytes = program.log.stat().st_size if program.log.exists() else 0
         for stale in (program.ready_file, self.folder / FAILURE_FILE):

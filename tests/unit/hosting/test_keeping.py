@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +37,13 @@ def record(**changes: Any) -> KeptRecord:
         "cell": "m/fp8",
     }
     return KeptRecord(**{**about, **changes})
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_pauses_grow_to_a_minute_and_are_short_again_after_a_quiet_one() -> None:
@@ -136,6 +145,9 @@ class _Guardian:
 
     def spawn(self, name: str, *_words: Any, **_more: Any) -> None:
         self.orders.append((name, "spawn"))
+
+    def read_events(self) -> list[Any]:
+        return []
 
     def close(self) -> None:
         """Nothing to end."""
@@ -274,14 +286,28 @@ def test_what_is_started_again_is_checked_by_the_policy_it_was_started_with(
 
     monkeypatch.setattr("trtllm_pipeline.hosting.signed.check", check)
     found = kept(tmp_path, ready=False, **policy)
-    (program,) = found.programs
-    found._spawn(program)
+    assert found._in_order()
     assert checked == [], "whoever started the keeper has just looked"
-    found._spawn(program)
+    wait_for(found._in_order)
     assert [each.served_from for each in checked] == [(str(tmp_path / "engine"),)]
     with pytest.raises(StateError, match="not in order"):
-        found._spawn(program)
-    assert found.guardian.orders == [("server", "spawn")] * 2  # type: ignore[union-attr]
+        wait_for(found._in_order)
+
+
+def test_a_keeper_is_told_to_end_while_it_reads_what_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of hundreds of gigabytes is read for minutes."""
+    read, asked = threading.Event(), threading.Event()
+    monkeypatch.setattr("trtllm_pipeline.hosting.signed.check", lambda _: read.wait(20))
+    found = kept(tmp_path, ready=False, require_signed=True)
+    found.checked = False
+    monkeypatch.setattr(keeper, "select", SimpleNamespace(select=lambda *_: None))
+    monkeypatch.setattr(found, "_look", asked.set)  # the end of each step
+    monkeypatch.setattr(keeper, "lease", lambda _: ([], ()))
+    began = time.monotonic()
+    assert found.keep(asked) == 0
+    assert time.monotonic() - began < 10
+    read.set()
+    assert found.guardian.orders == []  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("typed", [False, True])
