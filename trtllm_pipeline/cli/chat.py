@@ -121,7 +121,7 @@ def _started(
     from trtllm_pipeline.gateway.config import GatewayParams
     from trtllm_pipeline.hosting import control
 
-    target = target_of(ctx, what, None, None, None, workspace, None)
+    target = target_of(ctx, what, workspace=workspace)
     for server in known:
         there = server.endpoint()
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from trtllm_pipeline.cli import completion, options
-from trtllm_pipeline.cli.output import aligned, emit, emit_json, note
+from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
 from trtllm_pipeline.report.logs import log_of, logs_of, measured_beside, stage_run_of
+from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note
+from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note
+from trtllm_pipeline.report.tables import aligned
 
 Name = Annotated[
     str,

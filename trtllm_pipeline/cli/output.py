@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -41,12 +41,6 @@ def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
         print(shown, end="\n" if shown else "")  # noqa: T201
     else:
         emit_rendered(rendered(shown))
-
-
-def aligned(names: Mapping[str, str]) -> str:
-    """Names with a line of text each."""
-    width = max(map(len, names), default=0)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in names.items())
 
 
 def note(text: str) -> None:

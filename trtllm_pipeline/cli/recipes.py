@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import aligned, emit_as
+from trtllm_pipeline.cli.output import emit_as
+from trtllm_pipeline.report.tables import aligned
 
 
 def list_(format: options.TextOrJson = "text") -> None:

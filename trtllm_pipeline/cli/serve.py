@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from trtllm_pipeline.cli import completion, options, stage_options
-from trtllm_pipeline.cli.output import aligned, emit, emit_as, emit_json, note, write_output
+from trtllm_pipeline.cli.output import emit, emit_as, emit_json, note, write_output
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.gateway.config import OF_TRITON, GatewayParams
 from trtllm_pipeline.hosting import shown
 from trtllm_pipeline.hosting.servers import UNRESPONSIVE_S, KeptServer, State, api_keys_file, find
 from trtllm_pipeline.hosting.servers import look as look_at
 from trtllm_pipeline.processes.process import allow_open_files
+from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.serving.command_lines import reachable
 from trtllm_pipeline.stages.params import table
 from trtllm_pipeline.terminal import clean
@@ -162,7 +163,7 @@ def _start(
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
     policy = provenance.policy(trusted_keys, required=require_signed)
-    target = target_of(ctx, what, matrix, sets, toolchain, workspace, model_folder)
+    target = target_of(ctx, what, matrix, sets, toolchain, workspace=workspace, model_folder=model_folder)
     provenance.require_folders(target.folders, policy)
     if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
@@ -205,35 +206,25 @@ def _start(
 def target_of(
     ctx: typer.Context,
     what: str,
-    matrix: str | None,
-    sets: list[str] | None,
-    toolchain: str | None,
+    matrix: str | None = None,
+    sets: list[str] | None = None,
+    toolchain: str | None = None,
+    *,
     workspace: str,
-    model_folder: str | None,
+    model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from dataclasses import replace
-
-    from trtllm_pipeline import flow
-    from trtllm_pipeline.hosting.target import of_cell, of_folder
+    from trtllm_pipeline.hosting import target
     from trtllm_pipeline.machine.probe import machine
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
-    if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+    if target.is_folder(what):
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a folder, which says itself what serves it")
-        return of_folder(Path(what), tokenizer, machine())
-    if what.startswith(("/", "./", "../", "~")):
-        raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
+        return target.of_folder(Path(what), tokenizer, machine())
     store = options.known_store(workspace)
-    found = options.request_of_cell(ctx, store, matrix, what, sets, toolchain)
-    store.check_writable()
-    try:
-        target = of_cell(flow.served_cell(found, store))
-    except UsageError as error:
-        raise UsageError(error.message.removeprefix("--cells "), hint=error.hint) from error
-    return target if tokenizer is None else replace(target, model_folder=tokenizer)
+    return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
 
 
 def _check_openai(openai: bool, typed: dict[str, Any]) -> None:

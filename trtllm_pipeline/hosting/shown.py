@@ -10,7 +10,7 @@ from typing import Any
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.hosting.servers import GATEWAY_LOG, KeptServer
 from trtllm_pipeline.planning.names import duration, shorten
-from trtllm_pipeline.report.tables import plain_table
+from trtllm_pipeline.report.tables import aligned, plain_table
 from trtllm_pipeline.stages.launch import LOG_FILE
 from trtllm_pipeline.store.store import LOG
 
@@ -128,7 +128,7 @@ def _paragraph(server: KeptServer) -> str:
     if server.keeper is not None:
         lines["keeper"] = f"process {server.keeper.pid}"
     lines["folder"] = str(server.folder)
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def endpoints(server: KeptServer) -> dict[str, str]:
@@ -141,10 +141,6 @@ def endpoints(server: KeptServer) -> dict[str, str]:
     if service.kind == "triton":
         found |= {"http": service.http, "grpc": service.grpc}
     return found | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})
-
-
-def _aligned(lines: dict[str, str]) -> str:
-    return "\n".join(f"{name:<8} {text}" for name, text in lines.items())
 
 
 def log_of(server: KeptServer, part: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -9,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trtllm_pipeline import flow
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PlanError, UsageError
 from trtllm_pipeline.files.user_files import decode_yaml
 from trtllm_pipeline.files.writing import read_object
-from trtllm_pipeline.flow import ServedCell
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import ENGINE_MODEL, ENSEMBLE
 from trtllm_pipeline.stages.base import OUT, Stage, StageContext
@@ -24,7 +25,9 @@ from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine, EngineError
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.planning.request import Request
     from trtllm_pipeline.store.index import Artifact
+    from trtllm_pipeline.store.store import Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
@@ -63,7 +66,26 @@ class ServeTarget:
         return (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
 
 
-def of_cell(found: ServedCell) -> ServeTarget:
+def is_folder(what: str) -> bool:
+    """Whether `what`, as it was typed, is a folder, not a cell. Raises UsageError for a path with nothing there."""
+    if os.path.isdir(what):  # noqa: PTH112  Path.is_dir raises for a name that is too long
+        return True
+    if what.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"there is no folder {what}", hint="name a cell, or an engine or repository folder")
+    return False
+
+
+def of_request(request: Request, store: Store, model_folder: Path | None) -> ServeTarget:
+    """What serves the one cell that is asked for. Raises UsageError unless it is built, PlanError, StateError."""
+    store.check_writable()
+    try:
+        target = of_cell(flow.served_cell(request, store))
+    except UsageError as error:
+        raise UsageError(error.message.removeprefix("--cells "), hint=error.hint) from error
+    return target if model_folder is None else replace(target, model_folder=model_folder)
+
+
+def of_cell(found: flow.ServedCell) -> ServeTarget:
     """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
     cell, machine = found.cell, found.plan.machine
     _check_runs(cell.toolchain, machine)

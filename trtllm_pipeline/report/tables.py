@@ -9,6 +9,12 @@ from collections.abc import Mapping, Sequence
 from trtllm_pipeline.files.writing import csv_value
 
 
+def aligned(names: Mapping[str, str]) -> str:
+    """Names with a line of text each."""
+    width = max(map(len, names), default=0)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in names.items())
+
+
 def plain_table(rows: Sequence[Mapping[str, object]], *, digits: int = 2, missing: str = "-") -> str:
     """Rows with the same keys, aligned: the first column to the left, the others to the right."""
     if not rows:

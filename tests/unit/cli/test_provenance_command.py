@@ -133,7 +133,7 @@ def test_serve_start_refuses_what_a_policy_or_a_statement_refuses(
     one = artifacts[0]
     passed = []
 
-    def target(*_: Any) -> Any:
+    def target(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(folders=(one.out,), launch=SimpleNamespace(params=object))
 
     def after(*_: Any) -> Any:
