@@ -24,7 +24,8 @@ import pytest
 
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, eventually, still_running
-from trtllm_pipeline.hosting.servers import folder_of, look
+from tests.unit.provenance.test_provenance import write_key
+from trtllm_pipeline.hosting.servers import boot_id, folder_of, look
 from trtllm_pipeline.processes.guardian import process_table, with_descendants
 
 pytestmark = pytest.mark.integration
@@ -34,6 +35,14 @@ from trtllm_pipeline.store.claims import lease_machine
 held = lease_machine((), exclusive=True)
 print(held is not None, flush=True)
 input()
+"""
+JUMPING = """
+import time
+real = time.time
+def jumped():
+    with open({!r}) as file:
+        return real() + float(file.read() or 0)
+time.time = jumped
 """
 POWERLESS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.getuid() == 0 else ()
 
@@ -303,6 +312,97 @@ def test_a_server_that_is_not_waited_for_can_be_stopped_at_once(host: Host) -> N
     assert host.serve(PLAIN, "--name", "one", "--no-wait")["state"] == "starting"
     host.pipeline("serve", "stop", "one")
     assert host.left() == []
+
+
+def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path: Path) -> None:
+    key = write_key(tmp_path, "me")
+    trusted = str(tmp_path / "trusted")
+    strict = ("--require-signed", "--trusted-keys", trusted)
+    _, err = host.pipeline("serve", "start", PLAIN, "--name", "signed", *strict, code=2)
+    assert "is not signed" in err
+    host.pipeline("store", "provenance", "--sign", str(key))
+    said = host.serve(PLAIN, "--name", "signed", "--restart", *strict)
+    record = look(Path(said["folder"])).record
+    assert record is not None
+    config = next(path for path in (Path(each, "config.json") for each in record.served_from) if path.exists())
+    before, mode = config.read_bytes(), config.stat().st_mode
+    config.chmod(0o644)
+    try:
+        config.write_bytes(before + b" ")
+        _, err = host.pipeline("serve", "restart", "signed", code=2)
+        assert "config.json: is not what was signed" in err
+        assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it goes on as it was"
+        os.kill(processes(said["keeper_pid"])["server"], signal.SIGKILL)
+        assert "config.json: is not what was signed" in host.becomes("signed", "failed")["reason"]
+        assert eventually(lambda: host.left() == [])
+    finally:
+        config.write_bytes(before)
+        config.chmod(mode)
+    host.pipeline("serve", "restart", "signed")
+    assert host.status("signed")["state"] == "ready"
+
+
+def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("abcdefgh-1\n", encoding="utf-8")
+    url = host.serve(PLAIN, "--name", "locked", "--openai", "--api-keys", str(keys))["endpoints"]["openai"]
+    assert httpx.get(f"{url}/models").status_code == 401
+    asked = subprocess.run(
+        [sys.executable, "-m", "trtllm_pipeline", "chat", "locked", "--max-tokens", "4"],
+        input="hello\n",
+        cwd=host.folder,
+        env={**host.environment, "PIPELINE_WORKSPACE": str(host.workspace)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.strip()
+    assert "try: set OPENAI_API_KEY" in host.pipeline("chat", url, code=2)[1], "an address alone says nothing of keys"
+
+
+@pytest.mark.slow
+def test_a_clock_that_jumps_changes_nothing(host: Host, tmp_path: Path) -> None:
+    """Forwards by a year, then back by more than that: the wall clock of all processes, not what counts since the boot."""
+    clock = tmp_path / "clock"
+    clock.write_text("0", encoding="utf-8")
+    paths = host.environment["PYTHONPATH"]
+    of_standins = Path(paths.split(os.pathsep)[0], "sitecustomize.py")
+    text = of_standins.read_text(encoding="utf-8") + JUMPING.format(str(clock))
+    (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
+    paths = os.pathsep.join((str(tmp_path), paths))
+    jumping = Host(host.folder, {**host.environment, "PYTHONPATH": paths}, host.marker)
+    jumping.serve(PLAIN, "--name", "jumps", "--openai", "--restart", "--unresponsive-timeout-s", "2")
+    for days in (365, -400):
+        clock.write_text(f"{days * 86400}", encoding="utf-8")
+        for _ in range(4):  # questions after its health in between
+            time.sleep(2)
+            for seen in (jumping, host):
+                now = seen.status("jumps")
+                assert (now["state"], now["restarts"], now["reason"]) == ("ready", 0, None)
+        assert "jumps" in jumping.pipeline("serve", "ps")[0]
+        assert httpx.get(f"{now['endpoints']['openai']}/models").is_success
+    again = json.loads(jumping.pipeline("serve", "restart", "jumps", "--format", "json")[0])["servers"][0]
+    assert abs(again["started_s"] - time.time() + 400 * 86400) < 600, "the clock did jump"
+    assert again["state"] == "ready"
+    jumping.pipeline("serve", "stop", "jumps")
+    assert host.status("jumps")["state"] == "stopped"
+
+
+def test_after_a_restart_of_the_machine_it_is_stopped_and_starts_on_its_ports(host: Host) -> None:
+    said = host.serve(PLAIN, "--name", "one")
+    folder = Path(said["folder"])
+    for pid in processes(said["keeper_pid"]).values():
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: host.left() == [])
+    for name in ("server.json", "lock"):  # as if all that had been before the machine was started
+        path = folder / name
+        path.write_text(path.read_text().replace(boot_id(), "00000000-0000-0000-0000-000000000000"))
+    found = host.status("one")
+    assert (found["state"], found["reason"]) == ("stopped", "the machine was restarted")
+    host.pipeline("serve", "restart", "one")
+    assert host.status("one")["ports"] == said["ports"]
 
 
 def test_gpus_are_shared_with_nobody(host: Host) -> None:

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -31,8 +30,19 @@ from trtllm_pipeline.terminal import clean
 if TYPE_CHECKING:
     from trtllm_pipeline.hosting.target import ServeTarget
 
-_where: Final = partial(options.option, rich_help_panel="Where it listens")
-_openai: Final = partial(options.option, rich_help_panel="The OpenAI endpoint")
+_PANELS: Final = {
+    "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
+    "The server": (
+        *("http_port", "grpc_port", "metrics_port", "threads"),
+        *("ready_timeout_s", "stop_timeout_s", "unresponsive_timeout_s"),
+    ),
+    "The model as OpenAI clients see it": ("model_name", "model_folder", "dialect"),
+    "Sampling of OpenAI requests that name none": (
+        *("temperature", "top_p", "top_k", "repetition_penalty"),
+        *("max_tokens", "stop", "end_id", "pad_id"),
+    ),
+}
+"""Options of `serve start` below the ten that are typed often."""
 _NOT_TYPED: Final = ("stop_timeout_s",)
 """Limits of the gateway that the matrix has alone: the server has an option of this name."""
 _LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
@@ -43,16 +53,17 @@ Servers = Annotated[
 ]
 All = Annotated[bool, options.switch("--all", "All of the workspace.")]
 Port = Annotated[
-    int | None, _where("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
+    int | None, options.option("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
 ]
 ServerPort = Annotated[
-    int | None, _where("--http-port", "PORT", "Triton's HTTP, or trtllm-serve (default: a free one).", min=0, max=65535)
+    int | None,
+    options.option("--http-port", "PORT", "Triton's HTTP, or trtllm-serve (default: a free one).", min=0, max=65535),
 ]
 GrpcPort = Annotated[
-    int | None, _where("--grpc-port", "PORT", "Triton's gRPC (default: a free one).", min=0, max=65535)
+    int | None, options.option("--grpc-port", "PORT", "Triton's gRPC (default: a free one).", min=0, max=65535)
 ]
 MetricsPort = Annotated[
-    int | None, _where("--metrics-port", "PORT", "Triton's metrics (default: a free one).", min=0, max=65535)
+    int | None, options.option("--metrics-port", "PORT", "Triton's metrics (default: a free one).", min=0, max=65535)
 ]
 
 
@@ -67,18 +78,35 @@ def _start(
         ),
     ],
     matrix: options.MatrixOrLatest = None,
-    sets: options.Sets = None,
-    toolchain: options.Toolchain = None,
-    workspace: options.Workspace = options.WORKSPACE,
-    require_signed: options.RequireSigned = False,
-    trusted_keys: options.TrustedKeys = None,
     name: Annotated[
         str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
+    ] = None,
+    openai: Annotated[
+        bool,
+        options.option(
+            "--openai/--no-openai", None, "Put an OpenAI endpoint in front of it: chat, completions, metrics."
+        ),
+    ] = False,
+    host: Annotated[
+        str,
+        options.option("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in."),
+    ] = "127.0.0.1",
+    port: Port = None,
+    api_keys: Annotated[
+        str | None,
+        options.option("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed)."),
     ] = None,
     restart_: Annotated[
         bool,
         options.switch("--restart", "Start it again when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
     ] = False,
+    wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
     unresponsive_timeout_s: Annotated[
         float | None,
         options.option(
@@ -89,10 +117,6 @@ def _start(
             max=1e9,
         ),
     ] = None,
-    wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
-    host: Annotated[
-        str, _where("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in.")
-    ] = "127.0.0.1",
     http_port: ServerPort = None,
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
@@ -108,34 +132,25 @@ def _start(
         float | None,
         options.option("--stop-timeout-s", "SECONDS", "Limit for a polite stop (default: the matrix's, or 3)."),
     ] = None,
-    openai: Annotated[
-        bool,
-        _openai("--openai/--no-openai", None, "Put an OpenAI endpoint in front of it: chat, completions, metrics."),
-    ] = False,
-    port: Port = None,
     model_name: Annotated[
-        str | None, _openai("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
+        str | None, options.option("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
     ] = None,
     model_folder: Annotated[
         str | None,
-        _openai("--model-folder", "DIR", "Tokenizer and chat template (default: those of the cell or engine)."),
+        options.option("--model-folder", "DIR", "Tokenizer and chat template (default: those of the cell or engine)."),
     ] = None,
     dialect: Annotated[
         str | None,
-        _openai("--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."),
+        options.option(
+            "--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."
+        ),
     ] = None,
-    api_keys: Annotated[
-        str | None,
-        _openai("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed)."),
-    ] = None,
-    form: options.TextOrJson = "text",
     **gateway: Any,
 ) -> None:
     """Start a server and keep it running after this terminal is closed.
 
     A cell is one of --matrix, or else of the workspace's latest run, and must be built. What was signed has to be as it was
-    signed. With --openai an OpenAI endpoint
-    listens at --host and --port, and the server behind it on this machine alone.
+    signed. With --openai an OpenAI endpoint listens at --host and --port, and the server behind it on this machine alone.
 
     examples:
       pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
@@ -288,7 +303,9 @@ def _example(server: KeptServer) -> str:
     return f"curl -s http://{service.http}/v2/models/{service.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 
-start = stage_options.with_class(_start, GatewayParams, but=_NOT_TYPED)
+start = stage_options.with_class(
+    _start, GatewayParams, but=_NOT_TYPED, panels=_PANELS, panel="Limits of the OpenAI endpoint"
+)
 
 
 def ps(

@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import MISSING, is_dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.cli import options
@@ -143,8 +145,18 @@ def of_class(cls: Any) -> list[inspect.Parameter]:
     return [_option("_".join(path), [field]) for path, field in _flat(cls)]
 
 
-def with_class(function: Callable[..., Any], cls: Any, *, but: Sequence[str] = ()) -> Callable[..., Any]:
-    """`function` as a command that has the options of a class as well, which it takes as `**`; `but` are not typed."""
+def with_class(
+    function: Callable[..., Any],
+    cls: Any,
+    *,
+    but: Sequence[str] = (),
+    panels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    panel: str = _PARAMETERS,
+) -> Callable[..., Any]:
+    """`function` as a command that has the options of a class as well, which it takes as `**`; `but` are not typed.
+
+    `panels` groups options in the help, by title; those of the class that are in none are in `panel`, all others come first.
+    """
 
     def command(**values: Any) -> Any:
         return function(**values)
@@ -152,10 +164,23 @@ def with_class(function: Callable[..., Any], cls: Any, *, but: Sequence[str] = (
     signature = inspect.signature(function, eval_str=True)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
     more = [each for each in of_class(cls) if each.name not in but]
-    parameters = [each.replace(kind=each.KEYWORD_ONLY) for each in (*own, *more)]
+    titles = {each.name: panel for each in more} | {name: title for title, names in panels.items() for name in names}
+    places = ["", *panels, panel]
+    parameters = [_in_panel(each.replace(kind=each.KEYWORD_ONLY), titles.get(each.name, "")) for each in (*own, *more)]
+    parameters.sort(key=lambda each: places.index(titles.get(each.name, "")))
     vars(command)["__signature__"] = signature.replace(parameters=parameters)
     command.__doc__ = function.__doc__
     return command
+
+
+def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
+    """A parameter whose option stands below `title` in the help, if there is one."""
+    if not title:
+        return parameter
+    kind, about = get_args(parameter.annotation)
+    about = copy(about)
+    about.rich_help_panel = title
+    return parameter.replace(annotation=Annotated[kind, about])
 
 
 def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
