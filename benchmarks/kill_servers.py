@@ -133,9 +133,8 @@ class Rounds:
         chance = self.chance
         name = chance.choice(("once", "again"))
         other = "again" if name == "once" else "once"
-        for each in (name, other):
-            if self.look(each).state is not State.READY:
-                self.end(self.starting(each))
+        for process in [self.starting(each) for each in (name, other) if self.look(each).state is not State.READY]:
+            self.end(process)
         moment = chance.choice(("ready", *MOMENTS))
         signo = signal.SIGSTOP if chance.random() < 0.25 else signal.SIGKILL
         if moment == "start":
@@ -233,9 +232,11 @@ class Rounds:
         """Shared memory and folders of the Tritons that these processes started."""
         prefixes = tuple(f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-" for pid in launches)
         found = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
-        for path in Path(tempfile.gettempdir()).glob("python_env_*/*"):
-            with suppress(OSError, UnicodeDecodeError):
-                found += [str(path)] if path.stat().st_size < 200 and path.read_text().startswith(prefixes) else []
+        for folder in os.listdir(tempfile.gettempdir()):
+            if folder.startswith("python_env_"):
+                with suppress(OSError, UnicodeDecodeError):  # other servers come and go
+                    inside = [each for each in Path(tempfile.gettempdir(), folder).iterdir() if each.is_file()]
+                    found += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
         return found if prefixes else []
 
 

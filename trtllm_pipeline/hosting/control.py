@@ -50,6 +50,7 @@ _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
 """What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
 _KILLED_S: Final = 20.0
+_WAKE_S: Final = 1.0
 _LAST_S: Final = 5.0
 
 
@@ -303,7 +304,7 @@ def stop(server: KeptServer) -> KeptServer:
 
 def _end(server: KeptServer, patience_s: float) -> None:
     """End all processes of a server. Raises StateError."""
-    folder, told, forced = server.folder, set[signal.Signals](), False
+    folder, told, forced, wake_s = server.folder, set[signal.Signals](), False, 0.0
     deadline = time.monotonic() + patience_s
     while True:
         server = servers.look(folder)
@@ -315,10 +316,6 @@ def _end(server: KeptServer, patience_s: float) -> None:
             _tell(server.keeper, signo, server)
             told.add(signo)
             deadline += _KILLED_S if late else 0.0
-            _signal_all(folder, signal.SIGCONT)  # what was halted cannot obey
-        elif signal.SIGCONT not in told and not late:
-            told.add(signal.SIGCONT)
-            _signal_all(folder, signal.SIGCONT)
         elif late and not forced:
             forced = True
             deadline += _KILLED_S
@@ -328,6 +325,9 @@ def _end(server: KeptServer, patience_s: float) -> None:
                 f"server {server.name} does not end: some process still holds {folder / LOCK}",
                 hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
             )
+        if time.monotonic() >= wake_s:
+            wake_s = time.monotonic() + _WAKE_S
+            _signal_all(folder, signal.SIGCONT)  # what is halted cannot obey
         time.sleep(_POLL_S)
 
 

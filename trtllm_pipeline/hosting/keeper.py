@@ -216,7 +216,7 @@ class _Kept:
 
     def _step(self) -> None:
         if self.guardian is None:
-            self.guardian = Guardian()
+            self.guardian = Guardian(claim_fds=(self.lock.fd,))
         now = time.monotonic()
         for program in self.programs:
             first = program.after is None or program.after.worked

@@ -376,10 +376,12 @@ class Supervisor:
             time.sleep(0.01)
 
 
-def main(fd: int) -> None:
-    """Guard until the other end of `fd` is closed."""
+def main(fd: int, *claims: int) -> None:
+    """Guard until the other end of `fd` is closed; the files in `claims` stay open until this ends."""
+    for claim in claims:
+        os.set_inheritable(claim, False)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) not in (0, 1, 2, fd):  # what the pipeline inherited itself; stage processes shall not
+        if int(name) not in (0, 1, 2, fd, *claims):  # what the pipeline inherited itself; stage processes shall not
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:

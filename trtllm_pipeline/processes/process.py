@@ -28,7 +28,7 @@ from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, Sta
 
 _PACKET_BYTES: Final = 65536
 # Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
-_GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(int(sys.argv[2]))"
+_GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"
 
 FIND_REASON: Final = "find the reason (out of memory? see `dmesg`)"
 _SERVER: Final = "server"
@@ -109,19 +109,33 @@ class Guardian:
     their effect: that comes as an event.
     """
 
-    def __init__(self, *, supervises: str = "the stages") -> None:
+    def __init__(self, *, supervises: str = "the stages", claim_fds: Sequence[int] = ()) -> None:
+        """`claim_fds` are inherited by the guardian itself: flocks on them last until it has ended."""
         self._supervises = supervises
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._running: dict[str, Spawned] = {}
         theirs.set_inheritable(True)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
-        python = [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(Path(__file__).parent), str(theirs.fileno())]
+        python = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _GUARDIAN,
+            str(Path(__file__).parent),
+            *map(str, (theirs.fileno(), *claim_fds)),
+        ]
         with theirs:
             self.pid = os.posix_spawn(
                 sys.executable,
                 python,
                 os.environ,
-                file_actions=[nothing, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)],
+                file_actions=[
+                    nothing,
+                    (os.POSIX_SPAWN_DUP2, 0, 1),
+                    (os.POSIX_SPAWN_DUP2, 0, 2),
+                    *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in claim_fds),  # onto itself: no longer closed on exec
+                ],
                 setsid=True,
                 setsigmask=(),
             )
