@@ -121,7 +121,11 @@ def _started(
     from trtllm_pipeline.gateway.config import GatewayParams
     from trtllm_pipeline.hosting import control
 
-    target = target_of(ctx, what, workspace=workspace)
+    try:
+        target = target_of(ctx, what, workspace=workspace)
+    except UsageError as error:  # it may be the name of a server, mistyped
+        names = ", ".join(server.name for server in known) or "none"
+        raise UsageError(f"{error.message} (servers kept here: {names})", hint=error.hint) from error
     for server in known:
         there = server.endpoint()
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.cli import chat
+from trtllm_pipeline.cli.app import main
 from trtllm_pipeline.hosting.servers import KeptServer, State
+from trtllm_pipeline.store.store import Store
 
 
 @pytest.fixture
@@ -67,3 +69,12 @@ def test_a_kept_server_without_keys_gets_that_of_the_environment(
     assert chat._key(server) == "sk-elsewhere"
     (server.folder / "gateway-config.json").write_text('{"api_keys_file": null}')
     assert chat._key(server) == "sk-elsewhere"
+
+
+def test_a_name_that_is_neither_server_nor_cell_is_told_with_the_servers(
+    server: KeptServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(chat, "find", lambda _workspace: (server,))
+    Store(tmp_path / "w").close()
+    assert main(["chat", "oen", "--workspace", str(tmp_path / "w")]) == 2
+    assert "(servers kept here: one)" in capsys.readouterr().err
