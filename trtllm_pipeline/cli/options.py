@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -280,9 +282,11 @@ def empty_folder(given: str) -> Path:
                 f"--output-dir {folder}: is not an empty folder", hint="name a new one; nothing is overwritten"
             )
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(
-            f"--output-dir {folder}: cannot be made: {error.strerror}", hint="name a folder that you may write"
+            f"--output-dir {folder}: cannot be written: {error.strerror}", hint="name a folder that you may write"
         ) from error
     return folder
 

@@ -109,7 +109,7 @@ class Store:
             raise StateError(
                 f"{self.workspace} is read-only: no permission to write {self.unwritable}",
                 hint="work in a copy of it (cp -r), or in another --workspace; status, report, logs, plan, explain, "
-                "compare, recommend and store verify work without writing",
+                "compare, recommend, export and store verify do not write into it",
             )
 
     def _manifests(self) -> Iterator[tuple[Manifest, int]]:

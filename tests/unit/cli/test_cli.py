@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.cli import app, execute, run
+from trtllm_pipeline.cli import app, execute, options, run
 from trtllm_pipeline.cli.output import write_output
 from trtllm_pipeline.domain import Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, ServerError, StageError, StateError, UsageError
@@ -65,7 +65,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("argv", "words"),
     [
         (["status", "--workspace", ""], "--workspace: is empty"),
-        (["download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be made"),
+        (["download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be written"),
         (["download", "tiny", "--output-dir", "file"], "is not an empty folder"),
         (["download", "--output-dir", "o"], "which model?"),
         (["download", "tiny"], "--output-dir is required"),
@@ -88,6 +88,14 @@ def test_mistakes_are_answered_in_words(
     assert app.main(argv) == 2
     assert words in capsys.readouterr().err
     assert Path("file").read_text() == "mine"
+
+
+def test_an_empty_folder_that_nobody_may_write_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UsageError, match=r"--output-dir .*: cannot be written: Permission denied"):
+        options.empty_folder(str(tmp_path))
 
 
 def test_a_damaged_index_is_mended_by_any_command(
