@@ -210,6 +210,23 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_a_guardian_holds_the_claims_it_was_given_until_it_has_ended(tmp_path: Path) -> None:
+    """Its stage runs do not have them: each has its own."""
+    claim = tmp_path / "claim"
+    claim.touch()
+    with claim.open() as other:
+        with claim.open() as ours:
+            fcntl.flock(ours, fcntl.LOCK_EX)
+            guardian = Guardian(claim_fds=(ours.fileno(),))
+        with guardian:
+            log = shell(guardian, tmp_path, "ls /proc/self/fd")
+            wait_for(guardian, Exited)
+            assert len(log.read_text().split()) == 4, "three standard ones, and the folder that `ls` reads"
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 # Ending.
 
 STUBBORN = """
