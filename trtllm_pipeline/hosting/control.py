@@ -283,9 +283,7 @@ def stop(server: KeptServer) -> KeptServer:
     Raises StateError where its keeper cannot be ended.
     """
     folder = server.folder
-    limits = [read_object(folder / name) or {} for name in (JOB, GATEWAY_CONFIG)]
-    known = [limit for each in limits for limit in [(each.get("params") or {}).get("stop_timeout_s")]]
-    patience_s = _STOP_S + sum(limit for limit in known if isinstance(limit, (int, float)))
+    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
     try:
         with suppress(OSError):  # for whoever looks before the keeper has said so, or where it no longer can
             (folder / STOP).touch()
@@ -300,6 +298,12 @@ def stop(server: KeptServer) -> KeptServer:
     with suppress(OSError):
         write_targets(folder.parent.parent)
     return server
+
+
+def _stop_timeout_s(file: Path) -> float:
+    """The limit of a polite stop that stands in a file with parameters; 0 where none does."""
+    found = ((read_object(file) or {}).get("params") or {}).get("stop_timeout_s")
+    return found if isinstance(found, (int, float)) else 0.0
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
