@@ -123,7 +123,10 @@ def _started(
 
     try:
         target = target_of(ctx, what, workspace=workspace)
-    except UsageError as error:  # it may be the name of a server, mistyped
+    except UsageError as error:
+        if "/" in what:
+            raise
+        # It may be the name of a server, mistyped.
         names = ", ".join(server.name for server in known) or "none"
         raise UsageError(f"{error.message} (servers kept here: {names})", hint=error.hint) from error
     for server in known:
