@@ -7,11 +7,13 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 import yaml
 
@@ -38,6 +40,13 @@ CASES = [
     ("lws", deployment("trtllm_serve", 16, load_s=None)),
 ]
 IDS = [f"{target}-{each.kind}" for target, each in CASES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", cache(kubernetes_validate.utils.schema_contents))
+        yield
 
 
 def documents(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
