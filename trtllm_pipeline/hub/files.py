@@ -27,12 +27,13 @@ SINGLE: Final = "model.safetensors"
 
 # Configuration, tokenizer and licence files, in the folder itself. Weights are chosen by `weight_files`; never wanted are
 # pickles, code, and the same weights in other forms.
+_LICENCE: Final = re.compile(r"(LICENSE|LICENCE|NOTICE|USE_POLICY|COPYING)([\w.-]*)", re.IGNORECASE)
 _DESCRIPTION: Final = re.compile(
-    r"""config\.json | generation_config\.json | hf_quant_config\.json | quantize_config\.json
+    rf"""config\.json | generation_config\.json | hf_quant_config\.json | quantize_config\.json
       | tokenizer\.json | tokenizer\.model | tokenizer_config\.json | special_tokens_map\.json | added_tokens\.json
       | vocab\.json | vocab\.txt | merges\.txt | spiece\.model | sentencepiece\.bpe\.model | [\w.-]+\.tiktoken
       | chat_template\.(jinja|json) | model\.safetensors\.index\.json
-      | (LICENSE|LICENCE|NOTICE|USE_POLICY|COPYING)([\w.-]*)""",
+      | {_LICENCE.pattern}""",
     re.VERBOSE | re.IGNORECASE,
 )
 
@@ -53,6 +54,11 @@ def description_files(names: Collection[str]) -> list[str]:
     for name in names:
         check_name(name)
     return sorted(name for name in names if _DESCRIPTION.fullmatch(name))
+
+
+def is_licence(name: str) -> bool:
+    """Whether a file of a model is there for people alone: no stage reads it."""
+    return _LICENCE.fullmatch(name) is not None
 
 
 def weight_files(folder: Path, names: Collection[str], model: str) -> list[str]:

@@ -3,6 +3,7 @@
 A source, in a recipe:                                              pinned, in a fingerprint:
     {"hugging_face": "org/name", "revision": "main"}                the revision is a commit
     {"modelscope": "org/name", "revision": "master"}                the revision is a commit; "listing" is a digest
+                                                                    of both, the fingerprint has `content_of` where told
     {"package_index": "dist==1.0", "sha256": ..., "member": ...}    as it is
     {"local": "path"}                                               {"local": DIGEST}, of the content; the path is advice
     {"generated": "llama", "seed": 0}                               as it is
@@ -102,6 +103,17 @@ def unpinned(sources: Sequence[Mapping[str, Json]], *, prefer: str = AUTO) -> di
     return dict(next(source for source in sources if prefer in (AUTO, kind_of(source))))
 
 
+def content_of(pinned: Mapping[str, Json], *, offline: bool = False) -> dict[str, str] | None:
+    """SHA-256 by name of the files that a stage reads of a pinned hub source: the same on every hub that has the model.
+
+    Not of licences, which no stage reads. None where it cannot be told before the download: of a hub without digests, or a
+    model that is incomplete, which the download says. Raises DownloadError when the hub cannot be asked now.
+    """
+    from trtllm_pipeline.hub import snapshot
+
+    return snapshot.content(pinned, offline=offline)
+
+
 def local_folder(sources: Sequence[Mapping[str, Json]], base_dir: Path) -> Path | None:
     """The folder of the first local source that is there: where `fetch` finds what was pinned as {"local": DIGEST}."""
     folders = [base_dir / Path(str(source["local"])).expanduser() for source in sources if "local" in source]
@@ -114,20 +126,21 @@ def _pin(
     kind = kind_of(source)
     name = str(source[kind])
     revision = str(source.get("revision") or _DEFAULT_REVISION.get(kind, ""))
+    known = {"files": source["files"]} if "files" in source else {}
     if kind == "hugging_face":
         from trtllm_pipeline.hub import hugging_face
 
         # A commit needs no asking, unless the answer decides whether another source is tried.
         if not (alone and hugging_face.COMMIT.fullmatch(revision)):
             revision = hugging_face.pin(name, revision, offline=offline)
-        return {kind: name, "revision": revision}
+        return {kind: name, "revision": revision, **known}
     if kind == "modelscope":
         from trtllm_pipeline.hub import modelscope
 
         listing = str(source.get("listing") or "")
         if not (alone and listing):  # what it names is checked when it is fetched
             revision, listing = modelscope.pin(name, revision, offline=offline)
-        return {kind: name, "revision": revision, "listing": listing}
+        return {kind: name, "revision": revision, "listing": listing, **known}
     if kind == "local":
         from trtllm_pipeline.hub import local
 
@@ -144,11 +157,13 @@ def fetch(
     max_workers: int = 4,
     partial: Path | None = None,
     folder: Path | None = None,
+    content: Mapping[str, str] | None = None,
 ) -> None:
     """Fill the empty folder `out` with the model of a pinned source, verified.
 
     What has been received stays below `partial` (default: beside `out`) under a name of the source's own when this fails,
-    and is not fetched again. `folder` is where a local source lies. Raises DownloadError.
+    and is not fetched again. `folder` is where a local source lies. `content` has the SHA-256 of each file that a stage
+    reads, where it is known: anything else is refused. Raises DownloadError.
     """
     from trtllm_pipeline.hub.verify import check_folder
 
@@ -174,7 +189,9 @@ def fetch(
             else:
                 from trtllm_pipeline.hub import snapshot
 
-                snapshot.fetch(pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers)
+                snapshot.fetch(
+                    pinned, out, kept, progress=progress, offline=offline, max_workers=max_workers, content=content
+                )
             check_folder(out, name)
             shutil.rmtree(kept)
     if not files.trusted_code(pinned):

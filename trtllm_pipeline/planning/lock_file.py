@@ -51,7 +51,9 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
     # The code that a source is fetched with is the recipe's own.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
-    return {**{name: known[name] for name in known if name not in {"source", "folder"}}, "sources": [source]}
+    if "files" in known:
+        source["files"] = known["files"] or {}
+    return {**{name: known[name] for name in known if name not in {"source", "folder", "files"}}, "sources": [source]}
 
 
 def _unpinned(recipe: Recipe, base: Path) -> dict[str, Any]:

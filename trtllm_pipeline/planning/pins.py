@@ -78,12 +78,44 @@ class Pins:
             # A local folder may change under the same name; what it holds is looked at each time.
             if self._index is not None and "local" not in source:
                 self._index.set_pin(request, source)
-        source = _with_code(source, cell)
         if "local" in source:
             from trtllm_pipeline.hub.sources import local_folder
 
-            return {**cell.recipe, "source": dict(source), "folder": str(local_folder(sources, Path(cell.base_dir)))}
+            folder = str(local_folder(sources, Path(cell.base_dir)))
+            return {**cell.recipe, "source": _with_code(source, cell), "folder": folder}
+        if source.keys() & {"hugging_face", "modelscope"}:
+            listed_files = source.get("files")
+            source = {name: value for name, value in source.items() if name != "files"}
+            files = self._files_of(source, cell) if listed_files is None else listed_files or None
+            return {**cell.recipe, "source": _with_code(source, cell), "files": files}
         return {**cell.recipe, "source": dict(source)}
+
+    def _files_of(self, source: Mapping[str, Json], cell: Cell) -> Json:
+        """SHA-256 by name of what is read of a pinned source; None where it cannot be told, and the source has to do.
+
+        What was told once is remembered: a hub that is out of reach for an hour must not make everything stale.
+        """
+        from trtllm_pipeline.hub.hub_errors import UnavailableError
+        from trtllm_pipeline.hub.sources import content_of
+
+        asked = canonical({"content_of": dict(source)})
+        known = None if self._index is None else self._index.pin(asked)
+        if known is None:
+            if not self._reached and self._guess:
+                return None
+            try:
+                found = content_of(source, offline=bool(cell.settings["download"]["offline"]))
+            except DownloadError as error:
+                if isinstance(error, UnavailableError) and error.failure is not FailureClass.TRANSIENT:
+                    return None  # offline, or not there: the download says so where it has to run
+                self._allow(error)
+                self._reached = False
+                logger.warning("%s: cannot tell now what its files are: %s", cell.model, error.message)
+                return None
+            known = {"files": None if found is None else {**found}}
+            if self._index is not None:
+                self._index.set_pin(asked, known)
+        return known.get("files")
 
     def _quantized(self, cell: Cell, recipe: Mapping[str, Json]) -> str | None:
         """How the weights are quantized already; None where they are not, and where nobody can tell now."""

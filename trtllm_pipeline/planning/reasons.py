@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
-from trtllm_pipeline.domain import Scope, StageRunId
+from trtllm_pipeline.domain import Fingerprint, Scope, StageRunId
 from trtllm_pipeline.fingerprint import Change, changes
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.store.store import Store
 
 NEVER = "not made yet"
+_INPUTS: Final = "inputs."
+_CONTENT: Final = "params.content."
+"""Start of the path of a model's file in the key of its download."""
+_DIGEST: Final = re.compile(r'"([0-9a-f]{12})[0-9a-f]{28,}"')
 
 
 def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> dict[StageRunId, str]:
@@ -18,13 +25,14 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
     latest = store.index.latest(cell.id for cell in plan.cells) if store is not None and to_run else {}
     tried = store.index.attempts(plan.stage_runs[run].fingerprint for run in to_run) if store is not None else {}
     found: dict[StageRunId, str] = {}
+    changed: dict[StageRunId, tuple[Change, ...]] = {}
     for run_id in to_run:
         run = plan.stage_runs[run_id]
         of_cells = (latest.get((cell, run.stage.name)) for cell in run.cells)
         before = next(filter(None, of_cells), None)
         if run.stage.scope is Scope.SERVICE:
-            changed = () if before is None else changes(before[1], run.key)
-            found[run_id] = in_words(run, changed) if changed else "needed by what runs inside it"
+            changed[run_id] = () if before is None else changes(before[1], run.key)
+            found[run_id] = "needed by what runs inside it"
             continue
         attempt = tried.get(run.fingerprint)
         if attempt is not None and attempt.outcome == "failed":
@@ -36,17 +44,52 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         elif before[0] == run.fingerprint:
             found[run_id] = "its files are gone"
         else:
-            found[run_id] = in_words(run, changes(before[1], run.key))
+            changed[run_id] = changes(before[1], run.key)
+    if store is not None:
+        before_keys = store.index.keys(
+            {_old(each) for of_run in changed.values() for each in of_run if _is_input(each)}
+        )
+        for run_id, of_run in changed.items():
+            if of_run:
+                found[run_id] = in_words(plan, plan.stage_runs[run_id], of_run, before_keys)
     return found
 
 
-def in_words(run: StageRun, changed: Collection[Change]) -> str:
-    """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more."""
-    own = [change for change in changed if not change.path.startswith("inputs.")]
+def in_words(plan: Plan, run: StageRun, changed: Collection[Change], before: Mapping[Fingerprint, str]) -> str:
+    """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more.
+
+    `before` has keys of earlier inputs: files of a model that changed are named wherever the model is read.
+    """
+    own = [change for change in changed if not _is_input(change)]
     if own:
-        told = "; ".join(f"{change.path} {change.old or 'absent'} -> {change.new or 'absent'}" for change in own[:3])
-        return f"changed: {told}" + (f"; and {len(own) - 3} more" if len(own) > 3 else "")
-    inputs = (change.path.removeprefix("inputs.") for change in changed)
-    # An input that the stage has no longer has no stage to be named by.
-    stages = {run.inputs[name].rpartition("-")[0] if name in run.inputs else name for name in inputs}
-    return f"{' and '.join(sorted(stages))} changed"
+        return f"changed: {_some([_told(change) for change in own], '; ')}"
+    stages: dict[str, str] = {}
+    for change in changed:
+        name = change.path.removeprefix(_INPUTS)
+        if name not in run.inputs:  # one that the stage has no longer has no stage to be named by
+            stages[name] = ""
+            continue
+        upstream = plan.stage_runs[run.inputs[name]]
+        known = before.get(_old(change))
+        parts = () if known is None else changes(known, upstream.key)
+        files = [part.path.removeprefix(_CONTENT) for part in parts if part.path.startswith(_CONTENT)]
+        stages[upstream.stage.name] = f" ({_some(files, ', ')})" if files else ""
+    return f"{' and '.join(f'{name}{files}' for name, files in sorted(stages.items()))} changed"
+
+
+def _is_input(change: Change) -> bool:
+    return change.path.startswith(_INPUTS)
+
+
+def _old(change: Change) -> Fingerprint:
+    """The fingerprint that an input had; no stage run's where there was none."""
+    return Fingerprint("" if change.old is None else json.loads(change.old))
+
+
+def _told(change: Change) -> str:
+    old, new = (_DIGEST.sub(r"\1", value or "absent") for value in (change.old, change.new))
+    return f"{change.path.removeprefix(_CONTENT)} {old} -> {new}"
+
+
+def _some(parts: list[str], between: str) -> str:
+    return between.join(parts[:3]) + (f"{between}and {len(parts) - 3} more" if len(parts) > 3 else "")

@@ -51,7 +51,7 @@ def statement_of(folder: Path, *, sha256: Mapping[str, str] | None = None, anony
                 "buildType": BUILD_TYPE,
                 "externalParameters": external_parameters(sealed),
                 "internalParameters": _internal_parameters(sealed, job, anonymous=anonymous),
-                "resolvedDependencies": [*_dependencies(sealed)],
+                "resolvedDependencies": [*_dependencies(sealed, job)],
             },
             "runDetails": {
                 "builder": _builder(sealed),
@@ -155,8 +155,11 @@ def _without_places(found: Any, job: Mapping[str, Any]) -> Any:
     return told(found)
 
 
-def _dependencies(sealed: Manifest) -> Iterator[Json]:
-    """Inputs by fingerprint, and by digest where it was recorded; files of the user; the source of a model."""
+def _dependencies(sealed: Manifest, job: Mapping[str, Any]) -> Iterator[Json]:
+    """Inputs by fingerprint, and by digest where it was recorded; files of the user; the source of a model.
+
+    A model that is known by its content has its source in the job alone.
+    """
     key = json.loads(sealed.key)
     digests = sealed.provenance.get("inputs")
     digests = digests if isinstance(digests, dict) else {}
@@ -165,7 +168,7 @@ def _dependencies(sealed: Manifest) -> Iterator[Json]:
         yield {**found, "digest": {"dirHashBlake3": digests[name]}} if name in digests else found
     for name, digest in key.get("files", {}).items():
         yield {"name": f"files/{name}", "digest": {"blake3": digest}}
-    source = key.get("params", {}).get("source")
+    source = key.get("params", {}).get("source") or (job.get("params") or {}).get("source")
     if isinstance(source, dict):
         yield from _source(source)
 

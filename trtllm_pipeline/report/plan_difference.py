@@ -118,8 +118,9 @@ def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple
         for run, other in _pairs(new, new.by_cell.get(cell, ()), base, before)
         if run not in base.stage_runs
     }
+    keys = {run.fingerprint: run.key for run in base.stage_runs.values()}
     why = Counter(
-        in_words(run, changes(other.key, run.key))
+        in_words(new, run, changes(other.key, run.key), keys)
         for run, other in ((new.stage_runs[run], base.stage_runs[other]) for run, other in changed.items())
     )
     return PlanDifference(

@@ -30,6 +30,7 @@ def run(context: StageContext[DownloadParams]) -> None:
         max_workers=asked.max_workers,
         partial=context.attempt.parent / PARTIAL,
         folder=None if asked.folder is None else Path(asked.folder),
+        content=asked.content,
     )
 
 

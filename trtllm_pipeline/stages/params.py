@@ -46,6 +46,8 @@ class Param:
     """Cannot change the result, and stays out of the key: ports, time limits."""
     key_with: str = ""
     """In the key, and in job.json, only where the field of this name is set: neither None nor an empty list."""
+    key_without: str = ""
+    """In the key only where the field of this name is None."""
 
     @property
     def unset(self) -> str:
@@ -86,12 +88,13 @@ def table(cls: Any) -> tuple[ParamField, ...]:
 
 
 @cache
-def _special(cls: Any) -> tuple[tuple[str, str, bool, bool], ...]:
-    """Name, the field it is written with, whether runtime, whether nested, of the parameters that are not just written."""
+def _special(cls: Any) -> tuple[tuple[str, str, str, bool, bool], ...]:
+    """Name, the fields it is written with and without, whether runtime, whether nested, of what is not just written."""
     found = (
         (
             each.name,
             each.name if each.about.key_with == ITSELF else each.about.key_with,
+            each.about.key_without,
             each.about.runtime,
             is_dataclass(each.type) or get_origin(each.type) is tuple,
         )
@@ -113,8 +116,9 @@ def to_json(given: Any) -> dict[str, Json]:
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
     values: dict[str, Any] = vars(given)
     found = values.copy()
-    for name, key_with, is_runtime, nested in _special(given.__class__):
-        if (is_runtime and not runtime) or (key_with and values[key_with] in (None, ())):
+    for name, key_with, key_without, is_runtime, nested in _special(given.__class__):
+        left_out = is_runtime or (key_without and values[key_without] is not None)
+        if (left_out and not runtime) or (key_with and values[key_with] in (None, ())):
             del found[name]
         elif nested and values[name] is not None:
             value = values[name]
@@ -166,7 +170,14 @@ Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
 class DownloadParams:
     """Parameters of the download stage."""
 
-    source: Annotated[dict[str, Any], Param("where from, as in a recipe, pinned to a revision or digest")]
+    source: Annotated[
+        dict[str, Any],
+        Param("where from, as in a recipe, pinned to a revision or digest", key_without="content"),
+    ]
+    content: Annotated[
+        dict[str, str] | None,
+        Param("SHA-256 of each file that is read, by name", null="not known before the download", key_with=ITSELF),
+    ] = None
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
     offline: Annotated[
         bool, Param("use what is already on this machine, and fail instead of asking the network", runtime=True)

@@ -301,6 +301,16 @@ class Index(Database):
             found += self._artifacts(f"WHERE fingerprint IN ({','.join('?' * len(part))})", part)
         return {artifact.fingerprint: artifact for artifact in found}
 
+    def keys(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, str]:
+        """The keys of those of `fingerprints` that are published."""
+        wanted = list(fingerprints)
+        found: dict[Fingerprint, str] = {}
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            marks = ",".join("?" * len(part))
+            found |= self._rows(f"SELECT fingerprint, key FROM artifacts WHERE fingerprint IN ({marks})", part)  # noqa: S608
+        return found
+
     def all_artifacts(self) -> list[Artifact]:
         """Every published artifact, by stage and label."""
         return self._artifacts("ORDER BY stage, label, fingerprint", ())

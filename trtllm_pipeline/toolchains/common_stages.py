@@ -28,6 +28,16 @@ ENGINE: Final = ("build", "quantize", "download")
 """What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
 
 
+def _download(cell: Cell) -> DownloadParams:
+    """Where the model comes from, and what it is: the files that the hub lists, with the code that the recipe trusts."""
+    source, files = cell.recipe["source"], cell.recipe.get("files")
+    assert isinstance(source, dict)
+    code = source.get("code")
+    content = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
+    found = {"source": source, "content": content, "folder": cell.recipe.get("folder")}
+    return load(DownloadParams, found, cell.settings["download"])
+
+
 DOWNLOAD = Stage(
     name="download",
     version=2,
@@ -35,11 +45,7 @@ DOWNLOAD = Stage(
     program="trtllm_pipeline.stages.download:run",
     shared=True,
     params=DownloadParams,
-    read=lambda cell: load(
-        DownloadParams,
-        {"source": cell.recipe["source"], "folder": cell.recipe.get("folder")},
-        cell.settings["download"],
-    ),
+    read=_download,
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
     expected_s_per_gb=20.0,

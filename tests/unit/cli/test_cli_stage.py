@@ -134,6 +134,7 @@ def test_the_example_asks_the_server_that_is_there() -> None:
 def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "resolve", lambda sources, **_options: {**sources[0], "revision": "1"})
+    monkeypatch.setattr(hub, "content_of", lambda _source, **_options: None)
     path = tmp_path / "matrix.yaml"
     path.write_text(
         "name: m\naxes:\n  model: [qwen2-7b-instruct]\n  precision: [fp16]\n  max_batch_size: [4]\n"

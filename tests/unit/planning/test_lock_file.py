@@ -163,8 +163,9 @@ def test_data_of_a_hub_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
     ids=["hugging_face", "modelscope", "modelscope_without_commits"],
 )
+@pytest.mark.parametrize("files", [None, {"config.json": "a" * 64}], ids=["no_digests", "digests"])
 def test_a_branch_that_moved_on_moves_nothing(
-    pinned: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pinned: dict[str, str], files: dict[str, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a model's own code, which a pinned source carries too. Neither hub is asked by the plan of a lock."""
     kind = next(iter(pinned))
@@ -174,14 +175,17 @@ def test_a_branch_that_moved_on_moves_nothing(
     recipe.write_text(yaml.safe_dump({**data, "sources": [{kind: "org/small"}], "code": {"modeling.py": "f" * 64}}))
     with monkeypatch.context() as reached:
         reached.setattr("trtllm_pipeline.hub.sources.resolve", lambda *_sources, **_how: dict(pinned))
+        reached.setattr("trtllm_pipeline.hub.sources.content_of", lambda *_source, **_how: files)
         reached.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
         plan = locked(Request(path, toolchain="embedded", assume="gpus=0,cpus=8"), tmp_path / "lock")
-    for hub in ("hugging_face.pin", "modelscope.pin"):
+    for hub in ("hugging_face.pin", "modelscope.pin", "sources.content_of"):
         monkeypatch.setattr(f"trtllm_pipeline.hub.{hub}", lambda *_model, **_how: pytest.fail("a hub was asked"))
     monkeypatch.setattr("trtllm_pipeline.hub.peek.quantized", lambda *_source, **_how: None)
     there = moved(tmp_path / "lock", tmp_path)
     elsewhere = again(there, "gpus=0,cpus=8", tmp_path / "w")
     assert fingerprints(elsewhere) == fingerprints(plan)
     download = next(run for run in elsewhere.stage_runs.values() if run.stage.name == "download")
-    assert json.loads(download.key)["params"]["source"] == {**pinned, "code": {"modeling.py": "f" * 64}}
+    code = {"modeling.py": "f" * 64}
+    params = {"source": {**pinned, "code": code}} if files is None else {"content": {**files, **code}}
+    assert json.loads(download.key)["params"] == params
     assert os.listdir(there / "recipes") != []

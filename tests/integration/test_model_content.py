@@ -1,0 +1,242 @@
+"""A model is its files, wherever they come from: plans and runs with the hubs' real clients from hubs of ours on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helpers.fake_hub import FakeHub, Repository, sha256
+from trtllm_pipeline.cli import app
+from trtllm_pipeline.config.recipes import recipes_folder
+from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.hub.sources import content_of, fetch, resolve
+from trtllm_pipeline.toolchains.embedded import random_model
+
+pytestmark = pytest.mark.integration
+
+HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("model")
+    random_model.write_model(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "MODELSCOPE")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    for name in ("HF_HOME", "MODELSCOPE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    copies = {
+        HUGGING_FACE: Repository({**files, "README.md": b"# tiny", "LICENSE": b"MIT", ".gitattributes": b"*.x lfs"}),
+        MODELSCOPE: Repository({**files, "README.md": b"# a copy", "configuration.json": b'{"framework": "x"}'}),
+    }
+    with FakeHub(copies) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
+        yield hub
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    """Two recipes of the same model, each with a hub of its own."""
+    tiny = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text())
+    (tmp_path / "recipes").mkdir()
+    for name, source in (("from-hf", {"hugging_face": HUGGING_FACE}), ("from-ms", {"modelscope": MODELSCOPE})):
+        recipe = {**tiny, "name": name, "sources": [source]}
+        (tmp_path / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(recipe))
+    axes = {"model": ["from-hf", "from-ms"], "precision": ["fp16"], "max_batch_size": [2], "lengths": ["32,8"]}
+    path = tmp_path / "matrix.yaml"
+    path.write_text(yaml.safe_dump({"name": "m", "axes": axes}))
+    return path
+
+
+def pipeline(*words: object, code: int = 0) -> str:
+    """What a command prints; what runs stages is a process of its own."""
+    if words[0] not in {"run", "download"}:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            assert app.main(list(map(str, words))) == code
+        return printed.getvalue()
+    command = [sys.executable, "-m", "trtllm_pipeline", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def planned(matrix: Path, workspace: Path, *words: str) -> dict[str, Any]:
+    asked = ("--until", "build", "--format", "json", "--toolchain", "embedded")
+    found: dict[str, Any] = json.loads(pipeline("plan", "-m", matrix, "--workspace", workspace, *asked, *words))
+    return found
+
+
+def fingerprints(plan: dict[str, Any]) -> dict[str, str]:
+    return {run["stage"]: run["fingerprint"] for run in plan["stage_runs"]}
+
+
+def todo(plan: dict[str, Any]) -> dict[str, str]:
+    return {run["stage"]: run["reason"] for run in plan["stage_runs"] if run["action"] == "run"}
+
+
+def changed(weights: bytes) -> bytes:
+    return weights[:-4] + bytes(4 * [weights[-1] ^ 1])
+
+
+def test_copies_are_one_model_and_only_what_is_read_makes_it_stale(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    run = ("run", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--until", "build", "--refresh")
+    before = planned(matrix, workspace)
+    assert [each["stage"] for each in before["stage_runs"]] == ["download", "convert", "build"]
+    assert {len(each["cells"]) for each in before["stage_runs"]} == {2}
+    assert hub.count(WEIGHTS) == 0, "the plan fetches no weights"
+    pipeline(*run)
+    assert {path.parent.name for path in workspace.glob("store/*/*")} == {"download", "convert", "build"}
+    assert len(list(workspace.glob("store/*/*"))) == 3
+
+    for number, name in enumerate((HUGGING_FACE, MODELSCOPE)):
+        repository = hub.repositories[name]
+        repository.commit = f"{number}" * 40
+        repository.files.update({"README.md": b"# better words", "LICENSE": b"Apache-2.0", "picture.png": b"\x89PNG"})
+    fetched = hub.count(WEIGHTS)
+    pipeline(*run)
+    after = planned(matrix, workspace)
+    assert fingerprints(after) == fingerprints(before)
+    assert todo(after) == {}
+    assert hub.count(WEIGHTS) == fetched
+
+    repository = hub.repositories[HUGGING_FACE]
+    repository.commit = "e" * 40
+    repository.files[WEIGHTS] = changed(repository.files[WEIGHTS])
+    only = ("--cells", "from-hf/*", "--until", "download")
+    pipeline("download", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", *only[:2])
+    assert todo(planned(matrix, workspace)) == {}, "pinned until it is asked for again"
+    pipeline("run", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--refresh", *only)
+    stale = planned(matrix, workspace)
+    assert todo(stale) == {"convert": f"download ({WEIGHTS}) changed", "build": "convert changed"}
+    assert {tuple(each["cells"]) for each in stale["stage_runs"] if each["action"] == "run"} == {
+        ("from-hf/fp16/tp1pp1/bs2/isl32-osl8",)
+    }
+    told = pipeline("explain", "from-hf", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded")
+    assert f"download ({WEIGHTS}) changed" in told
+
+
+def test_a_changed_file_is_named_with_its_digests(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-ms/*")
+    pipeline("run", *asked, "--until", "download")
+    files = hub.repositories[MODELSCOPE].files
+    old, new = files["config.json"], json.dumps({**json.loads(files["config.json"]), "rope_theta": 5e5}).encode()
+    files["config.json"] = new
+    hub.repositories[MODELSCOPE].commit = "e" * 40
+    text = pipeline("run", *asked, "--until", "download", "--refresh", "--dry-run", "--format", "json")
+    assert todo(json.loads(text)) == {}, "a dry run asks no hub for what is pinned"
+    (workspace / "state.db").unlink()
+    history = workspace / "history.jsonl"
+    history.write_bytes(b"".join(line for line in history.read_bytes().splitlines(True) if b'"pins"' not in line))
+    plan = json.loads(pipeline("plan", *asked, "--until", "download", "--format", "json"))
+    assert todo(plan) == {"download": f"changed: config.json {sha256(old)[:12]} -> {sha256(new)[:12]}"}
+
+
+def test_a_lock_needs_no_hub_to_plan_the_same(hub: FakeHub, matrix: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    workspace = tmp_path / "w"
+    pipeline("run", "-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--until", "download")
+    (lock,) = workspace.glob("runs/*/lock/matrix.yaml")
+    before = fingerprints(planned(matrix, workspace))
+    for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    asked = len(hub.requests)
+    assert fingerprints(planned(matrix, workspace)) == before
+    assert fingerprints(planned(lock, tmp_path / "elsewhere")) == before
+    assert len(hub.requests) == asked
+
+
+def test_a_hub_out_of_reach_stops_a_run_rather_than_changing_its_keys(
+    hub: FakeHub, matrix: Path, tmp_path: Path
+) -> None:
+    """A commit needs no asking for what it is, but what its files are has to be told once."""
+    recipe = tmp_path / "recipes" / "from-hf.yaml"
+    source = {"hugging_face": HUGGING_FACE, "revision": "c" * 40}
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "sources": [source]}))
+    hub.repositories[HUGGING_FACE].listed["README.md"] = {}
+    asked = ("-m", matrix, "--workspace", tmp_path / "w", "--toolchain", "embedded", "--cells", "from-hf/*")
+    for endpoint, code in (("http://127.0.0.1:9", 1), (hub.url, 0)):
+        os.environ["HF_ENDPOINT"] = endpoint
+        pipeline("run", *asked, "--until", "download", code=code)
+    (made,) = (tmp_path / "w").glob("store/download/*/manifest.json")
+    key = json.loads(made.read_text())["key"]["params"]
+    assert key.keys() == {"content"}
+    assert key["content"][WEIGHTS] == sha256(hub.repositories[HUGGING_FACE].files[WEIGHTS])
+    statement = pipeline("store", "provenance", made.parent.name, "--workspace", tmp_path / "w")
+    assert f"pkg:huggingface/{HUGGING_FACE}@{'c' * 40}" in statement
+
+
+def test_what_cannot_be_told_is_known_by_its_address(hub: FakeHub) -> None:
+    for kind, model, digest in (
+        ("modelscope", MODELSCOPE, {"sha256": ""}),
+        ("hugging_face", HUGGING_FACE, {"sha256": "0" * 10}),
+    ):
+        pinned = resolve([{kind: model}])
+        told = content_of(pinned)
+        assert told is not None
+        assert "LICENSE" not in told
+        hub.repositories[model].listed[WEIGHTS] = digest
+        assert content_of(pinned) is None
+        hub.repositories[model].listed.clear()
+        kept = hub.repositories[model].files.pop(WEIGHTS)
+        assert content_of(pinned) is None, "the download says what is missing"
+        hub.repositories[model].files[WEIGHTS] = kept
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_other_content_than_was_planned_is_refused(hub: FakeHub, tmp_path: Path, offline: bool) -> None:
+    """Whoever wrote a lock file: what it says of the files is what the artifact holds, or there is none."""
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(HUGGING_FACE, endpoint=hub.url, cache_dir=tmp_path / "hf")
+    pinned = resolve([{"hugging_face": HUGGING_FACE}])
+    told = content_of(pinned, offline=offline)
+    assert told == content_of(pinned, offline=not offline)
+    assert told is not None
+
+    def fetched(name: str, content: dict[str, str]) -> Path:
+        out = tmp_path / name
+        out.mkdir()
+        fetch(pinned, out, progress=lambda *_: None, partial=tmp_path / "partial", offline=offline, content=content)
+        return out
+
+    assert (fetched("good", told) / WEIGHTS).is_file()
+    with pytest.raises(DownloadError, match=r"config\.json"):
+        fetched("lie", {**told, "config.json": "0" * 64})
+    with pytest.raises(DownloadError, match=r"other files than were planned: config\.json"):
+        fetched("less", {name: digest for name, digest in told.items() if name != "config.json"})
+    with pytest.raises(DownloadError, match=r"other files than were planned: more\.json"):
+        fetched("more", {**told, "more.json": "0" * 64})
+
+
+def test_large_files_of_the_cache_are_not_read_for_their_digests(hub: FakeHub, tmp_path: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(HUGGING_FACE, endpoint=hub.url, cache_dir=tmp_path / "hf")
+    pinned = resolve([{"hugging_face": HUGGING_FACE}], offline=True)
+    told = content_of(pinned, offline=True)
+    (weights,) = (tmp_path / "hf").glob(f"*/snapshots/*/{WEIGHTS}")
+    content = weights.resolve()
+    content.write_bytes(random.Random(0).randbytes(content.stat().st_size))
+    assert content_of(pinned, offline=True) == told
