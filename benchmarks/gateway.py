@@ -16,7 +16,8 @@ and these loads:
     burst           64 requests at the same moment, and 64 more when those end at the same moment
 
     ttft            time to first token over the gateway, and what that is more than each of the direct ways, as p50 and p99
-    throughput      output tokens per second over the gateway, as a share of `direct`
+    throughput      answers per second over the gateway, as a share of `direct`; events that arrive together are one to a client,
+                    so events are no measure of tokens
     cpu             processor time of the gateway's process: of an event, and of a request beside its events (by a load of
                     short answers at the same rate), and as a share of what the server's processes use for the same work
 
@@ -71,7 +72,7 @@ class Turn:
 
     ttft_p50_ms: float
     ttft_p99_ms: float
-    tokens_per_s: float
+    answers_per_s: float
     gateway_cpu_s: float
     server_cpu_s: float
 
@@ -179,7 +180,7 @@ def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) ->
         middle([over.ttft_p99_ms - direct.ttft_p99_ms for direct, over, _ in rounds_of]),
         middle([over.ttft_p50_ms - other.ttft_p50_ms for _, over, other in rounds_of]),
         middle([over.ttft_p99_ms - other.ttft_p99_ms for _, over, other in rounds_of]),
-        middle([over.tokens_per_s / direct.tokens_per_s for direct, over, _ in rounds_of]),
+        middle([over.answers_per_s / direct.answers_per_s for direct, over, _ in rounds_of]),
         middle([over.gateway_cpu_s / load.requests * 1e6 for _, over, _ in rounds_of]),
         middle([over.gateway_cpu_s / over.server_cpu_s for _, over, _ in rounds_of]),
         load.max_tokens,
@@ -207,14 +208,19 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
     sent = load.requests if load.rate is None else load.requests + WARM
     used = [(cpu_s(pid) - before[0]), cpu_s(told["pid"]) - before[1]]
     ttft = level["ttft_ms"]
-    return Turn(ttft["p50"], ttft["p99"], level["output_tokens_per_s"], *(each * load.requests / sent for each in used))
+    return Turn(
+        ttft["p50"],
+        ttft["p99"],
+        level["requests"] / level["duration_s"],
+        *(each * load.requests / sent for each in used),
+    )
 
 
 def by_tritonclient(told: Mapping[str, Any], load: Load) -> Turn:
     """The same load by NVIDIA's client. Its times are those at which Python has the answer."""
     ttft_ms, seconds = asyncio.run(_by_tritonclient(told["grpc"], told["model"], load))
     ranks = statistics.quantiles(ttft_ms, n=100, method="inclusive")
-    return Turn(statistics.median(ttft_ms), ranks[98], load.requests * load.max_tokens / seconds, 0.0, 0.0)
+    return Turn(statistics.median(ttft_ms), ranks[98], load.requests / seconds, 0.0, 0.0)
 
 
 async def _by_tritonclient(address: str, model: str, load: Load) -> tuple[list[float], float]:
