@@ -424,12 +424,12 @@ def refusals(_name: str) -> Iterator[str]:
 
 def families(_name: str) -> Iterator[str]:
     """The table of architecture families that become engines."""
-    yield "| family | script | engines | over GPUs (tp) | in stages (pp) |"
-    yield "|---|---|---|---|---|"
+    yield "| family | script | engines | over GPUs (tp) | in stages (pp) | whole experts (ep) |"
+    yield "|---|---|---|---|---|---|"
     for name, family in FAMILIES.items():
         since = [family.since, max(family.since, family.tensor_parallel, key=_numbers)]
         stages = family.pipeline_parallel and max(family.since, family.pipeline_parallel, key=_numbers)
-        words = [f"from {each}" if each else _NOWHERE for each in (*since, stages)]
+        words = [f"from {each}" if each else _NOWHERE for each in (*since, stages, family.expert_parallel)]
         yield f"| `{name}` | `{family.script}` | {' | '.join(words)} |"
 
 

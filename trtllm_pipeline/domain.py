@@ -87,3 +87,5 @@ class Cell:
     base_dir: str = field(default=".", repr=False)
     """Folder of the matrix file: relative paths in settings and recipes start here."""
     reason: str | None = None
+    ep: int = 1
+    """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""

@@ -280,6 +280,22 @@ def test_a_checkpoint_is_only_cut_where_heads_and_layers_allow(tmp_path: Path) -
     assert not out.exists()
 
 
+def test_experts_are_only_dealt_where_sizes_allow(tmp_path: Path) -> None:
+    installed = install(tmp_path / "i", "0.12.0")
+    mixture = {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 6}
+    source, out = model(tmp_path / "m", mixture), tmp_path / "out"
+
+    def convert(*sizes: object) -> subprocess.CompletedProcess[str]:
+        tool = "convert_checkpoint.py:llama"
+        return run(installed, tool, "--model_dir", source, "--output_dir", out, "--tp_size", 4, *sizes)
+
+    assert "got 4 != 2 * 4" in convert("--moe_tp_size", 2, "--moe_ep_size", 4).stderr
+    assert "Number of experts 6 is not a multiple of EP size 4" in convert("--moe_ep_size", 4).stderr
+    assert not out.exists()
+    assert convert("--moe_ep_size", 2).returncode == 0
+    assert {"tp_size": 4, "moe_tp_size": 2, "moe_ep_size": 2}.items() <= read(out)["mapping"].items()
+
+
 def test_the_rope_types_of_llama_3_1_need_0_12(tmp_path: Path) -> None:
     source = model(tmp_path / "m", {**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}})
     arguments = ("convert_checkpoint.py:llama", "--model_dir", source, "--output_dir", tmp_path / "out")

@@ -364,6 +364,20 @@ def test_convert_checkpoint(script: str) -> None:
     assert made > 50
 
 
+def test_converting_with_expert_parallelism() -> None:
+    for family, known in FAMILIES.items():
+        for name, release, recorded in _targets(convert_tool(family)) if known.expert_parallel else ():
+            if not at_least(release, known.expert_parallel or ""):
+                assert "--moe_ep_size" not in recorded or not at_least(release, known.since), name
+                continue
+            for tp, ep, moe_tp in ((4, 4, 1), (4, 2, 2), (8, 2, 4)):
+                asked = Checkpoint(family=family, precision="bf16", tp=tp, ep=ep)
+                argv = commands.convert_checkpoint(release, asked, ("python3", "S"), model="M", output="O")
+                got = _parse(argv[2:], recorded)
+                sizes = [got[option] for option in ("--tp_size", "--moe_tp_size", "--moe_ep_size")]
+                assert sizes == [[str(tp)], [str(moe_tp)], [str(ep)]], name
+
+
 def _one(got: dict[str, list[str]], *names: str) -> str | None:
     return next((got[name][0] for name in names if name in got), None)
 
@@ -498,7 +512,12 @@ def test_serving_an_engine() -> None:
 def test_serving_with_pytorch() -> None:
     checked = 0
     asked = WeightsRepository(
-        tensor_parallel_size=4, pipeline_parallel_size=2, max_batch_size=8, max_seq_len=3072, max_num_tokens=8192
+        tensor_parallel_size=4,
+        pipeline_parallel_size=2,
+        moe_expert_parallel_size=2,
+        max_batch_size=8,
+        max_seq_len=3072,
+        max_num_tokens=8192,
     )
     for name, release, recorded in _targets("trtllm-serve"):
         if not at_least(release, "1.0"):
@@ -508,6 +527,7 @@ def test_serving_with_pytorch() -> None:
         canonical = options.load()["trtllm-serve"].canonical
         values = {canonical(option): words for option, words in got.items()}
         assert values["--tp_size"] == ["4"], name
+        assert values["--ep_size"] == ["2"], name
         assert values["--extra_llm_api_options"] == ["C"], name
         assert values["--max_num_tokens"] == ["8192"], name
         assert "--backend" not in values, name

@@ -66,7 +66,7 @@ class Planner:
         return self._said(matrix, release, code=3)[1]
 
     def _said(self, matrix: str, release: str, *more: str, code: int) -> tuple[str, str]:
-        file = matrices_folder() / f"{matrix}.yaml"
+        file = matrices_folder() / (matrix if matrix.endswith(".yaml") else f"{matrix}.yaml")
         machine = f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80"
         line = ["plan", "--matrix", str(file), "--workspace", str(self.workspace), "--assume", machine]
         ended = main([*line, *more, "--format", "json"])
@@ -146,6 +146,8 @@ def check_values(found: Command, values: dict[str, Any], axes: dict[str, Any], r
         assert not mpirun or found.before[found.before.index("-n") + 1] == str(world_size)
     else:
         assert (values.get("tp_size", 1), values.get("pp_size", 1)) == (axes["tp"], axes["pp"])
+        if "ep" in axes:
+            assert (values["moe_tp_size"], values["moe_ep_size"]) == (axes["tp"] // axes["ep"], axes["ep"])
         nested = "/models/core/" in found.path
         wanted = Version(release) >= Version("0.20") and found.tool.startswith("convert")
         assert nested is wanted, f"{release}: {found.path}"
@@ -359,3 +361,36 @@ def check_pytorch(planned: dict[str, Any]) -> None:
         elif run["stage"] == "launch":
             assert runs[run["inputs"]["repository"]]["stage"] == "repository"
             assert run["resources"]["gpus"] == axes["tp"] * axes["pp"]
+
+
+@pytest.mark.parametrize("release", ["0.10.0", "0.11.0", "0.17.0", "1.0.0", "1.2.0", NO_ENGINES])
+def test_experts_are_dealt_among_gpus_on_both_lanes(planner: Planner, release: str) -> None:
+    """Mixtral in every way of it: what converters have no option for is refused before any download."""
+    lanes = [ENGINES] * (release != NO_ENGINES) + [PYTORCH] * (Version(release) >= Version("1.0"))
+    gpus = {"tp4pp1": 4, "tp4pp1ep4": 4, "tp4pp2ep2": 8, "tp2pp1ep2": 2}
+    dealt = set(gpus) - {"tp4pp1"}
+    matrix = planner.workspace.parent / "experts.yaml"
+    axes = {
+        "model": ["mixtral-8x7b-instruct-v0.1"],
+        "precision": ["bf16", "fp8"],
+        "parallel": ["tp4", "tp4ep4", "tp4pp2ep2", "tp2ep2"],
+        "max_batch_size": [8],
+        "lengths": ["1024,256"],
+        "toolchain": lanes,
+    }
+    matrix.write_text(json.dumps({"name": "experts", "axes": axes}), encoding="utf-8")
+    planned = planner.plan(str(matrix), release)
+    check_programs(planned, release)
+    works = {(cell["axes"]["toolchain"], *cell["id"].split("/")[1:3]) for cell in feasible(planned)}
+    converts = ENGINES in lanes and release != "0.10.0"
+    assert {layout for lane, precision, layout in works if (lane, precision) == (ENGINES, "bf16")} & dealt == (
+        dealt if converts else set()
+    )
+    assert not {layout for lane, precision, layout in works if (lane, precision) == (ENGINES, "fp8")} & dealt
+    assert {layout for lane, _, layout in works if lane == PYTORCH} & dealt == (dealt if PYTORCH in lanes else set())
+    reasons = " ".join(cell["reason"] for cell in planned["cells"] if cell["axes"].get("ep") and not cell["feasible"])
+    assert ("are dealt among GPUs since 0.11, this is 0.10.0" in reasons) is (release == "0.10.0")
+    assert ("quantize.py, which makes fp8 here, splits each expert" in reasons) is converts
+    for run in planned["stage_runs"]:
+        if run["stage"] == "launch":
+            assert run["resources"]["gpus"] == gpus[run["cells"][0].split("/")[2]]

@@ -31,6 +31,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES, refusal
 
 BY_ID: Final = {rule.id: rule for rule in RULES}
 GEMMA2: Final[dict[str, Any]] = {"family": "gemma2", "max_position_embeddings": 8192}
+MIXTRAL: Final[dict[str, Any]] = {"family": "mixtral", "num_experts": 8}
 PHI3: Final[dict[str, Any]] = {"family": "phi3", "code": {"configuration_phi3.py": "0" * 64}}
 
 
@@ -153,6 +154,9 @@ EXAMPLES: Final[Mapping[str, Example]] = {
     "TLM602": Example(cell(build__max_num_tokens=64), cell(build__max_num_tokens=128), on()),
     "TLM603": Example(some_cell("bf16", osl=4096, recipe=GEMMA2), some_cell("bf16", osl=3968, recipe=GEMMA2), on()),
     "TLM604": Example(some_cell("fp32", recipe={"parameters": 70_000_000_000}), some_cell("fp32"), on()),
+    "TLM605": Example(
+        some_cell("fp8", tp=4, ep=4, recipe=MIXTRAL), some_cell("bf16", tp=4, ep=4, recipe=MIXTRAL), on()
+    ),
 }
 
 

@@ -62,6 +62,7 @@ def cell(
     *,
     tp: int = 1,
     pp: int = 1,
+    ep: int = 1,
     batch: int = 8,
     osl: int = 64,
     toolchain: str = ENGINES,
@@ -80,6 +81,7 @@ def cell(
         osl=osl,
         recipe={**RECIPE, **(recipe or {})},
         settings=settings_of(settings or {}),
+        ep=ep,
     )
 
 

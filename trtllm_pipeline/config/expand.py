@@ -24,6 +24,7 @@ from trtllm_pipeline.config.load import AXES, LoadedMatrix, nested, setting_axes
 from trtllm_pipeline.config.models import (
     SETTINGS_PREFIX,
     AddedCell,
+    Parallelism,
     Recipe,
     Settings,
     Where,
@@ -192,8 +193,11 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
     return _LISTED
 
 
-def infeasible(recipe: Recipe, *, toolchain: str, precision: str, tp: int, pp: int, isl: int, osl: int) -> str | None:
+def infeasible(
+    recipe: Recipe, *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
+) -> str | None:
     """Why no such engine of this model can exist, as far as its recipe tells; None when nothing speaks against it."""
+    tp, pp, ep = parallel
     precisions = recipe.precisions_for(toolchain)
     heads, kv_heads = recipe.num_attention_heads, recipe.num_key_value_heads
     if precisions is not None and precision not in precisions:
@@ -205,6 +209,10 @@ def infeasible(recipe: Recipe, *, toolchain: str, precision: str, tp: int, pp: i
         return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
     if recipe.num_hidden_layers % pp:
         return f"{recipe.num_hidden_layers} layers cannot be divided over pp{pp}"
+    if ep > 1 and recipe.num_experts is None:
+        return f"ep{ep}: {recipe.name} is not known as a mixture of experts; its recipe has no num_experts"
+    if recipe.num_experts is not None and recipe.num_experts % ep:
+        return f"{recipe.num_experts} experts cannot be dealt evenly over ep{ep}"
     if isl + osl > recipe.max_position_embeddings:
         return (
             f"{isl} input and {osl} output tokens are more than the model's {recipe.max_position_embeddings} positions"
@@ -401,19 +409,20 @@ def _cells(grid: _Grid, feasibility: Feasibility | None) -> Iterator[Cell]:
     reasons: dict[tuple[str, ...], str | None] = {}
     for point, overrides in zip(grid.points, grid.matched, strict=True):
         model, precision, parallel, batch, pair, toolchain, *_ = point
-        (tp, pp), (isl, osl) = layouts[parallel], lengths[pair]
+        layout, (isl, osl) = layouts[parallel], lengths[pair]
         asked = (model, precision, parallel, pair, toolchain)
         if asked not in reasons:
             reasons[asked] = infeasible(
-                recipes[model], toolchain=toolchain, precision=precision, tp=tp, pp=pp, isl=isl, osl=osl
+                recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
             )
         cell = Cell(
             id=CellId("/".join([known[point[position]] for known, position in zip(segments, positions, strict=True)])),
             model=model,
             toolchain=toolchain,
             precision=precision,
-            tp=tp,
-            pp=pp,
+            tp=layout.tp,
+            pp=layout.pp,
+            ep=layout.ep,
             max_batch_size=int(batch),
             isl=isl,
             osl=osl,

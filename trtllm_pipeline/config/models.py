@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -47,18 +47,37 @@ SETTINGS_PREFIX: Final = "settings."
 Scalar = bool | int | float | str
 T = TypeVar("T")
 
-_PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?")
+_PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
 _LENGTHS = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
 
 
-def parse_parallel(text: str) -> tuple[int, int]:
-    """Tensor and pipeline parallel sizes of `tp4pp2`; `tp4` is `tp4pp1`. Raises ValueError for anything else."""
+class Parallelism(NamedTuple):
+    """A layout over GPUs."""
+
+    tp: int
+    """GPUs that share each layer."""
+    pp: int = 1
+    """Groups of layers, one after another."""
+    ep: int = 1
+    """Groups of the `tp` GPUs that hold whole experts; 1 splits each expert over all of them."""
+
+
+def parse_parallel(text: str) -> Parallelism:
+    """Tensor, pipeline and expert parallel sizes of `tp4pp2ep4`; `tp4` is `tp4pp1ep1`. Raises ValueError for anything else."""
     match = _PARALLEL.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a layout over GPUs: write tp4, or tp4pp2 with pipeline stages")
-    return int(match[1]), int(match[2] or 1)
+        raise ValueError(
+            f"{text!r} is not a layout over GPUs: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
+            "parallelism"
+        )
+    found = Parallelism(*(int(size or 1) for size in match.groups()))
+    if found.tp % found.ep:
+        raise ValueError(
+            f"{text!r}: experts are dealt among the GPUs of tp{found.tp}, which ep{found.ep} does not divide"
+        )
+    return found
 
 
 def parse_lengths(text: str) -> tuple[int, int]:
@@ -70,9 +89,9 @@ def parse_lengths(text: str) -> tuple[int, int]:
 
 
 def canonical_parallel(text: str) -> str:
-    """`tp4pp1` for `tp4`: the one spelling used in ids and comparisons."""
-    tp, pp = parse_parallel(text)
-    return f"tp{tp}pp{pp}"
+    """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the one spelling used in ids and comparisons."""
+    tp, pp, ep = parse_parallel(text)
+    return f"tp{tp}pp{pp}" + f"ep{ep}" * (ep > 1)
 
 
 def canonical_lengths(text: str) -> str:
@@ -151,7 +170,13 @@ MetricName = Annotated[
 Parallel = Annotated[
     str,
     AfterValidator(canonical_parallel),
-    WithJsonSchema({"type": "string", "pattern": r"^tp[1-9]\d{0,3}(pp[1-9]\d{0,3})?$", "examples": ["tp1", "tp4pp2"]}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": f"^{_PARALLEL.pattern.replace('?:', '')}$",
+            "examples": ["tp1", "tp4pp2", "tp4ep4"],
+        }
+    ),
 ]
 Lengths = Annotated[
     str,
@@ -319,6 +344,9 @@ class Recipe(Strict):
     """Longest prompt and answer together, in tokens."""
     parameters: Positive | None = None
     """Number of weights, tied ones once."""
+    num_experts: Positive | None = None
+    """Experts of a layer of a mixture, without shared ones: num_experts, num_local_experts or n_routed_experts of
+    config.json. Without it the model is no mixture of experts."""
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""
@@ -524,7 +552,7 @@ class Axes(Strict):
     precision: Axis[Precision]
     """Precisions of the weights, under TensorRT-LLM's names."""
     parallel: Axis[Parallel] = ("tp1pp1",)
-    """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages."""
+    """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages, tp4ep4 deals whole experts."""
     max_batch_size: Axis[BatchSize]
     """Requests the engine takes at a time."""
     lengths: Axis[Lengths]

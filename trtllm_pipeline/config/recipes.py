@@ -15,6 +15,7 @@ from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PACKAGE: Final = Path(__file__).resolve().parent.parent
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 # Keys of config.json that a recipe has under the same name.
 _SAME_NAME: Final = (
     "num_hidden_layers",
@@ -123,6 +124,7 @@ def recipe_of_folder(model: str, base: Path) -> Document:
         "num_key_value_heads": data.get("num_key_value_heads") or heads,
         "head_dim": data.get("head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
+        "num_experts": next((data[key] for key in _EXPERTS if data.get(key)), None),
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,
     }
     return Document(config.name, recipe, {path: origin for path, origin in config.origins.items() if len(path) == 1})

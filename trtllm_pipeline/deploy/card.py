@@ -74,7 +74,12 @@ def _lines(deployment: Deployment) -> Iterator[str]:
             ("requests at a time", str(cell.max_batch_size)),
             ("tokens of a prompt", str(cell.isl)),
             ("tokens of prompt and answer together", str(served.max_seq_len)),
-            ("GPUs", f"{deployment.world_size} (tp {cell.tp}, pp {cell.pp})" if deployment.world_size else "none"),
+            (
+                "GPUs",
+                f"{deployment.world_size} (tp {cell.tp}, pp {cell.pp}{f', ep {cell.ep}' if cell.ep > 1 else ''})"
+                if deployment.world_size
+                else "none",
+            ),
             ("size of engine or weights", size(deployment.bundle_bytes)),
             ("time to load", f"{deployment.load_s:.0f} s" if deployment.load_s is not None else "not measured"),
         ],

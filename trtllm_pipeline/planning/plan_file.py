@@ -72,6 +72,7 @@ def axes(cell: Cell) -> dict[str, Json]:
         "precision": cell.precision,
         "tp": cell.tp,
         "pp": cell.pp,
+        **({"ep": cell.ep} if cell.ep > 1 else {}),
         "max_batch_size": cell.max_batch_size,
         "isl": cell.isl,
         "osl": cell.osl,

@@ -67,15 +67,21 @@ def write_checkpoint(
     tp: int,
     pp: int,
     cp: int = 1,
+    moe: tuple[int, int] | None = None,
     quantization: Mapping[str, Any],
 ) -> None:
-    """Write config.json and a file of a few bytes for each rank."""
+    """Write config.json and a file of a few bytes for each rank.
+
+    `moe` has the sizes of tensor and expert parallelism of experts, -1 for one that follows from the other; None where the
+    program has no such options.
+    """
     heads = int(model.get("num_attention_heads") or model["n_head"])
     layers = int(model.get("num_hidden_layers") or model["n_layer"])
     if heads % tp:
         raise ProgramError(f"AssertionError: num_attention_heads {heads} is not divisible by tp_size {tp}")
     if layers % pp:
         raise ProgramError(f"AssertionError: num_hidden_layers {layers} is not divisible by pp_size {pp}")
+    experts = {} if moe is None else _experts(model, tp, *moe)
     if dtype == "auto":
         dtype = str(model.get("torch_dtype") or model.get("dtype") or "float16")
     world = tp * pp * cp
@@ -96,12 +102,42 @@ def write_checkpoint(
             "world_size": world,
             "tp_size": tp,
             "pp_size": pp,
+            **experts,
             **({"cp_size": cp} if "--cp_size" in work.facts["tools"][work.tool][work.tool] else {}),
         },
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None, **quantization},
     }
     files = [(folder / f"rank{rank}.safetensors", safetensors(rank)) for rank in range(world)]
     work.write([(folder / "config.json", json.dumps(config, indent=4).encode()), *files])
+
+
+def _experts(model: Mapping[str, Any], tp: int, moe_tp: int, moe_ep: int) -> dict[str, int]:
+    """What `mapping` says of experts. Raises ProgramError in the words of Mapping and of the layer of experts."""
+    moe_tp, moe_ep = (
+        (moe_tp, moe_ep)
+        if -1 not in (moe_tp, moe_ep)
+        else (tp, 1)
+        if moe_tp == moe_ep
+        else (tp // moe_ep, moe_ep)
+        if moe_tp == -1
+        else (moe_tp, tp // moe_tp)
+    )
+    if moe_tp * moe_ep != tp:
+        raise ProgramError(
+            f"ValueError: tp_size must equal to moe_tp_size * moe_ep_size, but got {tp} != {moe_tp} * {moe_ep}"
+        )
+    count = number_of_experts(model)
+    if moe_ep > 1 and count and count % moe_ep:
+        raise ProgramError(
+            f"ValueError: MixtureOfExperts - Number of experts {count} is not a multiple of EP size {moe_ep}"
+        )
+    return {"moe_tp_size": moe_tp, "moe_ep_size": moe_ep}
+
+
+def number_of_experts(config: Mapping[str, Any]) -> int:
+    """Experts of a layer by the config.json of a Hugging Face folder; 0 for a model that is no mixture."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
 def safetensors(rank: int) -> bytes:

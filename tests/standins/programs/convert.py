@@ -39,6 +39,7 @@ def run(work: Work, argv: Sequence[str]) -> int:
         tp=options.get("tp_size", options.get("world_size", 1)),  # gemma's has only the latter
         pp=options.get("pp_size", 1),
         cp=options.get("cp_size", 1),
+        moe=(options["moe_tp_size"], options["moe_ep_size"]) if "moe_ep_size" in options else None,
         quantization=quantization(options),
     )
     print("Total time of converting checkpoints: 00:00:00")

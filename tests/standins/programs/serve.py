@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from tests.standins import refusals
 from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
 
 _ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
@@ -41,7 +42,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
     if command not in {"serve", "trtllm-serve"}:
         raise refusal(f"there is no stand-in for `trtllm-serve {command}`")
     value = {
-        name: _option(table[command], options, name) for name in ("--tp_size", "--pp_size", "--extra_llm_api_options")
+        name: _option(table[command], options, name)
+        for name in ("--tp_size", "--pp_size", "--ep_size", "--extra_llm_api_options")
     }
     model = Path(options["model"])
     given = {word.partition("=")[0].lstrip("-") for word in argv}
@@ -89,12 +91,23 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
             raise ProgramError(
                 f"ValueError: Unrecognized model in {model}. Should have a `model_type` key in its config.json"
             )
+        _check_experts(config, int(value["--tp_size"] or 1), int(value["--ep_size"] or 1))
         limit = int(options.get("max_seq_len") or config.get("max_position_embeddings") or 2048)
     check_tokenizer(options.get("tokenizer") or model)
     world = int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1)
     if world > len(work.gpus):
         raise refusal(f"{world} ranks and {len(work.gpus)} visible GPUs")
     return limit
+
+
+def _check_experts(config: Mapping[str, Any], tp: int, ep: int) -> None:
+    if tp // ep * ep != tp:
+        raise ProgramError(
+            f"ValueError: tp_size must equal to moe_tp_size * moe_ep_size, but got {tp} != {tp // ep} * {ep}"
+        )
+    count = number_of_experts(config)
+    if ep > 1 and count % ep:
+        raise refusal(f"{count} experts cannot be dealt over an EP size of {ep}")
 
 
 def _spawn_workers(count: int) -> list[int]:

@@ -321,6 +321,18 @@ def test_cells_that_cannot_work_are_kept_with_their_reason(
     assert [cell.reason for cell in cells_of(write(axes={**ONE, **axes}))] == [reason]
 
 
+def test_experts_are_dealt_where_a_recipe_has_them(folder: Path, write: Write) -> None:
+    asked = write(axes={**ONE, "parallel": ["tp8", "tp8ep4"]})
+    plain, dealt = cells_of(asked)
+    assert (plain.id, plain.ep, plain.reason) == ("small/fp16/tp8pp1/bs4/isl128-osl32", 1, None)
+    assert (dealt.id, dealt.tp, dealt.ep) == ("small/fp16/tp8pp1ep4/bs4/isl128-osl32", 8, 4)
+    assert dealt.reason == "ep4: small is not known as a mixture of experts; its recipe has no num_experts"
+    (folder / "recipes" / "small.yaml").write_text(f"{RECIPE}num_experts: 8\n")
+    assert [cell.reason for cell in cells_of(asked)] == [None, None]
+    (folder / "recipes" / "small.yaml").write_text(f"{RECIPE}num_experts: 6\n")
+    assert [cell.reason for cell in cells_of(asked)] == [None, "6 experts cannot be dealt evenly over ep4"]
+
+
 def test_key_value_heads(folder: Path, write: Write) -> None:
     recipe = RECIPE.replace("num_attention_heads: 8", "num_attention_heads: 12").replace(
         "num_key_value_heads: 2", "num_key_value_heads: 4"

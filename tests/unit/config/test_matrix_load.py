@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.config.load import TEMPLATE, load_matrix
-from trtllm_pipeline.config.models import Settings, parse_lengths, parse_parallel
+from trtllm_pipeline.config.models import Settings, canonical_parallel, parse_lengths, parse_parallel
 from trtllm_pipeline.config.recipes import find_recipe, load_recipe
 from trtllm_pipeline.errors import MatrixError, UsageError
 
@@ -350,10 +350,14 @@ def test_two_folders_of_one_name_are_a_fault(folder: Path, write: Write) -> None
 
 
 def test_grammars() -> None:
-    assert parse_parallel("tp4pp2") == (4, 2)
-    assert parse_parallel("tp16") == (16, 1)
+    assert parse_parallel("tp4pp2") == (4, 2, 1)
+    assert parse_parallel("tp16") == (16, 1, 1)
+    assert parse_parallel("tp8pp2ep4") == (8, 2, 4)
+    assert [canonical_parallel(text) for text in ("tp4", "tp4ep1", "tp4ep2")] == ["tp4pp1", "tp4pp1", "tp4pp1ep2"]
+    with pytest.raises(ValueError, match="which ep3 does not divide"):
+        parse_parallel("tp4ep3")
     assert parse_lengths("2048, 1024") == (2048, 1024)
-    for text in ("tp", "tp0", "pp2", "tp01", "TP1", "tp1pp0", "tp1 ", "tp1pp2x"):
+    for text in ("tp", "tp0", "pp2", "tp01", "TP1", "tp1pp0", "tp1 ", "tp1pp2x", "ep2", "tp4ep0", "tp4ep2pp2"):
         with pytest.raises(ValueError, match="layout"):
             parse_parallel(text)
     for text in ("1", "0,1", "1,0", "1;2", "1,2,3", " 1,2", "1,  2"):

@@ -126,6 +126,8 @@ def test_a_damaged_checkpoint_ends_in_words(ranks: Path, damage: Callable[[Path]
 def test_a_layout_that_the_script_did_not_take_is_found(ranks: Path) -> None:
     with pytest.raises(StageError, match=r"mapping\.tp_size is 2, expected 4 for tp4pp1"):
         checkpoint.check(ranks, tp=4, pp=1)
+    with pytest.raises(StageError, match=r"mapping\.moe_ep_size is 1, expected 2 for tp2pp2ep2"):
+        checkpoint.check(ranks, tp=2, pp=2, ep=2)
     contexts = {**CONFIG, "mapping": {"world_size": 4, "tp_size": 2, "cp_size": 2}}
     (ranks / "config.json").write_text(json.dumps(contexts))
     with pytest.raises(StageError, match=r"mapping\.pp_size is 1, expected 2 for tp2pp2"):

@@ -78,6 +78,11 @@ def world_size(cell: Cell) -> int:
     return cell.tp * cell.pp
 
 
+def expert_parallel(cell: Cell) -> int | None:
+    """Size of expert parallelism, None without."""
+    return cell.ep if cell.ep > 1 else None
+
+
 def kv_cache(cell: Cell) -> str | None:
     """How the KV cache of a cell is quantized, None for not at all."""
     return commands.kv_precision(cell.precision, cell.settings["quantize"]["kv_cache_precision"])
@@ -91,6 +96,7 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,
         "pp": cell.pp,
+        "ep": expert_parallel(cell),
     }
 
 

@@ -40,12 +40,12 @@ _MIXED: Final = "MIXED_PRECISION"
 
 def run(context: StageContext[Checkpoint]) -> None:
     """Check a TensorRT-LLM checkpoint. Raises StageError."""
-    tp, pp = context.params.tp, context.params.pp
-    config = check(context.out, tp=tp, pp=pp)
+    tp, pp, ep = context.params.tp, context.params.pp, context.params.ep
+    config = check(context.out, tp=tp, pp=pp, ep=ep)
     check_precision(context.out / "config.json", config.get("quantization") or {}, context.params)
     size = sum(file.stat().st_size for file in context.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
-    print(f"checkpoint of {config['architecture']}: {algorithm}, tp{tp}pp{pp}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+    print(f"checkpoint of {config['architecture']}: {algorithm}, {layout_name(tp, pp, ep)}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
 def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
@@ -96,8 +96,15 @@ def check_unquantized(folder: Path) -> None:
         )
 
 
-def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
+def layout_name(tp: int, pp: int, ep: int | None) -> str:
+    """A layout over GPUs as ids have it."""
+    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
+
+
+def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[str, Any]:
     """The config.json of a checkpoint that has every rank of tp x pp, each file as long as its header says.
+
+    Of a mixture of experts in a layout with expert parallelism `ep`, also that.
 
     Raises StageError naming what is missing or differs.
     """
@@ -109,10 +116,12 @@ def check(folder: Path, *, tp: int, pp: int) -> Mapping[str, Any]:
         raise StageError(f"{path}: {', '.join(missing)} is missing")
     fields.fields("quantization")
     mapping = fields.fields("mapping").values
-    asked = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp}
+    asked = {"world_size": tp * pp, "tp_size": tp, "pp_size": pp, "moe_ep_size": ep or 1}
     for name, value in asked.items():
         if mapping.get(name, 1) != value:
-            raise StageError(f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for tp{tp}pp{pp}")
+            raise StageError(
+                f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for {layout_name(tp, pp, ep)}"
+            )
     for rank in range(tp * pp):
         file = folder / f"rank{rank}.safetensors"
         if not file.is_file():

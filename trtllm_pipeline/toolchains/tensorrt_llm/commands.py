@@ -118,6 +118,8 @@ def convert_checkpoint(
     else:
         arguments.add({"--model_dir": model, "--output_dir": output})
         arguments.add_where_known({"--tp_size": asked.tp, "--pp_size": asked.pp})
+        if asked.ep is not None:
+            arguments.add({"--moe_tp_size": asked.tp // asked.ep, "--moe_ep_size": asked.ep})
     arguments.add({"--dtype": data_type(asked.precision, asked.family)})
     if asked.precision in WEIGHT_ONLY:
         arguments.add_where_known({"--use_weight_only": True})
@@ -346,6 +348,7 @@ def serve_pytorch(
     """
     arguments = _serve(release, program, model)
     arguments.add({"--tp_size": asked.tensor_parallel_size, "--pp_size": asked.pipeline_parallel_size})
+    arguments.add({"--ep_size": asked.moe_expert_parallel_size})
     arguments.add({"--max_batch_size": asked.max_batch_size, "--max_seq_len": asked.max_seq_len})
     arguments.add({"--max_num_tokens": tokens_of_a_pass(asked)})
     return _finished(arguments, config, asked.options)

@@ -151,10 +151,10 @@ def _check_buildable(context: StageContext[EngineBuild]) -> None:
     if context.out.parent != context.attempt:
         folder = context.inputs["checkpoint"]
         try:
-            quantization = checkpoint.check(folder, tp=params.tp, pp=params.pp).get("quantization") or {}
+            quantization = checkpoint.check(folder, tp=params.tp, pp=params.pp, ep=params.ep).get("quantization") or {}
             checkpoint.check_precision(folder / "config.json", quantization, params)
         except StageError as error:
-            hint = "--tp, --pp, --precision and --kv-cache-precision are those that the checkpoint was made with"
+            hint = "--tp, --pp, --ep, --precision and --kv-cache-precision are those that the checkpoint was made with"
             raise StageError(error.message, failure=FailureClass.USER, hint=hint) from error
 
 

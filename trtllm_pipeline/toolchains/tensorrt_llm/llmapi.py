@@ -70,6 +70,7 @@ def yaml_settings(model: Path, asked: WeightsRepository) -> dict[str, Any]:
         "backend": "pytorch",
         "tensor_parallel_size": asked.tensor_parallel_size,
         "pipeline_parallel_size": asked.pipeline_parallel_size,
+        **({"moe_expert_parallel_size": experts} if (experts := asked.moe_expert_parallel_size) else {}),
         "triton_config": {"max_batch_size": 0, "decoupled": asked.decoupled},
     }
     limits = {

@@ -42,6 +42,15 @@ Pass = Annotated[
 ]
 TensorParallel = Annotated[int, Param("tensor parallel size", ge=1)]
 PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
+ExpertParallel = Annotated[
+    int | None,
+    Param(
+        "expert parallel size of a mixture of experts, a divisor of tp",
+        ge=1,
+        null="1, each expert is split over the GPUs of tp",
+        key_with=ITSELF,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,7 @@ class Checkpoint:
     family: Family
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
+    ep: ExpertParallel = None
     max_position_embeddings: Annotated[
         int | None, Param("longest sequence of the model, for phi3", ge=1, key_with=ITSELF)
     ] = None
@@ -87,6 +97,7 @@ class EngineBuild:
     family: Family
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
+    ep: ExpertParallel = None
     max_batch_size: Batch
     max_input_len: InputLength
     max_seq_len: Length
@@ -128,6 +139,7 @@ class WeightsRepository(LlmApi):
     max_num_tokens: Pass = None
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
+    moe_expert_parallel_size: ExpertParallel = None
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)
     )

@@ -48,6 +48,7 @@ def _repository(cell: Cell) -> WeightsRepository:
         "max_num_tokens": case.num_tokens(cell),
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
+        "moe_expert_parallel_size": backends.expert_parallel(cell),
         "unquantized": not _quantized(cell),
     }
     return load(WeightsRepository, own, cell.settings["repository"])

@@ -31,6 +31,8 @@ class Family:
     """First release that splits it over GPUs."""
     pipeline_parallel: str | None = FIRST
     """First release that splits its layers over GPUs; None where none does."""
+    expert_parallel: str | None = None
+    """First release that deals whole experts among GPUs; None where there are none."""
     transformers: str | None = ""
     """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
     is needed. "" where repositories bring none, None where no transformers has it."""
@@ -40,16 +42,17 @@ _LLAMA: Final = Family("llama", "0.8")
 _QWEN: Final = Family("qwen", "0.9")
 
 # By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's asserts
-# one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10.
+# one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10; those of
+# llama and qwen have `--moe_ep_size` since 0.11.
 FAMILIES: Final = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
-    "mixtral": _LLAMA,
+    "mixtral": replace(_LLAMA, expert_parallel="0.11"),
     "qwen": replace(_QWEN, transformers=None),
     "qwen2": _QWEN,
-    "qwen2_moe": Family("qwen", "0.11"),
+    "qwen2_moe": Family("qwen", "0.11", expert_parallel="0.11"),
     "qwen3": Family("qwen", "0.20"),
-    "qwen3_moe": Family("qwen", "0.20"),
+    "qwen3_moe": Family("qwen", "0.20", expert_parallel="0.20"),
     "phi": Family("phi", "0.8", tensor_parallel="0.11", pipeline_parallel=None),
     "phi3": Family("phi", "0.10.0", tensor_parallel="0.11", pipeline_parallel=None, transformers="4.41.0"),
     "gpt2": Family("gpt", "0.9", pipeline_parallel="0.10"),

@@ -166,6 +166,10 @@ def no_family(case: Case) -> str | None:
         return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
     if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
         return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
+    if cell.ep > 1 and family.expert_parallel is None:
+        return f"ep{cell.ep}: TensorRT-LLM knows no experts of {case.family}"
+    if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
+        return f"ep{cell.ep}: whole experts of {case.family} are dealt among GPUs since {family.expert_parallel}, this is {release}"
     return None
 
 
@@ -733,6 +737,16 @@ def memory(case: Case) -> str | None:
     return (
         f"needs {(weights + cache) / _GIB:.1f} GiB on each GPU ({weights / _GIB:.1f} of weights, {cache / _GIB:.1f} of KV "
         f"cache for one request), which have {smallest / _GIB:.1f}"
+    )
+
+
+@rule("TLM605", "take a layout without ep, or bf16, fp16, int8_wo or int4_wo with the model's own cache")
+def experts(case: Case) -> str | None:
+    """Expert parallelism with a checkpoint that quantize.py makes. Source: its options, none of which deals experts."""
+    if case.cell.ep == 1 or case.route != "quantize":
+        return None
+    return (
+        f"ep{case.cell.ep}: quantize.py, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
     )
 
 

@@ -13,7 +13,10 @@ from trtllm_pipeline.triton_repository.lint.repository import ModelRepository, V
 from trtllm_pipeline.triton_repository.lint.rule import rule
 
 FILE_NAME: Final = "model.yaml"
-_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_num_tokens", "max_seq_len")
+_SIZES: Final = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
+    *("max_batch_size", "max_num_tokens", "max_seq_len"),
+)
 
 
 @dataclass(frozen=True, slots=True)
