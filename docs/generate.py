@@ -27,7 +27,7 @@ from trtllm_pipeline.config.recipes import load_recipe, matrices_folder, recipes
 from trtllm_pipeline.domain import Cell, CellId
 from trtllm_pipeline.machine import assume
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.signatures import SIGNATURES, classify
+from trtllm_pipeline.processes.signatures import SIGNATURES, Weight
 from trtllm_pipeline.stages.params import MOST_TOKENS
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.tensorrt_llm import memory
@@ -438,58 +438,18 @@ def _numbers(release: str) -> list[int]:
 
 
 def failures(_name: str) -> Iterator[str]:
-    """The table of words in logs that say what failed. Raises ValueError for a signature that has no words here."""
-    said = {signature: [words for words in _SAID if classify(words) is signature] for signature in SIGNATURES}
-    if missing := [signature.pattern for signature, words in said.items() if not words]:
-        raise ValueError(f"no words in docs/generate.py for {', '.join(missing)}")
-    yield "| words in a log | class | what to do |"
-    yield "|---|---|---|"
-    for signature, words in said.items():
-        failure = signature.failure.value.replace("_", " ")
-        yield f"| {', '.join(f'`{each}`' for each in words)} | {failure} | {_line(signature.hint)} |"
+    """The table of words in logs that say what failed."""
+    yield "| words in a log | what | class | what to do |"
+    yield "|---|---|---|---|"
+    for signature in SIGNATURES:
+        words = ", ".join(f"`{_line(each)}`" for each in signature.met)
+        failure = "a symptom" if signature.weight is Weight.SYMPTOM else signature.failure.value.replace("_", " ")
+        settings = [
+            f"`{text.removesuffix('=half')}{' halved' * text.endswith('=half')}`" for _, text in signature.settings
+        ]
+        hint = re.sub(r"\{(\w+)\}", r"...", signature.hint)
+        yield f"| {words} | {signature.category} | {failure} | {_line('; '.join([hint, *dict.fromkeys(settings)]))} |"
 
-
-_SAID: Final = (
-    "error: unrecognized arguments:",
-    "error: argument --qformat: invalid choice:",
-    "Networks with FP8 precision require hardware with FP8 support",
-    "FP8 FMHA cannot be enabled",
-    "Version tag does not match",
-    "not compatible with this version of TensorRT, expecting library version",
-    "generated on an incompatible device",
-    "mpiSize == tp * pp",
-    "MPI size 1 != TP size",
-    "worldSize is expected to be equal to tp*pp",
-    "maxTokensInPagedKvCache (64) must be large enough",
-    "rope_scaling ... KeyError: 'type'",
-    "Cannot access gated repo",
-    "HeaderTooLarge",
-    "version https://git-lfs",
-    "Couldn't reach 'cnn_dailymail'",
-    "can't open file '/app/examples/",
-    "Tokenizer class QWenTokenizer does not exist",
-    "opal_init failed",
-    "Address already in use",
-    "failed to start HTTP service",
-    "tritonserver process(es) already found with PID",
-    "boost::interprocess::lock_exception",
-    "Unable to create shared memory",
-    "Unable to initialize shared memory",
-    "No space left on device",
-    "Error Code 2: OutOfMemory",
-    "Requested amount of GPU memory (8 bytes) could not be allocated",
-    "CUDA out of memory",
-    "cudaErrorMemoryAllocation",
-    "exited on signal 9 (Killed)",
-    "returned non-zero exit status 137",
-    "bad_alloc",
-    "MemoryError",
-    "Failed to deserialize cuda engine",
-    "can't start new thread",
-    "error while loading shared libraries",
-    "Failed to initialize Python stub",
-)
-"""Words as logs have them, for each of `SIGNATURES`, whose own are patterns."""
 
 _KINDS: Final = {
     "options": options,

@@ -112,9 +112,10 @@ class PlanError(PipelineError):
 
 
 class StageError(PipelineError):
-    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read.
+    """A stage run failed. `failure` decides whether it is tried again; `log` is the file to read, `line` where it says why.
 
-    `unexplained` says that nobody named the cause: the end of the log may.
+    `setting` is what to change, as `--set` takes it. `telling` are lines of the logs, each "FILE:LINE: TEXT", where nobody
+    knows the cause.
     """
 
     usual_failure = FailureClass.BUG
@@ -126,12 +127,16 @@ class StageError(PipelineError):
         failure: FailureClass | None = None,
         hint: str | None = None,
         log: Path | None = None,
-        unexplained: bool = False,
+        line: int | None = None,
+        setting: str | None = None,
+        telling: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message, hint=hint)
         self.failure = self.usual_failure if failure is None else failure
         self.log = log
-        self.unexplained = unexplained
+        self.line = line
+        self.setting = setting
+        self.telling = telling
 
 
 class DownloadError(StageError):

@@ -18,8 +18,8 @@ from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, PipelineError, StageError
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages import params
-from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, StageContext
+from trtllm_pipeline.stages import failure, params
+from trtllm_pipeline.stages.base import JOB, StageContext
 
 
 def _named(path: str) -> Any:
@@ -75,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
         run_program(other[0] if other else job["program"], job["stage"], context)
     except PipelineError as error:
         # Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
-        failure = error.failure if isinstance(error, StageError) else FailureClass.USER
-        told = {"failure": failure.value, "message": error.message, "hint": error.hint}
-        write_json(context.attempt / FAILURE_FILE, told)
+        user = FailureClass.USER
+        told = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
+        failure.write(context.attempt, told)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     except KeyboardInterrupt:

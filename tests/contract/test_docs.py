@@ -260,8 +260,8 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     if page.name == "tensorrt-llm.md":  # it has options of TensorRT-LLM's programs and of docker, too
         programs = tensorrt_llm_options.load().values()
         known |= {
-            "--shm-size",
-            "--pids-limit",
+            *("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit"),
+            *("--extra-index-url", "--mpi"),  # pip, srun
             *FLAG.findall(" ".join(name for program in programs for name in program.options)),
         }
     if page.name in {"coming-from-scripts.md", "gpu-machine.md", "troubleshooting.md"}:  # what people type today

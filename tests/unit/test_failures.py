@@ -71,10 +71,19 @@ def test_other_programs_words_give_the_class_and_a_hint(tmp_path: Path, code: in
     assert ("SIGABRT" if code < 0 else f"exit code {code}") in error.message
 
 
-def test_only_the_end_of_a_log_is_believed(tmp_path: Path) -> None:
-    early = failed(tmp_path, 1, OUT_OF_GPU_MEMORY, *(f"line {number}" for number in range(300)))
-    assert early.failure is FailureClass.BUG
-    assert "line 299" in early.message
+def test_the_first_cause_is_found_however_much_follows_it(tmp_path: Path) -> None:
+    early = failed(tmp_path, 1, "loading", OUT_OF_GPU_MEMORY, *(f"line {number}" for number in range(30_000)))
+    assert (early.failure, early.line) == (FailureClass.OUT_OF_MEMORY, 2)
+    assert early.setting == "settings.build.max_num_tokens=4096"
+
+
+def test_what_nobody_knows_is_shown_by_the_lines_that_say_most(tmp_path: Path) -> None:
+    noise = [f"[TRT-LLM] [I] layer {number} done" for number in range(3000)]
+    log = [*noise, "RuntimeError: the moon is full", *noise, "ValueError: so is the sea", *noise]
+    error = failed(tmp_path, 1, *log)
+    assert (error.failure, error.line, error.setting) == (FailureClass.BUG, 3001, None)
+    assert error.message == "build: ended with exit code 1; its log says: RuntimeError: the moon is full"
+    assert error.telling == ("log:3001: RuntimeError: the moon is full", "log:6002: ValueError: so is the sea")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trtllm_pipeline.cli.output import emit, emit_json, note
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.plan_file import Outline
 from trtllm_pipeline.planning.runs import newest_cells
-from trtllm_pipeline.report.logs import log_of, logs_of, measured_beside, stage_run_of
+from trtllm_pipeline.report.logs import failure_of, log_of, logs_of, measured_beside, stage_run_of
 from trtllm_pipeline.report.tables import aligned
 from trtllm_pipeline.store.store import Store
 from trtllm_pipeline.terminal import clean
@@ -41,7 +41,7 @@ def logs(
     """Print the log of a cell's stage: of the attempt that runs now, or else of the latest.
 
     Without a stage, it is the one that failed or is running; if there is none, the existing logs are listed. The log of
-    perf is followed by the table of what it measured.
+    perf is followed by the table of what it measured, that of a failure by its first cause, file and line, and what to do.
 
     examples:
       pipeline logs 'qwen2*/fp8/*' build
@@ -65,6 +65,8 @@ def logs(
     if why:
         note(why)
     _print(log, lines, (lambda: store.is_claimed(found.fingerprint)) if follow else lambda: False)
+    for line in failure_of(store, found):
+        note(line)
     return _measured(log)
 
 

@@ -89,7 +89,10 @@ def run(
     if result.outcome.interrupted:
         note(f"interrupted; to continue: {_resume(workspace)}")
     elif result.outcome.exit_code:
-        note(f"some cells failed; fix the cause, then: {_resume(workspace)}")
+        settings = {row.setting for row in result.rows if row.failed_stage is not None}
+        change = settings.pop() if len(settings) == 1 else None
+        words = f"{_resume(workspace)} --set {shlex.quote(change)}" if change else _resume(workspace)
+        note(f"some cells failed; fix the cause, then: {words}")
     return result.outcome.exit_code
 
 

@@ -13,6 +13,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,17 +22,17 @@ from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
-from trtllm_pipeline.processes.signatures import KILLED, classify, words
-from trtllm_pipeline.stages.base import FAILURE_FILE, SERVICE_FILE
+from trtllm_pipeline.processes.signatures import KILLED
+from trtllm_pipeline.stages import failure
+from trtllm_pipeline.stages.base import SERVICE_FILE
 from trtllm_pipeline.store.store import LOG
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
-TELLING_LINES: Final = 200
-"""Of a log's end, looked at for words that say why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,11 @@ def failure_of(
     *,
     timed_out: bool,
     before: out_of_memory.Counts | None = None,
-    lines: Sequence[str] | None = None,
+    said: LogText | None = None,
 ) -> StageError:
     """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind.
 
-    `before` is what the kernel had counted when the command was started. `lines` is what it wrote last, where its log is
+    `before` is what the kernel had counted when the command was started. `said` is what it wrote, where its log is
     not its alone.
     """
     attempt = Path(job.attempt)
@@ -135,37 +136,36 @@ def failure_of(
             hint=f"raise it with --set settings.{job.section}.timeout_s=SECONDS",
             log=log,
         )
-    try:
-        told = json.loads((attempt / FAILURE_FILE).read_text(encoding="utf-8"))
-        return StageError(told["message"], failure=FailureClass(told["failure"]), hint=told["hint"], log=log)
-    except (OSError, ValueError, KeyError):
-        pass
-    lines = tail(log, TELLING_LINES) if lines is None else lines
-    said = f"; its last line: {lines[-1]}" if lines else ""
+    told = failure.read(attempt, log)
+    if told is not None:
+        return told
+    logs = [LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
-    text = "\n".join(lines)
-    known = classify(text)
-    if known is KILLED or (known is None and returncode == -signal.SIGKILL):
-        failure, words_, hint = out_of_memory.verdict(before)
-        log_says = f"; its log says: {words(known, text)}" if known else said
-        return StageError(f"{job.stage}: {how}; {words_}{log_says}", failure=failure, hint=hint, log=log)
-    if known is not None:
-        message = f"{job.stage}: {how}; its log says: {words(known, text)}"
-        return StageError(message, failure=known.failure, hint=known.hint, log=log)
-    return StageError(f"{job.stage}: {how}{said}", failure=FailureClass.BUG, log=log, unexplained=True)
-
-
-def tail(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a text file that are not blank, after `since` bytes, or nothing when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(since, file.tell() - 65536))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    kept = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return kept[-lines:]
+    cause = first_cause(logs)
+    if (cause is not None and cause.signature is KILLED) or (cause is None and returncode == -signal.SIGKILL):
+        kind, words, hint = out_of_memory.verdict(before)
+        line = cause.line if cause else next(iter(logs[0].last(1)), None)
+        quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.said}"
+        number = cause.line.number if cause else None
+        return StageError(f"{job.stage}: {how}; {words}{quote}", failure=kind, hint=hint, log=log, line=number)
+    if cause is not None:
+        return StageError(
+            f"{job.stage}: {how}; its log says: {cause.line.said}",
+            failure=cause.signature.failure,
+            hint=cause.hint,
+            log=log,
+            line=cause.line.number,
+            setting=cause.setting(job.stage, job.params),
+        )
+    lines = telling_lines(logs)
+    error = first_error(logs)
+    quote = f"; its log says: {error.said}" if error else f"; its last line: {lines[-1].said}" if lines else ""
+    return StageError(
+        f"{job.stage}: {how}{quote}",
+        log=log,
+        line=error.number if error else None,
+        telling=tuple(map(str, lines)),
+    )
 
 
 @dataclass(slots=True)
@@ -265,6 +265,9 @@ class Executor:
                     self._spawn(active)
                     return []
                 error = StageError(f"{job.stage}: stopped between two commands")
+            if error is not None:
+                with suppress(OSError):  # it is kept in the index as well
+                    failure.write(Path(job.attempt), error)
         del self._active[job.id]
         usage = Usage(time.monotonic() - active.started, active.cpu_s, active.max_rss_bytes)
         return [Ended(job.id, error, usage)]

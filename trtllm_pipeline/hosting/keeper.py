@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import terminal
 from trtllm_pipeline.errors import FailureClass, PipelineError, ServerError, StateError
-from trtllm_pipeline.execution.executor import TELLING_LINES, Job, failure_of, read_job, tail
+from trtllm_pipeline.execution.executor import Job, failure_of, read_job
 from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object, write_json
 from trtllm_pipeline.hosting import servers, signed
@@ -37,6 +37,7 @@ from trtllm_pipeline.hosting.monitoring import write_targets
 from trtllm_pipeline.hosting.servers import GATEWAY_CONFIG, GATEWAY_FILE, GATEWAY_LOG, LOCK, Keeper, State
 from trtllm_pipeline.planning.names import count
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.process import FIND_REASON, Exited, Guardian, Refused
 from trtllm_pipeline.serving.triton import busy_ports
 from trtllm_pipeline.stages.base import FAILURE_FILE, JOB, REPAIR_FILE, SERVICE_FILE
@@ -105,11 +106,10 @@ class _Program:
             self.health.close()
             self.health = None
 
-    def said(self) -> list[str]:
-        """What it wrote last since it was started; the keeper writes to the same log."""
+    def said(self) -> LogText:
+        """What it wrote since it was started; the keeper writes to the same log."""
         grown = self.log.exists() and self.log.stat().st_size >= self.log_bytes  # else it was begun anew
-        lines = tail(self.log, 2 * TELLING_LINES, self.log_bytes if grown else 0)
-        return [line for line in lines if not _OWN_LINE.match(line)][-TELLING_LINES:]
+        return LogText(self.log, since=self.log_bytes if grown else 0, but=_OWN_LINE)
 
 
 class _Kept:
@@ -386,8 +386,8 @@ class _Kept:
         if program.name == "server":
             if event.returncode == 0:
                 return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
-            return failure_of(self.job, event.returncode, timed_out=False, before=program.before, lines=program.said())
-        lines = program.said()
+            return failure_of(self.job, event.returncode, timed_out=False, before=program.before, said=program.said())
+        lines = [line for line in program.said().lines if line.strip()]
         errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
         if event.returncode > 0 and errors:  # what it was told is wrong
             told, _, hint = "\n".join(lines[errors[-1] :]).removeprefix("error: ").partition("\nhint: ")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.files.writing import read_object
+from trtllm_pipeline.planning.names import path_from_here
 from trtllm_pipeline.planning.plan import is_result
 from trtllm_pipeline.planning.plan_file import Outline, OutlineRun
+from trtllm_pipeline.stages import failure
 from trtllm_pipeline.stages.base import PROGRESS_FILE
 from trtllm_pipeline.store.index import Artifact, AttemptRow
 from trtllm_pipeline.store.store import LOG, Store
@@ -30,10 +33,38 @@ class StageState:
     message: str | None = None
     hint: str | None = None
     log: Path | None = None
+    line: int | None = None
+    """Of `log`, where it says why."""
+    setting: str | None = None
+    """What to change, as `--set` takes it."""
+    telling: tuple[str, ...] = ()
+    """Lines of the logs, where nobody knows the cause."""
     started_s: float | None = None
     """Unix time at which the attempt that runs now began."""
     progress: Mapping[str, Json] | None = None
     """done, total and unit, of what runs now and told any."""
+
+    def failed(self, error: StageError) -> StageState:
+        """The same with why it failed."""
+        return replace(
+            self,
+            failure=error.failure.value,
+            message=error.message,
+            hint=error.hint,
+            log=error.log,
+            line=error.line,
+            setting=error.setting,
+            telling=error.telling,
+        )
+
+    @property
+    def details(self) -> list[str]:
+        """What to say below why it failed, for people: where, what else the logs say, what to do and to change."""
+        place = "" if self.line is None else f":{self.line}"
+        lines = [] if self.log is None else [f"log: {path_from_here(self.log)}{place}"]
+        lines += [f"| {line}" for line in self.telling]
+        lines += [] if self.hint is None else [f"try: {self.hint}"]
+        return lines if self.setting is None else [*lines, f"set: {self.setting}"]
 
 
 def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]:
@@ -62,7 +93,8 @@ def stage_states(outline: Outline, store: Store) -> dict[StageRunId, StageState]
         elif run.fingerprint in infeasible:
             message = infeasible[run.fingerprint]
             hint = "pipeline resume --retry-infeasible tries it again"
-            found[run.id] = StageState(StageStatus.FAILED, None, INFEASIBLE, message, hint, log=_log(attempt))
+            known = StageState(StageStatus.FAILED) if attempt is None else failed_attempt(attempt)
+            found[run.id] = replace(known, failure=INFEASIBLE, message=message, hint=hint)
         else:
             found[run.id] = _after(run, attempt, found)
     return found
@@ -92,13 +124,22 @@ def _running(attempt: AttemptRow | None) -> StageState:
 def _after(run: OutlineRun, attempt: AttemptRow | None, found: Mapping[StageRunId, StageState]) -> StageState:
     """Where a stage run stands that is neither there nor being worked on."""
     if attempt is not None and attempt.outcome == "failed":
-        return StageState(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
+        return failed_attempt(attempt)
     bad = (StageStatus.FAILED, StageStatus.BLOCKED)
     if any(need in found and found[need].status in bad for need in run.needs):
         return StageState(StageStatus.BLOCKED, log=_log(attempt))
     if attempt is not None and run.scope is not Scope.SERVICE and attempt.outcome != "succeeded":
         return StageState(StageStatus.CANCELLED, log=_log(attempt))
     return StageState(StageStatus.PENDING, log=_log(attempt))
+
+
+def failed_attempt(attempt: AttemptRow) -> StageState:
+    """What the index knows of a failed attempt, with what its folder says more as long as it is there."""
+    state = StageState(StageStatus.FAILED, None, attempt.failure, attempt.message, attempt.hint, log=_log(attempt))
+    told = None if state.log is None else failure.read(attempt.folder, state.log)
+    if told is None or told.message != attempt.message:
+        return state
+    return state.failed(told)
 
 
 def _log(attempt: AttemptRow | None) -> Path | None:

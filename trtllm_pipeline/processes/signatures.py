@@ -1,183 +1,1087 @@
-"""What the tools' own words in a log mean: whether trying again helps, and what to do.
+"""What the tools' own words in a log mean: whether trying again helps, what to do, and which setting does it.
 
-The words are those of TensorRT-LLM, TensorRT, Triton, Open MPI, PyTorch and the Hugging Face libraries as users have
-met them. A log without any of them says nothing about the class of a failure.
+The words are those of TensorRT-LLM, TensorRT, Triton, Open MPI, NCCL, PyTorch and the Hugging Face libraries as users
+have met them; `source` says where. `processes/diagnosis.py` chooses among those that a log has.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from trtllm_pipeline.errors import FailureClass
 
+_TRTLLM: Final = "https://github.com/NVIDIA/TensorRT-LLM/issues/"
+_BACKEND: Final = "https://github.com/triton-inference-server/tensorrtllm_backend/issues/"
+_SERVER: Final = "https://github.com/triton-inference-server/server/issues/"
+_INFEASIBLE, _USER, _BUG = FailureClass.INFEASIBLE, FailureClass.USER, FailureClass.BUG
+_MEMORY, _TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
+
+
+class Weight(IntEnum):
+    """How much words say about the cause. Of those in a log, the lightest that are there count."""
+
+    CAUSE = 0
+    """Nothing but this cause has these words."""
+    GENERAL = 1
+    """The cause, where no more particular words are there; other causes may bring them about as well."""
+    SYMPTOM = 2
+    """What follows from a cause: never said to be one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Words in a log, and what they mean. `pattern` is searched for with ^ and $ at every line."""
+    """Words in a log, and what they mean."""
 
+    key: str
+    category: str
     pattern: str
+    """Searched for with ^ and $ at every line."""
     failure: FailureClass
     hint: str
+    """What to do. `{name}` stands for the pattern's group of this name."""
+    met: tuple[str, ...]
+    """Words as they were met."""
+    source: tuple[str, ...]
+    """Where they were met: addresses, or the program that writes them."""
+    weight: Weight = Weight.CAUSE
+    settings: tuple[tuple[str, str], ...] = ()
+    """(stage, "settings.SECTION.KEY=VALUE"): what to change when this stage failed so; "" is any. A value `half` is half of
+    what it was, `{name}` a group of the pattern."""
 
 
 _REBUILD: Final = "build the engine again with the release and on the kind of GPU that serve it"
+_IMAGE: Final = (
+    "build and serve in one image: docs/images.md has the image of each release of TensorRT-LLM "
+    "(pipeline doctor shows the release that is here)"
+)
+_ONE_RELEASE: Final = (
+    "packages of different releases are mixed: use NVIDIA's image of one release (docs/images.md), and do not install "
+    "torch, tensorrt or tensorrt_llm over it"
+)
+_NEWER: Final = "the installed release does not know this model: install a newer one, or choose another model"
+_LENGTHS: Final = 'build for longer prompts (axes.lengths="ISL,OSL"), or send shorter ones'
+_LESS_MEMORY: Final = (
+    ("build", "settings.build.max_num_tokens=half"),
+    ("launch", "settings.repository.kv_cache_free_gpu_mem_fraction=0.7"),
+    ("quantize", "settings.quantize.batch_size=1"),
+)
 
 KILLED: Final = Signature(
+    "killed",
+    "memory",
     r"^\s*Killed\s*$|line \d+:\s+\d+ Killed\b|exited on signal 9 \(Killed\)"
     r"|(?:exit(?:ed with)?|returned non-zero exit) (?:code|status) (?:137|-9)\b|died with <Signals\.SIGKILL",
-    FailureClass.BUG,
+    _BUG,
     "a process was killed: out of memory where the kernel's own count (`oom_kill`) says so, and the message with it",
+    ("exited on signal 9 (Killed)", "returned non-zero exit status 137"),
+    (f"{_TRTLLM}102", f"{_TRTLLM}743", f"{_TRTLLM}538"),
+    Weight.GENERAL,
 )
-"""Says that a process was killed, not by whom or why: `oom.verdict` knows more."""
+"""Says that a process was killed, not by whom or why: `out_of_memory.verdict` knows more."""
 
 PYTHON_STUB: Final = Signature(
+    "python-stub",
+    "repository",
     r"Failed to initialize Python stub",
-    FailureClass.USER,
+    _USER,
     "a Python model could not start; the server's log says why. tokenizer_dir must be the model's own folder",
+    ("Failed to initialize Python stub",),
+    (f"{_BACKEND}197", f"{_BACKEND}109"),
+    Weight.SYMPTOM,
 )
 """Says that a Python model failed, not why: a message of its own knows more."""
 
 SIGNATURES: Final = (
-    # Particular causes before the general ones that the same log has as well.
+    # On one line the first wins: particular causes stand before general ones.
+    #
+    # ---- options and arguments
     Signature(
-        r"error: unrecognized arguments:|error: argument [^\n]*: invalid choice:|^Error: No such option",
-        FailureClass.INFEASIBLE,
-        "the installed release has no such option: take it out of the matrix, or install a release that has it",
+        "unknown-option",
+        "options",
+        r"error: unrecognized arguments:|error: argument [^\n]*: invalid choice:|^Error: No such option"
+        r"|^Error: Invalid value for|error: the following arguments are required:",
+        _INFEASIBLE,
+        "the installed release has no such option, or not this value: take it out of the matrix, or install a release "
+        "that has it",
+        ("error: unrecognized arguments:", "error: argument --qformat: invalid choice:", "Error: Invalid value for"),
+        (f"{_TRTLLM}2119", f"{_TRTLLM}2049", f"{_TRTLLM}1110", f"{_TRTLLM}2143"),
     ),
     Signature(
+        "llm-api-arguments",
+        "options",
+        r"validation errors? for \w*(?:L[lL][mM]Args|KvCacheConfig|BuildConfig|SchedulerConfig)"
+        r"|(?:LLM|LlmArgs)\.__init__\(\) got an unexpected keyword",
+        _INFEASIBLE,
+        "an argument of the LLM API that this release does not have, or not so: see settings.repository.llm_args",
+        ("validation error for TorchLlmArgs",),
+        ("pydantic, in tensorrt_llm/llmapi/llm_args.py",),
+    ),
+    # ---- which GPU can do what
+    Signature(
+        "fp8-hardware",
+        "gpu",
         r"Networks? with FP8 [^\n]{0,60}require hardware",
-        FailureClass.INFEASIBLE,
+        _INFEASIBLE,
         "FP8 needs compute capability 8.9 (Ada) or 9.0 (Hopper) and up: another precision, or another GPU",
+        ("Networks with FP8 precision require hardware with FP8 support",),
+        (f"{_TRTLLM}1428",),
     ),
     Signature(
-        r"FP8 FMHA cannot be enabled",
-        FailureClass.INFEASIBLE,
-        "this release has no FP8 context attention for this GPU: settings.build.use_fp8_context_fmha=disable",
+        "fp8-context-fmha",
+        "gpu",
+        r"FP8 FMHA cannot be enabled|FP8 Paged Context FMHA only works with",
+        _INFEASIBLE,
+        "this release has no FP8 context attention for this GPU or precision",
+        ("FP8 FMHA cannot be enabled", "FP8 Paged Context FMHA only works with"),
+        (f"{_TRTLLM}1864", f"{_TRTLLM}2855"),
+        settings=(("", "settings.build.use_fp8_context_fmha=disable"),),
     ),
     Signature(
-        r"Version tag does not match|not compatible with this version of TensorRT, expecting library version",
-        FailureClass.INFEASIBLE,
+        "precision-on-gpu",
+        "gpu",
+        r"INT8/INT4 quantization is not supported on SM|[Bb]float16 is only supported on|(?:un|not )supported on pre-\w+|only supported on (?:Hopper|Blackwell|Ada|SM)",
+        _INFEASIBLE,
+        "this GPU, or this release on it, has no such precision: pipeline plan shows which ones it has",
+        ("INT8/INT4 quantization is not supported on SM>=100",),
+        ("tensorrt_llm/builder.py of 1.2.0", f"{_BACKEND}415"),
+    ),
+    Signature(
+        "gpu-not-supported",
+        "gpu",
+        r"Assertion failed: Unsupported [Aa]rch|no kernel image is available for execution"
+        r"|sm_\d+ is not compatible",
+        _INFEASIBLE,
+        "the release has no kernels for this GPU: TensorRT-LLM needs Ampere or newer, and Blackwell a release of 0.17 or "
+        "newer; pipeline doctor shows the GPU",
+        ("Assertion failed: Unsupported architecture", "no kernel image is available for execution on the device"),
+        (f"{_TRTLLM}1515", f"{_TRTLLM}199", f"{_TRTLLM}159", f"{_TRTLLM}484"),
+    ),
+    # ---- driver and CUDA
+    Signature(
+        "driver-too-old",
+        "driver",
+        r"CUDA driver version is insufficient|This container was built for NVIDIA Driver Release"
+        r"|forward compatibility was attempted on non supported HW|unsupported display driver / cuda driver combination"
+        r"|NVIDIA driver on your system is too old|PTX was compiled with an unsupported toolchain"
+        r"|Driver/library version mismatch",
+        _USER,
+        "the NVIDIA driver is older than what this image needs: a newer driver on the host, or the image of an older "
+        "release (docs/images.md)",
+        ("CUDA driver version is insufficient", "This container was built for NVIDIA Driver Release 535.86 or later"),
+        (f"{_TRTLLM}23", "https://github.com/NVIDIA/TensorRT/issues/1786"),
+    ),
+    Signature(
+        "no-gpu",
+        "driver",
+        r"no CUDA-capable device is detected|No CUDA GPUs are available|could not select device driver"
+        r"|unknown or invalid runtime name: nvidia|NVML Shared Library Not Found|NVMLError_(?:LibraryNotFound|DriverNotLoaded)"
+        r"|libcuda\.so\.1: cannot open shared object|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE",
+        _USER,
+        "no GPU is visible: docker run --gpus all, the NVIDIA container toolkit, and CUDA_VISIBLE_DEVICES; nvidia-smi must "
+        "work in this container",
+        ("no CUDA-capable device is detected", "No CUDA GPUs are available"),
+        ("CUDA runtime", "PyTorch", "docker"),
+    ),
+    Signature(
+        "fabric-manager",
+        "driver",
+        r"system not yet initialized|Error 802",
+        _USER,
+        "on machines with NVSwitch the fabric manager must run, in the driver's own version: systemctl status "
+        "nvidia-fabricmanager",
+        ("system not yet initialized",),
+        ("CUDA runtime, error 802",),
+    ),
+    Signature(
+        "torch-without-cuda",
+        "driver",
+        r"Torch not compiled with CUDA enabled",
+        _USER,
+        "this PyTorch was built for CPUs: use NVIDIA's image of the release (docs/images.md), or the wheels for its CUDA",
+        ("Torch not compiled with CUDA enabled",),
+        ("PyTorch",),
+    ),
+    # ---- one release for building and serving
+    Signature(
+        "tensorrt-version",
+        "release",
+        r"not compatible with this version of TensorRT, expecting library version (?P<here>[\d.]+) got (?P<built>[\d.]+)",
+        _INFEASIBLE,
+        f"the engine was built with TensorRT {{built}}, the server has {{here}}: {_IMAGE}",
+        ("not compatible with this version of TensorRT, expecting library version 9.2.0.5 got 9.3.0.1",),
+        (f"{_BACKEND}424", f"{_BACKEND}194"),
+    ),
+    Signature(
+        "engine-version",
+        "release",
+        r"Assertion failed: d == a \+ length|remaining_buffer_size|Version tag does not match|not compatible with this version of TensorRT|kSERIALIZATION_VERSION failed",
+        _INFEASIBLE,
+        f"the engine was built with another release of TensorRT than the server has: {_IMAGE}",
+        ("Version tag does not match", "Assertion failed: d == a + length"),
+        (f"{_BACKEND}531", f"{_BACKEND}299", f"{_BACKEND}190", f"{_TRTLLM}660", f"{_BACKEND}213", f"{_BACKEND}679"),
+    ),
+    Signature(
+        "engine-device",
+        "release",
+        r"generated on an incompatible device",
+        _INFEASIBLE,
         _REBUILD,
-    ),
-    Signature(r"generated on an incompatible device", FailureClass.INFEASIBLE, _REBUILD),
-    Signature(
-        r"mpiSize == tp \* pp|MPI size \d+ != TP size|worldSize is expected to be equal to tp ?\* ?pp",
-        FailureClass.INFEASIBLE,
-        "an engine runs with exactly tp * pp ranks: launch as many, or build for another tp and pp",
+        ("generated on an incompatible device",),
+        (f"{_TRTLLM}3031",),
     ),
     Signature(
-        r"maxTokensInPagedKvCache[^\n]*must be large enough",
-        FailureClass.OUT_OF_MEMORY,
+        "engine-config-key",
+        "release",
+        r"json\.exception\.out_of_range\.403\][^\n]{0,20}key '(?P<name>[^'\n]+)' not found|json\.exception\.type_error",
+        _INFEASIBLE,
+        f"the engine's config.json is of another release of TensorRT-LLM than the server (key {{name}}): {_IMAGE}",
+        ("[json.exception.out_of_range.403] key 'use_context_fmha_for_generation' not found",),
+        (f"{_TRTLLM}1803", f"{_SERVER}7362"),
+    ),
+    Signature(
+        "engine-tensor",
+        "release",
+        r"(?:[Ii]nput |[Oo]utput )?[Tt]ensor '?\w+'? not found|getIdx\(\) should not be used with entry"
+        r"|KeyError: '(?:builder_config|build_config|plugin_config|pretrained_config|architecture|producer|tensor_parallel)'",
+        _INFEASIBLE,
+        f"the engine is not what this program expects: built by another release, or without a feature that is used: {_IMAGE}",
+        ("Tensor 'context_lengths' not found", "KeyError: 'builder_config'"),
+        (f"{_TRTLLM}1661", "tensorrt_llm/runtime"),
+    ),
+    Signature(
+        "plugin-missing",
+        "release",
+        r"(?:getPluginCreator )?could not find plugin:? ?\w+|not found in Plugin Registry",
+        _INFEASIBLE,
+        f"TensorRT-LLM's plugins are not loaded, or of another release than the engine: {_IMAGE}",
+        ("getPluginCreator could not find plugin: Gemmtensorrt_llm version: 1",),
+        (f"{_TRTLLM}107", f"{_TRTLLM}1584", f"{_TRTLLM}452", f"{_TRTLLM}1199"),
+    ),
+    Signature(
+        "undefined-symbol",
+        "release",
+        r"undefined symbol: \w+",
+        _USER,
+        _ONE_RELEASE,
+        ("libth_common.so: undefined symbol: _ZN3c1021throwNullDataPtrErrorEv",),
+        (f"{_TRTLLM}808", f"{_TRTLLM}2380", f"{_TRTLLM}2180", f"{_BACKEND}618", f"{_TRTLLM}7665"),
+    ),
+    Signature(
+        "numpy-abi",
+        "release",
+        r"numpy\.core\.multiarray failed to import|compiled using NumPy 1\.x|numpy\.dtype size changed",
+        _USER,
+        "numpy is newer than what was compiled against it: pip install 'numpy<2' in that environment",
+        ("numpy.core.multiarray failed to import",),
+        ("numpy",),
+    ),
+    Signature(
+        "glibc",
+        "release",
+        r"version `GLIBC(?:XX)?_[\d.]+' not found",
+        _USER,
+        "the distribution is older than the packages: use NVIDIA's image of the release (docs/images.md)",
+        ("version `GLIBCXX_3.4.30' not found",),
+        ("the dynamic loader",),
+    ),
+    # ---- ranks and GPUs
+    Signature(
+        "ranks",
+        "ranks",
+        r"mpiSize == tp \* pp|MPI size \d+ != TP size|worldSize is expected to be equal to tp ?\* ?pp"
+        r"|Engine world size \([^)\n]*\) != Runtime world size",
+        _INFEASIBLE,
+        "an engine runs with exactly tp * pp ranks: launch as many, or build for another tp and pp (axes.parallel)",
+        (
+            "mpiSize == tp * pp",
+            "MPI size 1 != TP size",
+            "worldSize is expected to be equal to tp*pp",
+            "Engine world size (2 * 1) != Runtime world size (1)",
+        ),
+        (f"{_TRTLLM}1047", f"{_TRTLLM}1992", f"{_TRTLLM}2021", f"{_TRTLLM}753", f"{_TRTLLM}1796", f"{_TRTLLM}440"),
+    ),
+    Signature(
+        "too-few-gpus",
+        "ranks",
+        r"Only \d+ GPUs are available, but \d+ are required|Number of GPUs per node \d+ must be at least"
+        r"|invalid device ordinal|specifies invalid or unsupported gpu id",
+        _INFEASIBLE,
+        "the layout has more ranks than there are GPUs to see: a smaller tp and pp (axes.parallel), or more GPUs; look at "
+        "CUDA_VISIBLE_DEVICES and docker's --gpus",
+        ("Only 8 GPUs are available, but 16 are required", "Number of GPUs per node 1 must be at least as large as TP"),
+        (f"{_TRTLLM}2594", f"{_BACKEND}283"),
+    ),
+    Signature(
+        "heads-over-ranks",
+        "ranks",
+        r"(?:num_heads|num_attention_heads|num_kv_heads|attention heads|hidden_size|vocab_size)\b[^\n]{0,60}"
+        r"(?:divisible|divided|multiple of)|must be divisible by (?:the )?(?:tp|tensor)",
+        _INFEASIBLE,
+        "the model cannot be split over this many GPUs: another tp (axes.parallel)",
+        ("num_attention_heads must be divisible by tp_size",),
+        ("tensorrt_llm/models",),
+    ),
+    Signature(
+        "gpu-twice",
+        "ranks",
+        r"Duplicate GPU detected",
+        _USER,
+        "two ranks were given one GPU: every rank needs its own; look at CUDA_VISIBLE_DEVICES of the ranks",
+        ("Duplicate GPU detected",),
+        (f"{_TRTLLM}9263",),
+    ),
+    Signature(
+        "peer-access",
+        "ranks",
+        r"peer access is not supported|Can't enable access between nodes"
+        r"|cudaIpcOpenMemHandle",
+        _INFEASIBLE,
+        "these GPUs cannot reach each other's memory, as the custom all-reduce does",
+        ("peer access is not supported between these two devices",),
+        ("CUDA runtime", f"{_TRTLLM}2066"),
+        settings=(("", "settings.build.use_custom_all_reduce=disable"),),
+    ),
+    Signature(
+        "mpi-slots",
+        "ranks",
+        r"not enough slots available",
+        _USER,
+        "mpirun was given fewer slots than ranks: more CPUs for the container, or OMPI_MCA_rmaps_base_oversubscribe=1",
+        ("There are not enough slots available in the system to satisfy the 2 slots",),
+        (f"{_TRTLLM}5854",),
+    ),
+    Signature(
+        "mpi-root",
+        "ranks",
+        r"mpirun has detected an attempt to run as root",
+        _USER,
+        "mpirun refuses to run as root: set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        ("mpirun has detected an attempt to run as root",),
+        ("Open MPI",),
+    ),
+    Signature(
+        "mpi-setup",
+        "ranks",
+        r"opal_init failed|opal_\w+_select failed|orte_init failed|ompi_mpi_init[^\n]*fail"
+        r"|libopen-(?:rte|pal)\.so[^\n]*cannot open|libmpi\w*\.so[^\n]*cannot open|not built with SLURM's PMI support"
+        r"|PMI2?_Init failed|ORTE was unable to reliably start|\b(?:PRTE|ORTE|PMIX|OPAL) ERROR",
+        _USER,
+        "Open MPI and mpi4py do not fit each other, MPI's libraries are not on LD_LIBRARY_PATH, or Slurm starts ranks in a "
+        "way that this MPI does not know (srun --mpi=pmix)",
+        ("opal_init failed", "not built with SLURM's PMI support"),
+        (f"{_TRTLLM}1294", f"{_TRTLLM}2405", f"{_TRTLLM}2476"),
+    ),
+    Signature(
+        "mpi-error",
+        "ranks",
+        r"Failed: MPI error|\bMPI_ERR_\w+",
+        _BUG,
+        "MPI refused a call: as many ranks as the engine has, all started by one mpirun of the MPI that the image comes with; "
+        "the mapping in the engine's config.json (moe_tp_size, moe_ep_size) must fit tp and pp",
+        ("Assertion failed: Failed: MPI error",),
+        (f"{_TRTLLM}1826",),
+    ),
+    Signature(
+        "nccl-shared-memory",
+        "memory",
+        r"NCCL WARN[^\n]*(?:Error while creating shared memory segment|No space left on device)"
+        r"|not enough space for /dev/shm",
+        _USER,
+        "shared memory is full: make /dev/shm larger (docker run --shm-size=16g, or --ipc=host)",
+        ("there is not enough space for /dev/shm/vader_segment",),
+        (f"{_TRTLLM}1021",),
+    ),
+    Signature(
+        "nccl",
+        "ranks",
+        r"NCCL error(?![^\n]*(?:remote process exited|out of memory))|nccl(?:Internal|System|UnhandledCuda|InvalidUsage)\w*Error"
+        r"|NCCL WARN(?![^\n]*out of memory)",
+        _BUG,
+        "the GPUs could not talk to each other: NCCL_DEBUG=INFO names why; often too small a /dev/shm, GPUs without peer "
+        "access (NCCL_P2P_DISABLE=1), or two releases of NCCL",
+        ("NCCL error allreducePlugin.cpp:295 'internal error'",),
+        (f"{_TRTLLM}213", f"{_TRTLLM}1131", f"{_BACKEND}103"),
+        Weight.GENERAL,
+    ),
+    # ---- the Triton repository
+    Signature(
+        "placeholder",
+        "repository",
+        r"Error parsing text-format inference\.ModelConfig:[^\n]*got: \$|backend library for backend '\$\{",
+        _USER,
+        "a placeholder of the templates was not filled: pipeline repository lint FOLDER names it, and pipeline repository "
+        "fill writes all of them",
+        ("Error parsing text-format inference.ModelConfig: 29:17: Expected integer, got: $",),
+        (f"{_SERVER}8592", f"{_BACKEND}501", f"{_BACKEND}250", f"{_TRTLLM}2758", f"{_TRTLLM}1995"),
+    ),
+    Signature(
+        "config-syntax",
+        "repository",
+        r"Error parsing text-format inference\.ModelConfig|failed to read text proto",
+        _USER,
+        "a config.pbtxt cannot be read; the line names its place: pipeline repository lint FOLDER says more",
+        ("Error parsing text-format inference.ModelConfig",),
+        (f"{_BACKEND}210", f"{_BACKEND}393", "https://github.com/triton-inference-server/server"),
+    ),
+    Signature(
+        "backend-missing",
+        "repository",
+        r"unable to find backend library for backend '(?P<name>\w+)'|unable to find '[\w./]+' for model '|unable to load shared library: [^\n]*backends/\w+/",
+        _USER,
+        "this Triton has no such backend: use the image whose tag ends in -trtllm-python-py3 (docs/images.md)",
+        ("unable to find backend library for backend 'tensorrtllm'",),
+        (f"{_SERVER}7950", f"{_BACKEND}66"),
+    ),
+    Signature(
+        "engine-folder",
+        "repository",
+        r"json\.exception\.parse_error\.101\] parse error at line 1, column 1|Error opening engine file"
+        r"|Both encoder and decoder model paths are empty",
+        _USER,
+        "gpt_model_path does not name the engine's folder (config.json and rank*.engine): pipeline repository lint FOLDER "
+        "says what it names",
+        (
+            "[json.exception.parse_error.101] parse error at line 1, column 1",
+            "Both encoder and decoder model paths are empty",
+        ),
+        (f"{_BACKEND}61", f"{_BACKEND}207", f"{_TRTLLM}2440"),
+    ),
+    Signature(
+        "engine-features",
+        "options",
+        r"requires GPT attention plugin with packed input and paged KV cache",
+        _USER,
+        "the engine was built without what in-flight batching needs: build it with gpt_attention_plugin, "
+        "remove_input_padding and paged KV cache",
+        ("requires GPT attention plugin with packed input and paged KV cache",),
+        (f"{_BACKEND}91",),
+        settings=(("", "settings.build.kv_cache_type=paged"),),
+    ),
+    Signature(
+        "paged-context-fmha",
+        "options",
+        r"KV cache (?:block )?reuse is set, model has to be built with paged context FMHA"
+        r"|[Cc]hunked context[^\n]{0,60}paged (?:context|KV)",
+        _USER,
+        "reuse of the KV cache and chunked context need an engine with paged context attention",
+        ("When KV cache block reuse is set, model has to be built with paged context FMHA support",),
+        (f"{_BACKEND}271", f"{_BACKEND}251"),
+        settings=(("", "settings.build.use_paged_context_fmha=enable"),),
+    ),
+    Signature(
+        "no-version",
+        "repository",
+        r"at least one version must be available under the version policy",
+        _USER,
+        "a model's folder has no version: it needs a folder called 1, also an empty one",
+        ("at least one version must be available under the version policy",),
+        ("Triton",),
+    ),
+    Signature(
+        "tensor-names",
+        "repository",
+        r"unexpected inference (?:input|output) '[^'\n]*' for model|unexpected shape for input '",
+        _USER,
+        "the request has another tensor than the model's config.pbtxt: pipeline repository lint FOLDER compares the models",
+        ("unexpected inference input 'x' for model",),
+        ("Triton",),
+    ),
+    Signature(
+        "unknown-model",
+        "repository",
+        r"Request for unknown model: '",
+        _USER,
+        "the server has no model of this name, or it did not load: the server's log says which models are ready",
+        ("Request for unknown model: 'ensemble' is not found",),
+        (f"{_BACKEND}393", "Triton"),
+    ),
+    Signature(
+        "ensemble-tensors",
+        "repository",
+        r"inconsistent (?:data ?type|shape)",
+        _USER,
+        "the models of the ensemble do not fit together: pipeline repository lint FOLDER says where",
+        ("inconsistent data type",),
+        ("Triton",),
+    ),
+    Signature(
+        "decoupled",
+        "repository",
+        r"doesn't support models with decoupled transaction policy",
+        _USER,
+        "a decoupled model answers over gRPC streams and generate_stream alone",
+        ("ModelInfer RPC doesn't support models with decoupled transaction policy",),
+        ("Triton",),
+    ),
+    # ---- limits that show at the first request
+    Signature(
+        "beam-width",
+        "limits",
+        r"samplingConfig\.beamWidth <= maxBeamWidth|Request with beam width (?P<beams>\d+) differs from the max beam width"
+        r"|Request beam width \d+ is not equal to max_beam_width|Streaming mode is only supported with beam width of 1"
+        r"|name batch_size_beam_width must be equal",
+        _USER,
+        "engine, repository and request must have one beam width (1 with streaming): settings.build.max_beam_width and "
+        "settings.repository.max_beam_width",
+        (
+            "Assertion failed: samplingConfig.beamWidth <= maxBeamWidth",
+            "Request with beam width 4 differs from the max beam width 12",
+            "Streaming mode is only supported with beam width of 1",
+        ),
+        (f"{_BACKEND}115", f"{_BACKEND}154", f"{_BACKEND}140", f"{_TRTLLM}1282", f"{_TRTLLM}7368", f"{_TRTLLM}1784"),
+    ),
+    Signature(
+        "lora",
+        "options",
+        r"[Ll][Oo][Rr][Aa][^\n]{0,80}(?:not found in cache|not enabled|plugin|not supported|exceeds|is required|must be)",
+        _USER,
+        "LoRA: the engine needs lora_plugin and a max_lora_rank not below the adapter's, and the first request with an "
+        "adapter has to bring its weights",
+        ("LoRA task 0 not found in cache. Please send LoRA weights with request",),
+        ("tensorrt_llm/batch_manager/peftCacheManager.cpp",),
+    ),
+    Signature(
+        "speculative",
+        "options",
+        r"(?:Assertion failed|Error): [^\n]*(?:[Dd]raft tokens|[Ss]peculative decoding|[Ll]ookahead|[Mm]edusa|[Ee]agle|mTokens\.empty)",
+        _INFEASIBLE,
+        "speculative decoding: the engine must be built for it (speculative_decoding_mode, max_draft_len), requests bring what "
+        "its kind asks for, and not every GPU and release has its kernels",
+        ("Assertion failed: No available XQA kernels are found for speculative decoding mode",),
+        (f"{_TRTLLM}2879", f"{_TRTLLM}6158", f"{_BACKEND}473", f"{_TRTLLM}2816", f"{_TRTLLM}2684"),
+    ),
+    Signature(
+        "cross-kv-cache",
+        "options",
+        r"crossKvCacheFraction",
+        _USER,
+        "cross_kv_cache_fraction is for models with an encoder, which need it, and for no other",
+        ("Do not set crossKvCacheFraction for decoder-only model",),
+        (f"{_TRTLLM}2814",),
+        settings=(("", "settings.repository.cross_kv_cache_fraction=null"),),
+    ),
+    Signature(
+        "max-num-tokens",
+        "limits",
+        r"should not exceed max_num_tokens(?: \((?P<limit>\d+)\))?",
+        _USER,
+        "a prompt is longer than one pass over the requests takes ({limit} tokens): a larger max_num_tokens, or "
+        "enable_chunked_context",
+        ("The sum of prompt length (9000.0), query length (0) should not exceed max_num_tokens (8192)",),
+        (f"{_TRTLLM}2702", "tensorrt_llm/llmapi/llm.py"),
+        settings=(("", "settings.repository.enable_chunked_context=true"),),
+    ),
+    Signature(
+        "prompt-too-long",
+        "limits",
+        r"Prompt length \(\d+\) exceeds maximum (?:input|sequence) length|max_context_len <= mMaxContextLength"
+        r"|Assertion failed: [^\n]*(?:maxInputLen|max_input_len|maxSeqLen|maxSequenceLen|max_seq_len)"
+        r"|default_max_tokens \([^)\n]*\) (?:should|must) be greater than 0"
+        r"|(?:input|prompt)[^\n]{0,60}(?:larger|longer|exceeds?|greater)[^\n]{0,30}max_(?:seq|input)_len",
+        _USER,
+        _LENGTHS,
+        ("Prompt length (5056) exceeds maximum sequence length (2048)",),
+        (f"{_BACKEND}565", f"{_BACKEND}141", f"{_TRTLLM}600", f"{_TRTLLM}4641"),
+    ),
+    Signature(
+        "engine-shape",
+        "limits",
+        r"does not satisfy any optimization profile|engine supports \[min, opt, max\]"
+        r"|Static dimension mismatch while setting input shape",
+        _USER,
+        "a request is larger than what the engine was built for: max_batch_size, lengths or beam width of the matrix",
+        ("Runtime dimension does not satisfy any optimization profile",),
+        (f"{_TRTLLM}214", f"{_TRTLLM}272", f"{_TRTLLM}265"),
+    ),
+    Signature(
+        "batch-too-large",
+        "limits",
+        r"inference request batch-size must be <=",
+        _USER,
+        "a request has a larger batch than the engine or the model's max_batch_size: axes.max_batch_size",
+        ("inference request batch-size must be <= 4",),
+        ("Triton",),
+    ),
+    # ---- memory
+    Signature(
+        "kv-cache-one-sequence",
+        "memory",
+        r"maxTokensInPagedKvCache[^\n]*must be large enough|Impossible to fit in any sequence in kvCache",
+        _MEMORY,
         "the KV cache does not hold one sequence: build with a smaller max_seq_len, or give the cache more "
         "(kv_cache_free_gpu_mem_fraction, max_tokens_in_paged_kv_cache), or free GPU memory that others use",
+        ("maxTokensInPagedKvCache (64) must be large enough",),
+        (f"{_BACKEND}168", f"{_BACKEND}366", f"{_TRTLLM}494", f"{_TRTLLM}542", f"{_BACKEND}59"),
+        settings=(("", "settings.repository.kv_cache_free_gpu_mem_fraction=0.95"),),
     ),
     Signature(
-        r"ro(?:tary|pe)_scaling[\s\S]{0,400}KeyError: 'type'|`rope_scaling` must be a dictionary with two fields",
-        FailureClass.INFEASIBLE,
-        "the model's config.json is younger than the installed release: install a newer one",
+        "kv-cache-blocks",
+        "memory",
+        r"[Nn]o free blocks left|Can't allocate new blocks",
+        _MEMORY,
+        "the KV cache is full: fewer requests at a time, or a larger cache (kv_cache_free_gpu_mem_fraction)",
+        ("Can't allocate new blocks. No free blocks left.",),
+        ("tensorrt_llm/batch_manager/kvCacheManager.cpp",),
+        settings=(("", "settings.repository.batch_scheduler_policy=guaranteed_no_evict"),),
     ),
     Signature(
-        r"GatedRepoError|Cannot access gated repo",
-        FailureClass.USER,
-        "accept the model's licence on its page, then set HF_TOKEN",
+        "executor-memory",
+        "memory",
+        r"Executor creation failed due to insufficient GPU memory",
+        _MEMORY,
+        "the server's parts do not fit into GPU memory together: a smaller share for the KV cache, or fewer tokens in a pass",
+        ("Executor creation failed due to insufficient GPU memory",),
+        (f"{_TRTLLM}5872",),
+        settings=(("", "settings.repository.kv_cache_free_gpu_mem_fraction=0.7"),),
     ),
     Signature(
-        r"HeaderTooLarge|invalid load key, 'v'|^version https://git-lfs",
-        FailureClass.USER,
-        "a file of the model is a git-lfs pointer, not weights: download the model again",
-    ),
-    Signature(
-        r"Invalid HF URI|cnn_dailymail[\s\S]{0,400}(?:ConnectionError|DatasetNotFoundError|doesn't exist on the Hub)"
-        r"|(?:ConnectionError|DatasetNotFoundError|Couldn't (?:reach|find))[^\n]{0,200}cnn_dailymail",
-        FailureClass.USER,
-        "the default calibration set cannot be fetched: let this machine reach the Hub once; TensorRT-LLM up to 0.9 takes "
-        "no other, since 0.10 settings.quantize.calibration names it",
-    ),
-    Signature(
-        r"(?:can't open file|No such file or directory:) '?[^\n']*\bexamples/",
-        FailureClass.USER,
-        "mount the examples of the installed release; other releases have them in other places",
-    ),
-    Signature(
-        r"Tokenizer class \S+ does not exist",
-        FailureClass.USER,
-        "the tokenizer needs a newer transformers package, or the model's own code (trust_remote_code)",
-    ),
-    Signature(
-        r"opal_init failed|opal_\w+_select failed|orte_init failed|ompi_mpi_init[^\n]*fail|libopen-(?:rte|pal)\.so[^\n]*cannot open",
-        FailureClass.USER,
-        "Open MPI and mpi4py do not fit each other, or MPI's libraries are not on LD_LIBRARY_PATH",
-    ),
-    Signature(
-        r"Socket '[^'\n]+' already in use|[Aa]ddress already in use|failed to start \w+ service",
-        FailureClass.TRANSIENT,
-        "another program has the port: end it, or choose port 0 for a free one",
-    ),
-    Signature(
-        r"tritonserver process\(es\) already found with PID",
-        FailureClass.TRANSIENT,
-        "end the server that runs already",
-    ),
-    Signature(
-        r"boost::interprocess::lock_exception",
-        FailureClass.TRANSIENT,
-        "Triton's Python backend lost a race over its shared memory; where it comes back, make /dev/shm larger",
-    ),
-    Signature(
-        r"Unable to (?:create|initialize) shared memory",
-        FailureClass.USER,
-        "shared memory is full: make /dev/shm larger (docker run --shm-size=2g)",
-    ),
-    Signature(r"No space left on device", FailureClass.USER, "free some space on the disk"),
-    Signature(
-        r"can't start new thread|pthread_create[^\n]{0,40}(?:failed|Resource temporarily unavailable)"
-        r"|\bfork\b[^\n]{0,40}Resource temporarily unavailable",
-        FailureClass.USER,
-        "the limit on processes and threads is reached: raise it (ulimit -u, or docker run --pids-limit)",
-    ),
-    Signature(
+        "build-memory",
+        "memory",
         r"Error Code \d+: OutOfMemory|\bOutOfMemory \(|Requested amount of GPU memory[^\n]*could not be allocated",
-        FailureClass.OUT_OF_MEMORY,
+        _MEMORY,
         "a smaller max_num_tokens, max_batch_size or max_seq_len needs less memory",
+        ("Error Code 2: OutOfMemory", "Requested amount of GPU memory (8 bytes) could not be allocated"),
+        (f"{_TRTLLM}346", f"{_TRTLLM}1543", f"{_TRTLLM}2451"),
+        Weight.GENERAL,
+        _LESS_MEMORY,
     ),
     Signature(
+        "gpu-memory",
+        "memory",
         r"OutOfMemoryError:|CUDA out of memory|CUDA (?:runtime )?error[^\n]*out of memory"
-        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
-        FailureClass.OUT_OF_MEMORY,
-        "GPU memory ran out: fewer workers or load_model_on_cpu to convert; smaller max_batch_size or max_seq_len to serve",
+        r"|Cuda failure[^\n]*out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+        _MEMORY,
+        "GPU memory ran out: fewer workers or load_model_on_cpu to convert; smaller max_batch_size or max_seq_len to serve; "
+        "nvidia-smi shows who else uses the GPU",
+        ("CUDA out of memory", "cudaErrorMemoryAllocation"),
+        (f"{_TRTLLM}1221", f"{_TRTLLM}1304", f"{_TRTLLM}401", f"{_TRTLLM}1670"),
+        Weight.GENERAL,
+        _LESS_MEMORY,
     ),
     KILLED,
     Signature(
+        "shared-memory",
+        "memory",
+        r"Unable to (?:create|initialize) shared memory|[Ff]ailed to (?:create|increase)[^\n]{0,30}shared memory",
+        _USER,
+        "shared memory is full: make /dev/shm larger (docker run --shm-size=2g)",
+        ("Unable to create shared memory", "Unable to initialize shared memory"),
+        ("Triton's Python backend",),
+    ),
+    Signature(
+        "shared-memory-lock",
+        "memory",
+        r"boost::interprocess::lock_exception",
+        _TRANSIENT,
+        "Triton's Python backend lost a race over its shared memory; where it comes back, make /dev/shm larger",
+        ("boost::interprocess::lock_exception",),
+        ("Triton's Python backend",),
+    ),
+    Signature(
+        "host-memory",
+        "memory",
         r"\bbad_alloc\b|[Cc]annot allocate memory|\bMemoryError\b|failed to allocate (?!pinned)|(?:: |ran )out of memory",
-        FailureClass.OUT_OF_MEMORY,
+        _MEMORY,
         "a smaller max_batch_size or max_seq_len needs less memory",
+        ("bad_alloc", "MemoryError"),
+        ("the C++ and Python runtimes",),
+        Weight.GENERAL,
+    ),
+    # ---- the model and its files
+    Signature(
+        "model-not-supported",
+        "model",
+        r"Unknown architecture for AutoModelForCausalLM: (?P<name>\w+)|model architecture \w+ is not supported in TRT-LLM"
+        r"|Unsupported model architecture: \w+|Transformers does not recognize this architecture"
+        r"|unknown model architecture: '|[Uu]nsupported model[_ ]type"
+        r"|CONFIG_MAPPING\[[\s\S]{0,400}KeyError: '\w+'",
+        _INFEASIBLE,
+        _NEWER,
+        (
+            "ValueError: Unknown architecture for AutoModelForCausalLM: Qwen3ForCausalLM",
+            "model architecture DeepseekV3ForCausalLM is not supported in TRT-LLM yet",
+            "RuntimeError: Unsupported model architecture: LlamaForCausalLM",
+        ),
+        (f"{_TRTLLM}2845", f"{_TRTLLM}7706", f"{_TRTLLM}5395", f"{_TRTLLM}5510", f"{_TRTLLM}1026"),
     ),
     Signature(
+        "rope-scaling",
+        "model",
+        r"ro(?:tary|pe)_scaling[\s\S]{0,400}KeyError: 'type'|`rope_scaling` must be a dictionary with two fields",
+        _INFEASIBLE,
+        "the model's config.json is younger than the installed release: install a newer one",
+        ("rope_scaling ... KeyError: 'type'",),
+        (f"{_TRTLLM}2052", f"{_TRTLLM}2105"),
+    ),
+    Signature(
+        "weights-shape",
+        "model",
+        r"not the same shape as the original|size mismatch for \S+: copying a param"
+        r"|Number of bytes for rows and cols must be a multiple",
+        _INFEASIBLE,
+        "the checkpoint is not what the builder expects: converted by another release, for another tp, or a form of weights "
+        "that it does not read; convert it again with this release",
+        ("The value updated is not the same shape as the original",),
+        (f"{_TRTLLM}2014", f"{_TRTLLM}894"),
+    ),
+    Signature(
+        "weights-missing",
+        "model",
+        r"Required but not provided tensors|tensor names are different from those expected|KeyError: '(?:model|transformer|lm_head|language_model)\.[\w.]+'"
+        r"|SafetensorError: File does not contain tensor",
+        _INFEASIBLE,
+        "the checkpoint lacks weights that the builder asks for: another release or precision made it, or the release does "
+        "not know this variant of the model",
+        ("Required but not provided tensors",),
+        (f"{_TRTLLM}6680", f"{_TRTLLM}1109"),
+    ),
+    Signature(
+        "tokenizer-class",
+        "model",
+        r"Tokenizer class \S+ does not exist|data did not match any variant of untagged enum"
+        r"|Couldn't instantiate the backend tokenizer",
+        _USER,
+        "the tokenizer needs a newer transformers package, or the model's own code (trust_remote_code)",
+        ("Tokenizer class QWenTokenizer does not exist", "data did not match any variant of untagged enum"),
+        (f"{_BACKEND}62",),
+    ),
+    Signature(
+        "remote-code",
+        "model",
+        r"requires you to execute the (?:\w+ )?\w+ file in that repo|contains custom code which must be executed"
+        r"|set the option `?trust_remote_code=True",
+        _USER,
+        "the model has Python code of its own: read it, then let it be fetched and run",
+        ("contains custom code which must be executed",),
+        ("transformers",),
+        settings=(("", "settings.download.trust_remote_code=true"),),
+    ),
+    Signature(
+        "model-file-missing",
+        "model",
+        r"does not appear to have a file named \S+|Error no file named \S+ found in directory",
+        _USER,
+        "the model's folder lacks a file: download it whole; the file is named in the message",
+        ("does not appear to have a file named configuration_phi3.py",),
+        ("transformers",),
+    ),
+    Signature(
+        "model-name",
+        "model",
+        r"HFValidationError|Repo id must (?:be in the form|use alphanumeric)|is not a valid model identifier"
+        r"|Incorrect path_or_model_id|RepositoryNotFoundError",
+        _USER,
+        "this is neither a folder nor a model of the hub: a path that does not exist here is taken for a name. Look at "
+        "tokenizer_dir and the model's path, also whether it is mounted",
+        ("HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name'",),
+        (f"{_BACKEND}109", "https://github.com/yao8839836/kg-llm/issues/1"),
+    ),
+    Signature(
+        "model-config",
+        "model",
+        r"Unrecognized model in \S+ Should have a `model_type`",
+        _USER,
+        "the folder is no Hugging Face model (its config.json has no model_type): a converted checkpoint or an engine folder is "
+        "something else",
+        ("Unrecognized model in /ckpt. Should have a `model_type` key in its config.json",),
+        (f"{_TRTLLM}10735",),
+    ),
+    Signature(
+        "gated",
+        "hub",
+        r"GatedRepoError|Cannot access gated repo",
+        _USER,
+        "accept the model's licence on its page, then set HF_TOKEN",
+        ("Cannot access gated repo",),
+        ("huggingface_hub",),
+    ),
+    Signature(
+        "git-lfs",
+        "model",
+        r"HeaderTooLarge|invalid load key, 'v'|^version https://git-lfs|using Git LFS",
+        _USER,
+        "a file of the model is a git-lfs pointer, not weights: download the model again",
+        ("HeaderTooLarge", "version https://git-lfs"),
+        (f"{_TRTLLM}2052", f"{_SERVER}7382"),
+    ),
+    Signature(
+        "damaged-weights",
+        "model",
+        r"MetadataIncompleteBuffer|InvalidHeaderDeserialization|PytorchStreamReader failed"
+        r"|Unable to load weights from pytorch checkpoint file|Error while deserializing header",
+        _USER,
+        "a file of the model is damaged or not whole: download it again",
+        ("Error while deserializing header: MetadataIncompleteBuffer",),
+        (f"{_TRTLLM}793",),
+    ),
+    Signature(
+        "calibration-data",
+        "hub",
+        r"Invalid HF URI|cnn_dailymail[\s\S]{0,400}(?:ConnectionError|DatasetNotFoundError|doesn't exist on the Hub)"
+        r"|(?:ConnectionError|DatasetNotFoundError|Couldn't (?:reach|find))[^\n]{0,200}cnn_dailymail",
+        _USER,
+        "the default calibration set cannot be fetched: let this machine reach the Hub once; TensorRT-LLM up to 0.9 takes "
+        "no other, since 0.10 settings.quantize.calibration names it",
+        ("Couldn't reach 'cnn_dailymail'",),
+        (f"{_TRTLLM}1472",),
+    ),
+    Signature(
+        "hub-unreachable",
+        "hub",
+        r"We couldn't connect to 'https?://|LocalEntryNotFoundError|Temporary failure in name resolution"
+        r"|Max retries exceeded with url|OfflineModeIsEnabled|outgoing traffic has been disabled",
+        _USER,
+        "the hub cannot be reached from here, and a program asks for a file that the model's folder lacks: a proxy "
+        "(HTTPS_PROXY), or a folder that has all files",
+        ("We couldn't connect to 'https://huggingface.co'",),
+        ("transformers and huggingface_hub",),
+    ),
+    Signature(
+        "examples-missing",
+        "model",
+        r"(?:can't open file|No such file or directory:) '?[^\n']*\bexamples/",
+        _USER,
+        "mount the examples of the installed release; other releases have them in other places",
+        ("can't open file '/app/examples/",),
+        ("TensorRT-LLM's source tree",),
+    ),
+    # ---- the machine
+    Signature(
+        "port",
+        "machine",
+        r"Socket '[^'\n]+' already in use|[Aa]ddress already in use|failed to start \w+ service",
+        _TRANSIENT,
+        "another program has the port: end it, or choose port 0 for a free one",
+        ("Address already in use", "failed to start HTTP service"),
+        (f"{_BACKEND}243", f"{_BACKEND}275", f"{_BACKEND}524"),
+    ),
+    Signature(
+        "server-running",
+        "machine",
+        r"tritonserver process\(es\) already found with PID",
+        _TRANSIENT,
+        "end the server that runs already",
+        ("tritonserver process(es) already found with PID",),
+        ("TensorRT-LLM's launch_triton_server.py",),
+    ),
+    Signature(
+        "disk-full",
+        "machine",
+        r"No space left on device|Disk quota exceeded",
+        _USER,
+        "free some space on the disk",
+        ("No space left on device", "Disk quota exceeded"),
+        ("the operating system",),
+    ),
+    Signature(
+        "processes",
+        "machine",
+        r"can't start new thread|pthread_create[^\n]{0,40}(?:failed|Resource temporarily unavailable)"
+        r"|\bfork\b[^\n]{0,40}Resource temporarily unavailable",
+        _USER,
+        "the limit on processes and threads is reached: raise it (ulimit -u, or docker run --pids-limit)",
+        ("can't start new thread",),
+        ("the operating system",),
+    ),
+    Signature(
+        "open-files",
+        "machine",
+        r"Too many open files",
+        _USER,
+        "the limit on open files is reached: raise it (ulimit -n, or docker run --ulimit nofile=65536)",
+        ("Too many open files",),
+        ("the operating system",),
+    ),
+    Signature(
+        "program-missing",
+        "machine",
+        r": command not found$|^(?:[\w/.-]*sh: )?(?:\d+: |line \d+: )?[\w.-]+: not found$"
+        r"|executable file not found in \$PATH|FileNotFoundError: [^\n]*'(?:trtllm-\w+|mpirun|tritonserver|nvidia-smi)'",
+        _USER,
+        "a program is not installed here, or not on PATH: pipeline doctor shows what was found where",
+        ("trtllm-build: command not found",),
+        (f"{_TRTLLM}1207",),
+    ),
+    Signature(
+        "cpu-instructions",
+        "machine",
+        r"Illegal instruction",
+        _USER,
+        "the CPU, or the virtual machine's view of it, lacks instructions that the program was compiled for, such as AVX",
+        ("Illegal instruction",),
+        ("the operating system",),
+    ),
+    # ---- said where nothing more particular is
+    Signature(
+        "engine-file",
+        "release",
         r"[Ff]ailed to deserialize cuda engine",
-        FailureClass.USER,
+        _USER,
         f"a rank's file is incomplete or of another release: {_REBUILD}",
+        ("Failed to deserialize cuda engine",),
+        (f"{_TRTLLM}1038", f"{_BACKEND}235"),
+        Weight.GENERAL,
     ),
     Signature(
-        r"error while loading shared libraries",
-        FailureClass.USER,
-        "install the library that is named, or put its folder on LD_LIBRARY_PATH",
+        "python-module",
+        "release",
+        r"ModuleNotFoundError: No module named '(?P<name>[\w.]+)'|ImportError: cannot import name '\w+' from '[\w.]+'"
+        r"|requires the following packages that were not found in your environment|ImportError: [^\n]* requires the \S+ library",
+        _USER,
+        "a Python package is missing or of another release than the script expects: use NVIDIA's image of one release "
+        "(docs/images.md) and the requirements of its own examples",
+        ("ModuleNotFoundError: No module named 'tensorrt'",),
+        (f"{_TRTLLM}1839", f"{_BACKEND}297"),
+        Weight.GENERAL,
     ),
+    Signature(
+        "shared-library",
+        "release",
+        r"error while loading shared libraries|DLL load failed|FileNotFoundError: Could not find: [\w.-]+\.(?:dll|so)|cannot open shared object file(?![^\n]*\(ignored\))",
+        _USER,
+        "install the library that is named, or put its folder on LD_LIBRARY_PATH",
+        ("error while loading shared libraries", "cannot open shared object file"),
+        (f"{_TRTLLM}6102", f"{_TRTLLM}877", f"{_TRTLLM}1656"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "permission",
+        "machine",
+        r"PermissionError: \[Errno 13\]|: Permission denied",
+        _USER,
+        "this user may not read or write the file that is named",
+        ("PermissionError: [Errno 13] Permission denied",),
+        ("the operating system",),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "gpu-fault",
+        "gpu",
+        r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+        r"|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_SUPPORTED|INTERNAL_ERROR|NOT_INITIALIZED|INVALID_VALUE)"
+        r"|[Ff]ailed to run cutlass|Error occurred when running GEMM"
+        r"|CUDA (?:runtime )?error(?![^\n]*out of memory)(?![^\n]*(?:driver|device))[^\n]*: ",
+        _BUG,
+        "a kernel failed on the GPU: CUDA_LAUNCH_BLOCKING=1 shows which; another release, or without the feature that was "
+        "added last",
+        ("an illegal memory access was encountered",),
+        ("https://github.com/NVIDIA/TensorRT-LLM/pull/3979", f"{_TRTLLM}456", f"{_TRTLLM}5389"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "builder-tactics",
+        "gpu",
+        r"[Cc]ould not find any implementation for node",
+        _INFEASIBLE,
+        "TensorRT has no kernel for a layer on this GPU within the memory it may use: free GPU memory, smaller limits, or "
+        "another release",
+        ("Could not find any implementation for node",),
+        ("TensorRT",),
+        Weight.GENERAL,
+        _LESS_MEMORY,
+    ),
+    Signature(
+        "network-invalid",
+        "options",
+        r"\[network\.cpp::\w+::\d+\] Error Code \d+: |Network validation failed|Error Code 4: (?:Internal Error|API Usage)"
+        r"|could not find any supported formats",
+        _INFEASIBLE,
+        "TensorRT refuses the network that was made of these options: types of plugins and weights must fit together "
+        "(gemm_plugin and gpt_attention_plugin auto, or the checkpoint's dtype)",
+        ("[network.cpp::validate::3516] Error Code 4: Internal Error",),
+        (f"{_TRTLLM}1273", f"{_TRTLLM}1077"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "release-mismatch",
+        "release",
+        r"TypeError: [\w.]+\(\) got an unexpected keyword argument '\w+'|AttributeError: module '[\w.]+' has no attribute '\w+'"
+        r"|AttributeError: '\w*Config' object has no attribute '\w+'",
+        _USER,
+        "a script and a package, or a model and a package, are of different releases: scripts of the very release that is "
+        "installed, and the transformers package that it names",
+        ("TypeError: __init__() got an unexpected keyword argument 'use_cache'",),
+        (f"{_TRTLLM}2471", "https://docs.python.org/3/library/exceptions.html"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "packages",
+        "release",
+        r"No matching distribution found for|Could not find a version that satisfies the requirement|ResolutionImpossible"
+        r"|requires a different Python|metadata-generation-failed|error: subprocess-exited-with-error",
+        _USER,
+        "pip found no package for this Python, platform and index: TensorRT-LLM's wheels need --extra-index-url "
+        "https://pypi.nvidia.com and the Python that the release names",
+        ("No matching distribution found for tensorrt",),
+        ("pip", f"{_TRTLLM}2050", f"{_TRTLLM}777"),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "stub-died",
+        "repository",
+        r"Stub process '?[^\n]{0,60}is not healthy|[Tt]imed out occurred while waiting for the stub process",
+        _BUG,
+        "the process of a Python model died or did not start in time: its own lines stand before; often memory or /dev/shm",
+        ("Stub process 'preprocessing_0_0' is not healthy.",),
+        ("Triton's Python backend",),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "not-supported",
+        "options",
+        r"^(?:\S+: )*(?:AssertionError|NotImplementedError|ValueError|RuntimeError): [^\n]*"
+        r"(?:not (?:yet )?(?:supported|implemented|available)|[Uu]nsupported|doesn't support|does not support|only supports?)"
+        r"|Assertion failed: [^\n]*(?:not (?:yet )?supported|[Uu]nsupported|only supports?)",
+        _INFEASIBLE,
+        "this release refuses the combination that the line names: take it out of the matrix, or another release",
+        ("NotImplementedError: Quantization mode w4a8 is not supported",),
+        (f"{_TRTLLM}5395",),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "file-missing",
+        "machine",
+        r"FileNotFoundError: |NotADirectoryError: |No such file or directory(?![^\n]*\(ignored\))",
+        _USER,
+        "the file or folder that is named does not exist here: look at the path, and whether it is mounted",
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'config.json'",),
+        ("the operating system",),
+        Weight.GENERAL,
+    ),
+    Signature(
+        "crash",
+        "machine",
+        r"Segmentation fault|exited on signal (?:8|11)\b|Signal \((?:8|11)\) received|Signal: (?:Bus error|Floating point exception)"
+        r"|Signal code: (?:Address not mapped|Invalid permissions)",
+        _BUG,
+        "a program crashed without a word: its core or a backtrace may tell; often libraries of two releases",
+        ("Segmentation fault (core dumped)", "Signal (11) received.", "Signal: Floating point exception (8)"),
+        (f"{_BACKEND}250", f"{_BACKEND}371", f"{_TRTLLM}1645"),
+        Weight.GENERAL,
+    ),
+    # ---- symptoms
     PYTHON_STUB,
+    Signature(
+        "ensemble",
+        "repository",
+        r"which has no loaded version|failed to load all models",
+        _BUG,
+        "a model that the ensemble needs did not load: the lines before say why",
+        ("ensemble 'ensemble' depends on 'tensorrt_llm' which has no loaded version",),
+        (f"{_BACKEND}568", f"{_TRTLLM}1995"),
+        Weight.SYMPTOM,
+    ),
+    Signature(
+        "rank-ended",
+        "ranks",
+        r"MPI_ABORT was invoked|mpirun (?:noticed|detected) that|Primary job\s+terminated normally"
+        r"|remote process exited or there was a network error",
+        _BUG,
+        "a rank ended, and the others with it: its own lines say why",
+        ("MPI_ABORT was invoked on rank 0", "Primary job  terminated normally, but 1 process returned"),
+        (f"{_TRTLLM}213", f"{_TRTLLM}753"),
+        Weight.SYMPTOM,
+    ),
 )
-
-_COMPILED: Final = tuple((re.compile(each.pattern, re.MULTILINE), each) for each in SIGNATURES)
-
-
-def classify(log_tail: str) -> Signature | None:
-    """The first signature of the table whose words are in `log_tail`; None where there is none."""
-    return next((signature for pattern, signature in _COMPILED if pattern.search(log_tail)), None)
-
-
-def words(signature: Signature, log_tail: str) -> str:
-    """The line of `log_tail` that the words of its `signature` end on: the last line of a log is often another."""
-    found = re.search(signature.pattern, log_tail, re.MULTILINE)
-    assert found is not None, "classify has found it"
-    begin = log_tail.rfind("\n", 0, found.end()) + 1
-    return log_tail[begin:].partition("\n")[0].strip()

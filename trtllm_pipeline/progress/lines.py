@@ -18,7 +18,6 @@ from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, told
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
-_LOG_LINES: Final = 10
 _ANNOUNCE_AFTER_S: Final = 3.0
 """What takes longer is announced while it runs."""
 _REMIND_EVERY_S: Final = 60.0
@@ -41,7 +40,7 @@ class QuietObserver(Observer):
             self._say(*self._failure(run, error, seconds))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
-        return failure(run, error, seconds, self.told, log_lines=_LOG_LINES)
+        return failure(run, error, seconds, self.told)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(clean("".join(f"{line}\n" for line in lines)))
@@ -120,7 +119,7 @@ class JsonObserver(QuietObserver):
     """One JSON object per line, each with `event` and `time_s` (Unix time).
 
     begin      cells, infeasible: {id: reason}, stage_runs, to_do
-    changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log
+    changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
     waiting    stage_run, stage, cells, why
     progress   stage_run, stage, cells, done, total, unit; at most one a second for each stage run
     end        seconds, counts: {status: number of stage runs}
@@ -142,6 +141,7 @@ class JsonObserver(QuietObserver):
         if error is not None:
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
             fields["log"] = None if error.log is None else str(error.log)
+            fields |= {"line": error.line, "setting": error.setting}
         self._event("changed", **fields)
 
     def waiting(self, run: StageRun, why: str) -> None:

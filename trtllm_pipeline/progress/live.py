@@ -72,7 +72,7 @@ class LiveObserver(QuietObserver):
         """Note it for the next picture; print what failed."""
         self._picture.tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, self.told, log_lines=0)
+            first, *rest = failure(run, error, seconds, self.told)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
     def waiting(self, run: StageRun, why: str) -> None:

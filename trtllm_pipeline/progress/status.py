@@ -47,7 +47,7 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
             "stage": status.outline.stage_runs[run_id].stage,
             "id": run_id,
             "status": state.status.value,
-            **{name: getattr(state, name) for name in ("failure", "message", "hint")},
+            **{name: getattr(state, name) for name in ("failure", "message", "hint", "line", "setting")},
             "log": None if state.log is None else str(state.log),
             **{name: getattr(state, name) for name in ("started_s", "progress")},
         }
@@ -88,7 +88,7 @@ def to_text(status: MatrixStatus) -> str:
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """What runs or failed, in words, after an empty line; nothing of other stage runs."""
-    from trtllm_pipeline.planning.names import duration, path_from_here
+    from trtllm_pipeline.planning.names import duration
     from trtllm_pipeline.planning.stage_status import running_s
     from trtllm_pipeline.progress.views import told
 
@@ -100,5 +100,4 @@ def _events(run: OutlineRun, state: StageState) -> list[str]:
     if state.status is not StageStatus.FAILED:
         return []
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
-    lines += [f"  log: {path_from_here(state.log)}"] if state.log else []
-    return [*lines, f"  try: {state.hint}"] if state.hint else lines
+    return [*lines, *(f"  {line}" for line in state.details)]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.domain import Cell, Json, StageStatus
 from trtllm_pipeline.errors import StageError, in_brackets
-from trtllm_pipeline.execution.executor import tail
-from trtllm_pipeline.planning.names import amount, count, duration, path_from_here, shorten
+from trtllm_pipeline.planning.names import amount, count, duration, shorten
 from trtllm_pipeline.planning.plan import StageRun
 from trtllm_pipeline.planning.plan_file import OutlineCell
+from trtllm_pipeline.planning.stage_status import StageState
 from trtllm_pipeline.terminal import clean, console
 
 if TYPE_CHECKING:
@@ -141,10 +142,8 @@ def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, most: int
     return [*lines, f"  and {more} more: pipeline status"] if more > 0 else lines
 
 
-def failure(
-    run: StageRun, error: StageError | None, seconds: float | None, told: set[str], *, log_lines: int
-) -> list[str]:
-    """What to say of a failure: what, why, the log, what to do; the log's end where nobody named the cause.
+def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:
+    """What to say of a failure: what, why, where, what to do; the most telling lines of its logs where nobody knows the cause.
 
     What is in `told` is not said again; what is said is added to it.
     """
@@ -152,13 +151,11 @@ def failure(
     after = "" if seconds is None else f" after {duration(seconds)}"
     why = "" if error is None else f": {'for the same reason' if error.message in told else error.message}"
     lines = [f"{run.id}  {who(run)}  failed{after}{kind}{why}"]
-    if error is not None and error.log is not None:
-        lines.append(f"  log: {path_from_here(error.log)}")
-        end = tail(error.log, log_lines) if log_lines and error.unexplained else []
-        lines += [f"  | {line}" for line in end if not error.message.endswith(line)]
-    if error is not None and error.hint and error.hint not in told:
-        lines.append(f"  try: {error.hint}")
     if error is not None:
+        known = error.message in told
+        state = StageState(_S.FAILED).failed(error)
+        state = replace(state, hint=None if error.hint in told else error.hint, telling=() if known else error.telling)
+        lines += [f"  {line}" for line in state.details]
         told |= {error.message, *filter(None, (error.hint,))}
     return lines
 

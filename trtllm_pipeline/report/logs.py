@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Scope, StageRunId, StageStatus
-from trtllm_pipeline.errors import UsageError
+from trtllm_pipeline.errors import UsageError, in_brackets
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.plan_file import Outline, OutlineCell, OutlineRun
 from trtllm_pipeline.planning.runs import find_cell, find_stage
-from trtllm_pipeline.planning.stage_status import stage_states
+from trtllm_pipeline.planning.stage_status import failed_attempt, stage_states
 from trtllm_pipeline.store.store import LOG, Store
 
 if TYPE_CHECKING:
@@ -56,6 +56,15 @@ def logs_of(outline: Outline, store: Store, cell: str) -> tuple[OutlineCell, dic
     if not there:
         raise UsageError(f"{found.id} has no logs yet", hint="pipeline status shows how far it is")
     return found, there
+
+
+def failure_of(store: Store, run: OutlineRun) -> list[str]:
+    """Why the latest attempt at a stage run failed, and what to do; nothing if it did not."""
+    attempt = store.index.attempts([run.fingerprint]).get(run.fingerprint)
+    if attempt is None or attempt.outcome != "failed":
+        return []
+    state = failed_attempt(attempt)
+    return [f"{run.stage} failed{in_brackets(state.failure)}: {state.message}", *state.details]
 
 
 def log_of(store: Store, run: OutlineRun, *, server: bool) -> Path:

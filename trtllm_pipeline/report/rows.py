@@ -76,7 +76,11 @@ class CellResult:
     """Why it failed or cannot work, in words."""
     hint: str | None = None
     log: str | None = None
-    """Log of the failed stage, below the workspace's folder."""
+    """The log that says why, below the workspace's folder."""
+    line: int | None = None
+    """Of `log`, where it says why."""
+    setting: str | None = None
+    """What to change, as `--set` takes it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Stage -> wall-clock seconds it took when its artifact was made, in whichever run that was."""
     engine_size_bytes: int | None = None
@@ -162,8 +166,8 @@ def rows(plan: Plan, store: Store, outcome: Outcome | None = None) -> tuple[Cell
     seen: dict[StageRunId, StageState] = {}
     for run_id, status in outcome.statuses.items():
         error = outcome.errors.get(run_id) if status is StageStatus.FAILED else None
-        why = () if error is None else (error.failure.value, error.message, error.hint, error.log)
-        seen[run_id] = StageState(status, outcome.artifacts.get(shape.stage_runs[run_id].fingerprint), *why)
+        state = StageState(status, outcome.artifacts.get(shape.stage_runs[run_id].fingerprint))
+        seen[run_id] = state if error is None else state.failed(error)
     return _rows(shape, seen, store, interrupted=outcome.interrupted)
 
 
@@ -264,6 +268,8 @@ def _row(
         reason=why.message,
         hint=why.hint,
         log=_below(why.log, workspace),
+        line=why.line,
+        setting=why.setting,
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
         engine_size_bytes=disk_bytes(made[_ENGINE_STAGE].out) if _ENGINE_STAGE in made else None,
         levels=levels,

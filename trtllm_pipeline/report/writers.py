@@ -335,7 +335,7 @@ def failures_of(
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
         if row.reason is not None or row.failed_stage is not None:
-            why = None if row.reason in told else (row.reason, row.log)
+            why = None if row.reason in told else (row.reason, row.log, row.line)
             groups.setdefault((row.status, row.failed_stage, row.failure, why), []).append(row)
     found = []
     for struck in groups.values():
@@ -343,8 +343,10 @@ def failures_of(
         what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
         details = [row.reason or "no reason was given"]
         if row.log is not None:
-            details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}")
+            place = "" if row.line is None else f":{row.line}"
+            details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}{place}")
         details += [] if row.hint is None else [f"try: {row.hint}"]
+        details += [] if row.setting is None else [f"set: {row.setting}"]
         cells = [row.id for row in struck]
         found.append(FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in told else details))
     return found

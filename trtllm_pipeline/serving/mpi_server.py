@@ -133,7 +133,8 @@ class World(triton.RunningTriton):
             who, log = "mpirun" if self.process.mpirun else self.name, self.output
         else:
             who, log = f"rank {rank} of {self.process.world_size}", self.rank_log(rank)
-        return triton.diagnose(status, log, who, before=self.before)
+        others = [path for path in (*sorted(self.folder.glob("*/rank.*/stdout")), self.output) if path != log]
+        return triton.diagnose(status, log, who, before=self.before, beside=others)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
         """The rank that ended first, None if it was none of them, and its exit status if it is known."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import resource
 import signal
 import threading
@@ -18,22 +17,12 @@ from typing import Final, Protocol
 from trtllm_pipeline.client.transport.http import HttpError, fetch
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.processes import killed, out_of_memory
-from trtllm_pipeline.processes.signatures import KILLED, PYTHON_STUB, classify, words
+from trtllm_pipeline.processes.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.processes.signatures import KILLED
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports
 
-TAIL_BYTES: Final = 1 << 18
-"""Size of a log's end that is searched for a cause."""
 _LOOK_S: Final = 2.0
 """Time limit for one readiness request: another program may hold the port and never respond."""
-_NOISE: Final = re.compile(
-    r"CudaDriverHelper|NVML|DCGM|pinned|unable to create stream|CUDA memory pool|^[+|]|^$|^I\d+ [\d:. ]+\w+\.cc:\d+\]$",
-    re.IGNORECASE,
-)
-"""What every server without a GPU writes, and Triton's tables of models and options, which name no cause."""
-_ERROR: Final = re.compile(r"^E\d+ |\[E\]|\[ERROR\]|\berror\b|\w+(?:Error|Exception)\b", re.IGNORECASE)
-"""A line of a server's log that calls itself an error: Triton's, TensorRT-LLM's, Python's."""
-_PREFIX: Final = re.compile(r"^[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] ")
-"""What Triton writes before the text of a line: severity, time, process, place."""
 _LONGEST: Final = 300
 
 
@@ -104,7 +93,7 @@ class Server(ABC):
                 raise diagnose(f"{self.name} was loading when {who}", -signo, self.log, before=self.before)
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"{self.name} was not ready after {timeout_s:.0f} s{_last_words(self.log)}",
+                    f"{self.name} was not ready after {timeout_s:.0f} s{_last_words([LogText(self.log)])}",
                     failure=FailureClass.TIMEOUT,
                     hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
                     log=self.log,
@@ -132,27 +121,54 @@ class Server(ABC):
 
 
 def diagnose(
-    who: str, status: int | None, log: Path, cause: str | None = None, *, before: out_of_memory.Counts | None = None
+    who: str,
+    status: int | None,
+    log: Path,
+    cause: str | None = None,
+    *,
+    before: out_of_memory.Counts | None = None,
+    beside: Sequence[Path] = (),
 ) -> ServerError:
-    """What ended `who`, as an error of one line. `cause` is known already; else the log's own words are quoted.
+    """What ended `who`, as an error of one line. `cause` is what the server itself says; else the log's own words are quoted.
 
     `status` is negative for a signal, None if not known. `before` is what the kernel had counted when it was started:
-    whether it was this that ended it.
+    whether it was this that ended it. `beside` are logs of processes that ended with it, such as other ranks.
     """
-    text = "\n".join(telling(log))
-    known = (classify(cause) if cause else None) or classify(text)
-    if cause and known is PYTHON_STUB:
-        known = None
+    logs = [LogText(each) for each in (log, *beside)]
+    known = first_cause(logs)
     ended = "ended" if status is None else f"ended with exit status {status}"
     how = cause or (f"was ended by signal {_signal_name(-status)}" if status is not None and status < 0 else ended)
-    if known is KILLED or (known is None and status == -signal.SIGKILL):
+    if (known is not None and known.signature is KILLED) or (known is None and status == -signal.SIGKILL):
         failure, words_, hint = out_of_memory.verdict(before)
-        return ServerError(f"{who} {how}; {words_}{_last_words(log)}", failure=failure, hint=hint, log=log)
+        return ServerError(f"{who} {how}; {words_}{_last_words(logs)}", failure=failure, hint=hint, log=log)
     if known is None:
         limited = _address_space() if status in {-signal.SIGSEGV, -signal.SIGABRT} else None
-        return ServerError(f"{who} {how}{'' if cause else _last_words(log)}", hint=limited, log=log)
-    said = "" if cause else f"; its log says: {_text(words(known, text))}"
-    return ServerError(f"{who} {how}{said}", failure=known.failure, hint=known.hint, log=log)
+        error = first_error(logs)
+        return ServerError(
+            f"{who} {how}{'' if cause else _last_words(logs)}",
+            hint=limited,
+            log=log if error is None else error.path,
+            line=None if error is None else error.number,
+            telling=tuple(map(str, telling_lines(logs))),
+        )
+    said = "" if cause and _same(cause, known.line.said) else f"; {_whose(known.line, log)} says: {known.line.said}"
+    return ServerError(
+        f"{who} {how}{said}",
+        failure=known.signature.failure,
+        hint=known.hint,
+        log=known.line.path,
+        line=known.line.number,
+        setting=known.setting("launch", {}),
+    )
+
+
+def _same(cause: str, said: str) -> bool:
+    """Whether a server's own words and the line with the first cause say the same."""
+    return cause.rpartition(": ")[2] in said
+
+
+def _whose(line: LogLine, log: Path) -> str:
+    return "its log" if line.path == log else f"{line.path.parent.name}'s log"
 
 
 def _address_space() -> str | None:
@@ -172,30 +188,14 @@ def _signal_name(number: int) -> str:
 
 def quoted(log: Path, lines: int = 15) -> str:
     """The end of a log, indented, under the log's name; nothing where there is none."""
-    tail = telling(log)[-lines:]
-    return "\n".join([f"the end of {log}:", *(f"    {line[:_LONGEST]}" for line in tail)]) if tail else ""
+    tail = LogText(log).last(lines)
+    return "\n".join([f"the end of {log}:", *(f"    {line.text[:_LONGEST]}" for line in tail)]) if tail else ""
 
 
-def _last_words(log: Path) -> str:
-    """The last line of a log that calls itself an error, or else its last line, to be added to a message."""
-    lines = telling(log)
-    error = next((line for line in reversed(lines) if _ERROR.search(line)), None)
+def _last_words(logs: Sequence[LogText]) -> str:
+    """The line of the logs that says most of an error, or else the last line, to be added to a message."""
+    error = first_error(logs)
     if error is not None:
-        return f"; its log says: {_text(error)}"
-    return f"; its last line: {_text(lines[-1])}" if lines else ""
-
-
-def _text(line: str) -> str:
-    """A line of a log without what stands before every line."""
-    return _PREFIX.sub("", line.strip()).strip('"')[:_LONGEST]
-
-
-def telling(log: Path) -> list[str]:
-    """The last lines of a log that may name a cause; none where there is no log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return []
-    return [line for line in lines if not _NOISE.search(line.strip())]
+        return f"; its log says: {error.said}"
+    last = logs[0].last(1)
+    return f"; its last line: {last[0].said}" if last else ""

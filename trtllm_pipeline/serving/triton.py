@@ -27,11 +27,12 @@ from typing import Final
 from trtllm_pipeline.errors import FailureClass, ServerError
 from trtllm_pipeline.machine.triton_installation import TritonInstallation
 from trtllm_pipeline.processes import out_of_memory
+from trtllm_pipeline.processes.diagnosis import LogText
 from trtllm_pipeline.processes.guardian import look_up, proc_file, process_table
 from trtllm_pipeline.processes.killed import STUB, model_run_by
 from trtllm_pipeline.serving import links
 from trtllm_pipeline.serving.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
-from trtllm_pipeline.serving.server import Server, telling
+from trtllm_pipeline.serving.server import Server
 from trtllm_pipeline.serving.server import diagnose as explained
 
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
@@ -383,14 +384,19 @@ def private(command: Sequence[str]) -> list[str]:
 
 
 def diagnose(
-    status: int | None, log: Path, who: str = "Triton", *, before: out_of_memory.Counts | None = None
+    status: int | None,
+    log: Path,
+    who: str = "Triton",
+    *,
+    before: out_of_memory.Counts | None = None,
+    beside: Sequence[Path] = (),
 ) -> ServerError:
-    """The error for the end of a server, with the end of its log."""
+    """The error for the end of a server, with the first cause in its log and in those `beside`."""
     found = re.search(
-        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)", "\n".join(telling(log)), re.MULTILINE
+        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)", LogText(log).text, re.MULTILINE
     )
     cause = f"could not load the model {found[1]}: {found[2]}" if found else None
-    return explained(who, status, log, cause, before=before)
+    return explained(who, status, log, cause, before=before, beside=beside)
 
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:

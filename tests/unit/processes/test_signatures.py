@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.processes.signatures import SIGNATURES, classify, words
+from trtllm_pipeline.processes.diagnosis import LogText, classify, first_cause
+from trtllm_pipeline.processes.signatures import SIGNATURES
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER
 MEMORY, TRANSIENT = FailureClass.OUT_OF_MEMORY, FailureClass.TRANSIENT
@@ -43,16 +46,16 @@ MET = (
     ("RuntimeError: cudaErrorMemoryAllocation", MEMORY, "max_batch_size"),
     ("[TensorRT-LLM][ERROR] CUDA runtime error in cudaMalloc(ptr, n): out of memory", MEMORY, "max_batch_size"),
     ("[TRT] [E] Networks with FP8 precision require hardware with FP8 support", INFEASIBLE, "8.9"),
-    ("Assertion failed: FP8 FMHA cannot be enabled on Pre-Hopper Arch", INFEASIBLE, "use_fp8_context_fmha"),
+    ("Assertion failed: FP8 FMHA cannot be enabled on Pre-Hopper Arch", INFEASIBLE, "context attention"),
     (
         "Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match",
         INFEASIBLE,
-        "again",
+        "docs/images.md",
     ),
     (
         "The engine plan file is not compatible with this version of TensorRT, expecting library version 10.3 got 10.6",
         INFEASIBLE,
-        "again",
+        "docs/images.md",
     ),
     (
         "The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 9.0",
@@ -113,6 +116,95 @@ MET = (
     ("OSError: [Errno 12] Cannot allocate memory", MEMORY, "max_batch_size"),
 )
 
+WORDINGS = (
+    # key, what a tool says; of those that MET, the signatures' own words and the corpus do not have
+    ("unknown-option", "quantize.py: error: the following arguments are required: --model_dir"),
+    ("llm-api-arguments", "TypeError: LLM.__init__() got an unexpected keyword argument 'kv_cache'"),
+    ("precision-on-gpu", "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0."),
+    ("precision-on-gpu", "RuntimeError: this kernel is only supported on Blackwell"),
+    ("gpu-not-supported", "CUDA capability sm_120 is not compatible with the current PyTorch installation."),
+    ("driver-too-old", "Error 804: forward compatibility was attempted on non supported HW"),
+    ("driver-too-old", "Error 803: system has unsupported display driver / cuda driver combination"),
+    ("driver-too-old", "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
+    ("driver-too-old", "the provided PTX was compiled with an unsupported toolchain."),
+    ("driver-too-old", "Failed to initialize NVML: Driver/library version mismatch"),
+    ("no-gpu", 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'),
+    ("no-gpu", "docker: Error response from daemon: unknown or invalid runtime name: nvidia."),
+    ("no-gpu", "pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found"),
+    ("no-gpu", "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"),
+    ("no-gpu", "RuntimeError: Found no NVIDIA driver on your system."),
+    ("no-gpu", "cuInit: CUDA_ERROR_NO_DEVICE"),
+    ("fabric-manager", "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802"),
+    ("engine-config-key", "[json.exception.type_error.302] type must be string, but is null"),
+    ("engine-tensor", "[TensorRT-LLM][ERROR] Assertion failed: getIdx() should not be used with entry 10"),
+    ("plugin-missing", "Cannot deserialize plugin since corresponding IPluginCreator not found in Plugin Registry"),
+    ("numpy-abi", "A module that was compiled using NumPy 1.x cannot be run in NumPy 2.0.1"),
+    ("numpy-abi", "ValueError: numpy.dtype size changed, may indicate binary incompatibility."),
+    ("too-few-gpus", "RuntimeError: CUDA error: invalid device ordinal"),
+    ("too-few-gpus", "instance group tensorrt_llm_0 of model tensorrt_llm specifies invalid or unsupported gpu id 1"),
+    ("peer-access", "CUDA runtime error in cudaIpcOpenMemHandle(&p, handle, 1): invalid argument"),
+    ("mpi-setup", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
+    ("mpi-setup", "PMI2_Init failed to initialize.  Return code: 14"),
+    ("mpi-setup", "ORTE was unable to reliably start one or more daemons."),
+    ("mpi-error", "mpi4py.MPI.Exception: MPI_ERR_SPAWN: could not spawn processes"),
+    ("nccl-shared-memory", "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x (size 9637888)"),
+    ("nccl", "RuntimeError: ncclInternalError: Internal check failed."),
+    ("engine-folder", "[TensorRT-LLM][ERROR] Assertion failed: Error opening engine file: /engines/rank0.engine"),
+    ("paged-context-fmha", "Assertion failed: Chunked context requires paged context FMHA"),
+    ("tensor-names", "unexpected shape for input 'text_input' for model 'ensemble'."),
+    ("prompt-too-long", "Assertion failed: inputLen + 1 <= maxSeqLen"),
+    ("prompt-too-long", "ValueError: default_max_tokens (-1) should be greater than 0, default_max_tokens (-1)"),
+    ("prompt-too-long", "the input sequence length (9000) is larger than max_seq_len (8192)"),
+    ("kv-cache-one-sequence", "Impossible to fit in any sequence in kvCache"),
+    ("gpu-memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ("shared-memory", "Failed to increase the shared memory pool size for key"),
+    ("model-not-supported", "has model type `gemma3` but Transformers does not recognize this architecture."),
+    ("model-not-supported", "llama_model_load: error loading model: unknown model architecture: 'new'"),
+    ("model-not-supported", "ValueError: Unsupported model type: olmo"),
+    ("model-not-supported", "CONFIG_MAPPING[config_dict[\"model_type\"]]\nKeyError: 'qwen3'"),
+    ("weights-shape", "size mismatch for lm_head.weight: copying a param with shape torch.Size([2, 2])"),
+    ("weights-missing", "KeyError: 'model.layers.0.self_attn.q_proj.weight'"),
+    ("weights-missing", "safetensors_rust.SafetensorError: File does not contain tensor lm_head.weight"),
+    ("tokenizer-class", "ValueError: Couldn't instantiate the backend tokenizer from one of: (1)"),
+    ("remote-code", "Loading x requires you to execute the configuration file in that repo on your local machine."),
+    ("remote-code", "Please set the option `trust_remote_code=True` to remove this error."),
+    ("model-file-missing", "OSError: Error no file named pytorch_model.bin found in directory /models/x."),
+    ("model-name", "OSError: /models/x is not a local folder and is not a valid model identifier"),
+    ("model-name", "OSError: Incorrect path_or_model_id: '/models/x'. Please provide either the path"),
+    ("model-name", "huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error."),
+    ("damaged-weights", "SafetensorError: Error while deserializing header: InvalidHeaderDeserialization"),
+    ("damaged-weights", "RuntimeError: PytorchStreamReader failed reading zip archive"),
+    ("hub-unreachable", "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
+    ("hub-unreachable", "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api"),
+    ("hub-unreachable", "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach the hub"),
+    ("hub-unreachable", "Cannot find the requested files; outgoing traffic has been disabled."),
+    ("program-missing", "sh: 1: trtllm-build: not found"),
+    ("program-missing", 'exec: "tritonserver": executable file not found in $PATH'),
+    ("program-missing", "FileNotFoundError: [Errno 2] No such file or directory: 'mpirun'"),
+    ("python-module", "ImportError: cannot import name 'AutoModelForX' from 'transformers'"),
+    (
+        "python-module",
+        "ImportError: This modeling file requires the following packages that were not found in your environment",
+    ),
+    ("python-module", "ImportError: LlamaTokenizer requires the SentencePiece library but it was not found"),
+    ("permission", "bash: /engines/rank0.engine: Permission denied"),
+    ("gpu-fault", "RuntimeError: CUDA error: device-side assert triggered"),
+    ("gpu-fault", "CUDA error: unspecified launch failure"),
+    ("gpu-fault", "cublas failed: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasGemmEx"),
+    ("gpu-fault", "[TensorRT-LLM][ERROR] CUDA runtime error in cudaMemGetInfo(&free, &total): unknown error"),
+    ("network-invalid", "[TRT] [E] Network validation failed."),
+    ("release-mismatch", "AttributeError: module 'transformers' has no attribute 'x'"),
+    ("release-mismatch", "AttributeError: 'LlamaConfig' object has no attribute 'head_dim'"),
+    ("packages", "ERROR: Could not find a version that satisfies the requirement tensorrt-llm==0.9"),
+    ("packages", "ERROR: ResolutionImpossible: for help visit the documentation"),
+    ("packages", "ERROR: Package 'x' requires a different Python: 3.9.1 not in '>=3.10'"),
+    ("packages", "error: metadata-generation-failed"),
+    ("stub-died", "Timed out occurred while waiting for the stub process."),
+    ("file-missing", "NotADirectoryError: [Errno 20] Not a directory: '/models/x'"),
+    ("crash", "mpirun noticed that process rank 1 with PID 0 on node h exited on signal 11 (Segmentation fault)."),
+    ("crash", "Signal code: Address not mapped (1)"),
+)
+
 INNOCENT = (
     "",
     "[I] 0 OutOfMemory errors, 0 retries",
@@ -142,41 +234,65 @@ def test_words_as_they_were_met(log: str, failure: FailureClass, word: str) -> N
     assert (found.failure, word in found.hint) == (failure, True), found
 
 
+@pytest.mark.parametrize(("key", "log"), WORDINGS)
+def test_other_wordings(key: str, log: str) -> None:
+    found = classify(f"[I] line before\n{log}\n[I] line after")
+    assert found is not None
+    assert found.key == key
+
+
 @pytest.mark.parametrize("log", INNOCENT)
 def test_innocent_words(log: str) -> None:
     assert classify(log) is None
 
 
-def test_every_signature_has_been_met() -> None:
-    used = {found for log, _, _ in MET if (found := classify(log))}
-    assert set(SIGNATURES) == used
+def test_every_signature_has_words_of_its_own_and_a_source() -> None:
+    for signature in SIGNATURES:
+        assert [classify(words) for words in signature.met] == [signature] * len(signature.met), signature.key
+        assert all(signature.source), signature.key
+    assert len({each.key for each in SIGNATURES}) == len(SIGNATURES) >= 40
 
 
 def test_no_part_of_a_pattern_is_beyond_reach() -> None:
     """Each alternative at the top level is what finds some of the recorded words, so none can be misspelt unseen."""
     texts = [log for log, _, _ in MET]
+    texts += [words for signature in SIGNATURES for words in signature.met]
+    texts += [words for _, words in WORDINGS]
+    texts += [each.text for each in failure_logs("development")]
     for signature in SIGNATURES:
-        depth, parts, current = 0, [], ""
-        for before, char in zip(f" {signature.pattern}", signature.pattern, strict=False):
-            depth += (char == "(" and before != "\\") - (char == ")" and before != "\\")
-            if char == "|" and depth == 0:
-                parts.append(current)
-                current = ""
-            else:
-                current += char
-        for part in [*parts, current]:
-            assert any(re.search(part, text, re.MULTILINE) for text in texts), f"never met: {part}"
+        for part in alternatives(signature.pattern):
+            assert any(re.search(part, text, re.MULTILINE) for text in texts), f"{signature.key} never met: {part}"
+
+
+def alternatives(pattern: str) -> list[str]:
+    """What `|` stands between at the top level of a regular expression."""
+    parts, depth, place = [""], 0, 0
+    while place < len(pattern):
+        token = pattern[place]
+        if token == "\\":
+            token = pattern[place : place + 2]
+        elif token == "[":
+            token = pattern[place : pattern.index("]", place + 2) + 1]
+        depth += (token == "(") - (token == ")")
+        place += len(token)
+        if token == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return parts
 
 
 @pytest.mark.parametrize(
-    ("log", "line"),
+    ("log", "line", "number"),
     [
-        ("Loading\n  MemoryError: 5 GiB  \nbye\n", "MemoryError: 5 GiB"),
-        ("Killed", "Killed"),
-        ("rope_scaling = 1\nKeyError: 'type'\n[TensorRT-LLM] version 0.11", "KeyError: 'type'"),
+        ("Loading\n  MemoryError: 5 GiB  \nbye\n", "MemoryError: 5 GiB", 2),
+        ("Killed", "Killed", 1),
+        ("rope_scaling = 1\nKeyError: 'type'\n[TensorRT-LLM] version 0.11", "KeyError: 'type'", 2),
     ],
 )
-def test_the_line_that_says_it_is_quoted(log: str, line: str) -> None:
-    signature = classify(log)
-    assert signature is not None
-    assert words(signature, log) == line
+def test_the_line_that_says_it_is_quoted(tmp_path: Path, log: str, line: str, number: int) -> None:
+    path = tmp_path / "log"
+    path.write_text(log)
+    cause = first_cause([LogText(path)])
+    assert cause is not None
+    assert (cause.line.said, cause.line.number) == (line, number)

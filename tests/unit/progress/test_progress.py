@@ -95,7 +95,9 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [f"[1/13] {place}  done in 1:06"]
     log = tmp_path / "log"
     log.write_text("".join(f"line {number}\n" for number in range(30)))
-    error = StageError("build: ended; its last line: line 29", hint="look", log=log, unexplained=True)
+    error = StageError(
+        "build: ended; its last line: line 29", hint="look", log=log, telling=("log:7: line 7", "log:9: line 9")
+    )
     plain.changed(build, S.RUNNING, None, None)
     plain.changed(build, S.FAILED, error, 12.3)
     for stage in ("repository", "launch", "smoke"):
@@ -103,7 +105,8 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [
         f"[2/13] {build.id}  {FP16.id}  failed after 12 s: build: ended; its last line: line 29",
         f"  log: {log}",
-        *(f"  | line {number}" for number in range(20, 29)),
+        "  | log:7: line 7",
+        "  | log:9: line 9",
         "  try: look",
     ]
     assert plain.told == {error.message, "look", NEVER.reason}

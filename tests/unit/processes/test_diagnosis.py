@@ -1,0 +1,164 @@
+"""The first cause of failures that people have met, and of logs made to mislead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
+from trtllm_pipeline.config.load import load_matrix
+from trtllm_pipeline.errors import FailureClass
+from trtllm_pipeline.processes import diagnosis
+from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.processes.signatures import SIGNATURES
+
+DEVELOPMENT = tuple(failure_logs("development"))
+HELD_OUT = tuple(failure_logs("held-out"))
+
+
+def key_of(failure: FailureLog, folder: Path) -> str:
+    cause = first_cause([LogText(path) for path in failure.lay_out(folder)])
+    return UNKNOWN if cause is None else cause.signature.key
+
+
+@pytest.mark.parametrize("failure", DEVELOPMENT, ids=lambda each: each.path.stem)
+def test_the_first_cause_of_failures_that_the_signatures_were_written_by(failure: FailureLog, tmp_path: Path) -> None:
+    assert key_of(failure, tmp_path) == failure.cause
+
+
+def test_the_first_cause_of_failures_that_were_kept_aside(tmp_path: Path) -> None:
+    found = {each.path.stem: (each.cause, key_of(each, tmp_path / each.path.stem)) for each in HELD_OUT}
+    right = [name for name, (cause, said) in found.items() if said == cause]
+    wrong = {name: pair for name, pair in found.items() if pair[1] not in {pair[0], UNKNOWN}}
+    assert not wrong
+    assert len(right) >= 0.9 * len(found)
+
+
+def test_the_corpus_is_what_it_says() -> None:
+    every = (*DEVELOPMENT, *HELD_OUT)
+    assert len(every) >= 80
+    assert len(HELD_OUT) >= 35
+    assert all(each.source.startswith("https://") for each in every)
+    known = {each.key: each.category for each in SIGNATURES}
+    assert {each.path.stem for each in every if each.cause not in {*known, UNKNOWN}} == set()
+    assert {each.path.stem for each in every if known.get(each.cause, each.category) != each.category} == set()
+    names = [each.path.stem for each in every]
+    assert len(set(names)) == len(names)
+
+
+def log(folder: Path, *lines: str, name: str = "log") -> LogText:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return LogText(path)
+
+
+def test_what_follows_from_a_cause_is_none(tmp_path: Path) -> None:
+    symptoms = log(
+        tmp_path,
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
+        "ensemble 'ensemble' depends on 'tensorrt_llm' which has no loaded version",
+        "error: creating server: Internal - failed to load all models",
+    )
+    assert first_cause([symptoms]) is None
+    assert 3 in [line.number for line in telling_lines([symptoms])]
+
+
+def test_a_general_word_that_comes_first_does_not_hide_a_particular_one(tmp_path: Path) -> None:
+    found = first_cause(
+        [
+            log(
+                tmp_path,
+                "FileNotFoundError: [Errno 2] No such file or directory: 'optional.json'",
+                "Failed to deserialize cuda engine",
+                "getPluginCreator could not find plugin: Gemmtensorrt_llm version: 1",
+                "expecting library version 10.3 got 10.6",
+            )
+        ]
+    )
+    assert found is not None
+    assert (found.signature.key, found.line.number) == ("plugin-missing", 3)
+
+
+def test_of_two_causes_the_first_counts(tmp_path: Path) -> None:
+    one = "mpiSize == tp * pp (1 != 2)"
+    other = "Duplicate GPU detected : rank 0 and rank 1"
+    for first, second, key in ((one, other, "ranks"), (other, one, "gpu-twice")):
+        found = first_cause([log(tmp_path, "loading", first, "more", second)])
+        assert found is not None
+        assert found.signature.key == key
+
+
+def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path) -> None:
+    lost = log(tmp_path, "NCCL error x.cpp:1 'remote process exited or there was a network error'", name="rank0")
+    memory = log(tmp_path, "loading", "[1,1]<stderr>: CUDA out of memory. Tried to allocate 2 GiB", name="rank1")
+    found = first_cause([lost, memory])
+    assert found is not None
+    assert (found.line.path.name, found.line.number) == ("rank1", 2)
+    assert found.line.said == "CUDA out of memory. Tried to allocate 2 GiB"
+    assert str(found.line) == "rank1:2: CUDA out of memory. Tried to allocate 2 GiB"
+
+
+def test_lines_are_counted_also_where_the_middle_of_a_log_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "HEAD_BYTES", 1000)
+    monkeypatch.setattr(diagnosis, "TAIL_BYTES", 2000)
+    lines = [f"[I] line {number}" for number in range(1, 2001)]
+    for wanted in (3, 1995):
+        changed = [*lines]
+        changed[wanted - 1] = "RuntimeError: here it is"
+        text = log(tmp_path, *changed)
+        assert len(text.lines) < 400
+        error = first_error([text])
+        assert error is not None
+        assert (error.number, error.said) == (wanted, "RuntimeError: here it is")
+    assert [line.number for line in text.last(2)] == [1999, 2000]
+
+
+def test_what_was_written_before_belongs_to_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"CUDA out of memory\nmore\nValueError: x\r\n 10%\r 20%\r done\n")
+    text = LogText(path, since=len(b"CUDA out of memory\nmore\n"))
+    assert first_cause([text]) is None
+    assert [(line.number, line.said) for line in text.last(2)] == [(3, "ValueError: x"), (4, "done")]
+    assert first_cause([LogText(tmp_path / "missing")]) is None
+
+
+def test_an_unknown_failure_is_told_by_ten_lines(tmp_path: Path) -> None:
+    words = [f"E1122 08:11:02 a.cc:1] trouble of kind {chr(97 + number)}" for number in range(20)]
+    frames = ['  File "x.py", line 3, in f', "1       0x7f error::f() + 1", "libx.so(+0x12) [0x7f]"]
+    log_ = log(tmp_path, "fine", *frames, *words[:10], *frames, *words[10:], "SomeError: the first cause", "bye")
+    lines = telling_lines([log_])
+    assert len(lines) == 10
+    assert lines[-1].said == "SomeError: the first cause"
+    assert all("trouble" in line.said or "SomeError" in line.said for line in lines)
+    error = first_error([log_])
+    assert error is not None
+    assert error.said == "SomeError: the first cause"
+    assert [line.said for line in telling_lines([log(tmp_path, "one", "", "two")])] == ["one", "two"]
+    assert telling_lines([log(tmp_path)]) == []
+
+
+def test_settings_can_be_pasted(tmp_path: Path) -> None:
+    """What a signature says to set is something that a matrix takes."""
+    memory = first_cause([log(tmp_path, "CUDA out of memory")])
+    assert memory is not None
+    assert memory.setting("build", {"max_num_tokens": 3000}) == "settings.build.max_num_tokens=1500"
+    assert memory.setting("build", {"max_num_tokens": None}) == "settings.build.max_num_tokens=4096"
+    assert memory.setting("build", {"max_num_tokens": 1}) is None
+    assert memory.setting("convert", {}) is None
+    matrix = Path(__file__).parents[3] / "matrices" / "qwen2.yaml"
+    for signature in SIGNATURES:
+        for _, setting in signature.settings:
+            load_matrix(matrix, (setting.replace("=half", "=8"),))
+
+
+def test_numbers_of_the_words_are_in_the_hint(tmp_path: Path) -> None:
+    found = first_cause(
+        [log(tmp_path, "not compatible with this version of TensorRT, expecting library version 9.2.0.5 got 9.3.0.1")]
+    )
+    assert found is not None
+    assert found.hint.startswith("the engine was built with TensorRT 9.3.0.1, the server has 9.2.0.5: ")
+    assert found.signature.failure is FailureClass.INFEASIBLE
+    assert "{" not in found.hint

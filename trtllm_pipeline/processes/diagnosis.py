@@ -1,0 +1,221 @@
+"""The first cause of a failure, from all logs that it left: whose words, at which line, and what to change.
+
+A failure is told many times: a rank runs out of memory, the others lose it, mpirun says that one has ended, Triton that
+no model is loaded. So every known word of every log is looked up (`signatures.py`). Of those that name a cause the most
+particular count, and of these the first in time. Words that only follow from a cause never count as one. Where no log
+names a cause, the most telling lines of all of them are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from trtllm_pipeline.processes.signatures import SIGNATURES, Signature, Weight
+
+HEAD_BYTES: Final = 1 << 18
+"""Of a log that is too long to be searched whole, as much of its beginning ..."""
+TAIL_BYTES: Final = 1 << 20
+"""... and of its end is."""
+TELLING: Final = 10
+"""Lines that are shown of a failure that nobody knows."""
+_LONGEST: Final = 300
+_NOISE: Final = re.compile(
+    r"CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
+    r"|^\s*\||^[+|]|\(ignored\)|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$",
+    re.IGNORECASE,
+)
+"""What every server without a GPU writes, and Triton's tables of models and options, which repeat what was said."""
+_PREFIX: Final = re.compile(
+    r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
+)
+"""What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
+_FRAME: Final = re.compile(r"^\s*(?:\d+\s+0x|File \"|at |#\d|\^+$|~+|\|)|\.so(?:\.\d+)*\(\+0x|^\s*[-=*]{5,}")
+"""A line of a backtrace, or a rule."""
+_TELLING: Final = (
+    (re.compile(r"^\s*(?:[\w.]+\.)?\w*(?:Error|Exception|Fault)\b: \S"), 6),
+    (re.compile(r"Assertion failed|what\(\):|terminate called|[Ff]atal|Segmentation fault|panicked"), 5),
+    (re.compile(r"\[ERROR\]|\[E\]|\[TRT-LLM\] \[E\]|^E\d+ |\bERROR\b|^error:|\berror:"), 4),
+    (
+        re.compile(
+            r"Error Code \d+|\b(?:cannot|could not|can't|unable to|failed to|not supported|unsupported)\b",
+            re.IGNORECASE,
+        ),
+        3,
+    ),
+    (
+        re.compile(
+            r"\b(?:error|failed|failure|invalid|missing|expected|exceeds?|mismatch|denied|refused)\b", re.IGNORECASE
+        ),
+        2,
+    ),
+    (re.compile(r"\[WARNING\]|\[W\]|^W\d{4} |\b[Ww]arning\b"), -2),
+    (re.compile(r"(?:0|no) (?:errors?|failures?)\b|\bretry(?:ing)?\b", re.IGNORECASE), -4),
+)
+"""How telling a line is: the sum of what it matches."""
+_COMPILED: Final = tuple((re.compile(each.pattern, re.MULTILINE), each) for each in SIGNATURES)
+_HALF: Final = "=half"
+_USUAL: Final[Mapping[str, int]] = {"max_num_tokens": 8192}
+"""What a setting without a value means, as far as `half` needs to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of a log."""
+
+    path: Path
+    number: int
+    """Counted from 1."""
+    text: str
+
+    @property
+    def said(self) -> str:
+        """Its text without what stands before every line."""
+        return _PREFIX.sub("", self.text.strip()).strip('"')[:_LONGEST]
+
+    def __str__(self) -> str:
+        """`file:line: text`, with the name of the file alone."""
+        return f"{self.path.name}:{self.number}: {self.said}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The first cause of a failure."""
+
+    signature: Signature
+    line: LogLine
+    groups: Mapping[str, str]
+
+    @property
+    def hint(self) -> str:
+        """What to do."""
+        return _filled(self.signature.hint, self.groups)
+
+    def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
+        """What to change where `stage`, of these parameters, failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
+        known = dict(self.signature.settings)
+        text = known.get(stage, known.get(""))
+        if text is None or not text.endswith(_HALF):
+            return None if text is None else _filled(text, self.groups)
+        key = text.removesuffix(_HALF)
+        name = key.rpartition(".")[2]
+        value = params.get(name) or _USUAL.get(name)
+        return f"{key}={value // 2}" if isinstance(value, int) and value > 1 else None
+
+
+class LogText:
+    """A log, or its beginning and end, with the numbers of its lines. Lines that are noise are empty."""
+
+    def __init__(self, path: Path, *, since: int = 0, but: re.Pattern[str] | None = None) -> None:
+        """`since`: bytes at its beginning that belong to something else; lines that `but` matches do as well."""
+        self.path = path
+        self._before = self._lost = 0
+        self._head: int | None = None
+        try:
+            with path.open("rb") as file:
+                data = self._read(file, since)
+        except OSError:
+            data = b""
+        found = [line.rstrip("\r").rpartition("\r")[2] for line in data.decode("utf-8", "replace").split("\n")]
+        noise = [_NOISE.search(line.strip()) or (but is not None and but.match(line)) for line in found]
+        self.lines = ["" if silent else line for line, silent in zip(found, noise, strict=True)]
+        self.text = "\n".join(self.lines)
+
+    def _read(self, file: BinaryIO, since: int) -> bytes:
+        left = file.seek(0, 2) - since
+        file.seek(0)
+        self._before = _count_lines(file, since)
+        if left <= HEAD_BYTES + TAIL_BYTES:
+            return file.read()
+        head = file.read(HEAD_BYTES)
+        self._head = head.count(b"\n")
+        self._lost = _count_lines(file, left - HEAD_BYTES - TAIL_BYTES)
+        return head + b"\n" + file.read()
+
+    def at(self, index: int) -> LogLine:
+        """A line by its place in `lines`."""
+        number = index + 1 if self._head is None or index <= self._head else index + self._lost
+        return LogLine(self.path, self._before + number, self.lines[index])
+
+    def last(self, most: int) -> list[LogLine]:
+        """The last lines that are not blank."""
+        there = [index for index, line in enumerate(self.lines) if line.strip()]
+        return [self.at(index) for index in there[-most:]]
+
+    def line_of(self, position: int) -> int:
+        """The place in `lines` of a position in `text`."""
+        return self.text.count("\n", 0, position)
+
+
+def _count_lines(file: BinaryIO, size: int) -> int:
+    """Line ends in the next `size` bytes of a file."""
+    found = 0
+    while size > 0 and (block := file.read(min(size, TAIL_BYTES))):
+        found += block.count(b"\n")
+        size -= len(block)
+    return found
+
+
+def matches(text: str) -> Iterator[tuple[Signature, re.Match[str]]]:
+    """The signatures whose words are in `text`, in the order of the table, each at the first place."""
+    for pattern, signature in _COMPILED:
+        found = pattern.search(text)
+        if found is not None:
+            yield signature, found
+
+
+def classify(text: str) -> Signature | None:
+    """The signature that says most about `text`; None where there is none."""
+    found = _best((signature.weight, text.count("\n", 0, match.end()), signature) for signature, match in matches(text))
+    return None if found is None else found[2]
+
+
+def _best(found: Iterable[tuple[Weight, int, Signature]]) -> tuple[Weight, int, Signature] | None:
+    """The most particular, of these the first line, and of one line the first of the table."""
+    return min(found, key=lambda each: each[:2], default=None)
+
+
+def first_cause(logs: Sequence[LogText]) -> Diagnosis | None:
+    """The first cause that the logs name; of several logs, the first one's comes first. None where none names one."""
+    found = []
+    for place, log in enumerate(logs):
+        for signature, match in matches(log.text):
+            if signature.weight is not Weight.SYMPTOM:
+                found.append(((signature.weight, place, log.line_of(match.end())), log, signature, match))
+    if not found:
+        return None
+    (_, _, index), log, signature, match = min(found, key=lambda each: each[0])
+    groups = {name: value or "" for name, value in match.groupdict().items()}
+    return Diagnosis(signature, log.at(index), groups)
+
+
+def telling_lines(logs: Sequence[LogText], most: int = TELLING) -> list[LogLine]:
+    """The lines that say most, in their order: of equal ones the first; without any, the last lines."""
+    chosen = _most_telling(logs)[:most]
+    if not chosen:
+        return [line for log in logs for line in log.last(most)][-most:]
+    return [logs[place].at(index) for place, index in sorted(chosen)]
+
+
+def first_error(logs: Sequence[LogText]) -> LogLine | None:
+    """The line that says most, of equal ones the first; None where no line calls itself an error."""
+    return next((logs[place].at(index) for place, index in _most_telling(logs)), None)
+
+
+def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
+    """Places of lines that say something, by log and index, the most telling first. Lines that differ in numbers are one."""
+    scored: dict[str, tuple[int, int, int]] = {}
+    for place, log in enumerate(logs):
+        for index, line in enumerate(log.lines):
+            score = 0 if _FRAME.search(line) else sum(points for pattern, points in _TELLING if pattern.search(line))
+            if score > 0:
+                kind = re.sub(r"0x[0-9a-f]+|\d+", "0", _PREFIX.sub("", line.strip()))
+                scored[kind] = min(scored.get(kind, (0, 0, 0)), (-score, place, index))
+    return [(place, index) for _, place, index in sorted(scored.values())]
+
+
+def _filled(text: str, groups: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: groups.get(found[1], ""), text)
