@@ -88,7 +88,9 @@ def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tu
     def infeasible(cell: Cell) -> str | None:
         return toolchains.load(cell.toolchain).infeasible(cell, machine)
 
-    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded, machine), feasibility=infeasible)
+    toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
+    release = None if installed is None else installed.release
+    cells = expand(loaded, default_toolchain=toolchain, release=release, feasibility=infeasible)
     return select(cells, request.cells) if request.cells else cells
 
 

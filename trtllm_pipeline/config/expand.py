@@ -37,6 +37,8 @@ from trtllm_pipeline.domain import Cell, CellId, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
 
 MAX_CELLS: Final = 100_000
+EMBEDDED: Final = "embedded"
+"""The toolchain that has no release of TensorRT-LLM."""
 
 Feasibility = Callable[[Cell], "str | None"]
 Point = tuple[str, ...]
@@ -62,6 +64,9 @@ class _Rule:
     """A `where` resolved to sets of values, by position of the axis."""
 
     allowed: tuple[tuple[int, frozenset[str]], ...]
+    here: bool = True
+    """Whether it is for the machine's release of TensorRT-LLM."""
+    of_a_release: bool = False
 
     def matches(self, point: Point) -> bool:
         for position, values in self.allowed:  # noqa: SIM110  (three times as fast as `all`, and runs for every cell)
@@ -70,23 +75,26 @@ class _Rule:
         return True
 
 
-def expand(loaded: LoadedMatrix, *, default_toolchain: str, feasibility: Feasibility | None = None) -> tuple[Cell, ...]:
+def expand(
+    loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None, feasibility: Feasibility | None = None
+) -> tuple[Cell, ...]:
     """The cells of a matrix, in the order of the axes, then the added ones.
 
-    `default_toolchain` is what `auto`, or no toolchain axis, stands for. `feasibility` says why a cell that the recipe
-    allows cannot work, or None. Recipes and equal settings are shared between cells. Raises MatrixError with all
-    faults: rules that match nothing, values and cells that are there twice, too many cells or none.
+    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM.
+    `feasibility` says why a cell that the recipe allows cannot work, or None. Recipes and equal settings are shared between
+    cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
+    cells or none.
     """
-    return tuple(_cells(_Grid(loaded, default_toolchain), feasibility))
+    return tuple(_cells(_Grid(loaded, default_toolchain, release), feasibility))
 
 
-def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, Any]:
+def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:
     """The matrix as data, changes of the command line included: a file of it makes the same cells anywhere.
 
     Local folders are named as their recipes are, and rules that match nothing any more, since the command line changed
     an axis, are left out. Raises MatrixError as `expand` does.
     """
-    grid = _Grid(loaded, default_toolchain)
+    grid = _Grid(loaded, default_toolchain, release)
     data: dict[str, Any] = loaded.matrix.model_dump(mode="json", exclude_unset=True)
     data["toolchain"] = default_toolchain
 
@@ -103,7 +111,7 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
         pairs = zip(data.get(kind, ()), rules, strict=True)
         return [written for written, each in pairs if any(map(each.matches, points))]
 
-    kept = {point for point in grid.product if not any(each.matches(point) for each in grid.excludes)}
+    kept = {point for point in grid.product if not any(each.here and each.matches(point) for each in grid.excludes)}
     data["axes"]["model"] = list(map(name, data["axes"]["model"]))
     data["exclude"] = list(map(rule, used("exclude", grid.excludes, grid.product)))
     data["add"] = [
@@ -112,7 +120,8 @@ def written_out(loaded: LoadedMatrix, *, default_toolchain: str) -> dict[str, An
         if point not in kept
     ]
     data["override"] = [
-        {**override, "where": rule(override["where"])} for override in used("override", grid.overrides, grid.points)
+        {**override, "where": rule(override["where"])}
+        for override in used("override", grid.overrides, (*grid.points, *grid.left_out))
     ]
     if changed := _given(loaded.command_line):
         data["override"].append({"where": {}, "settings": changed})
@@ -226,9 +235,10 @@ def infeasible(
 class _Grid:
     """The axes of a matrix, its rules resolved, and the points of its cells. Raises MatrixError with all faults."""
 
-    def __init__(self, loaded: LoadedMatrix, default_toolchain: str) -> None:
+    def __init__(self, loaded: LoadedMatrix, default_toolchain: str, release: str | None) -> None:
         self.loaded = loaded
         self.default_toolchain = default_toolchain
+        self.release = release
         self.faults: list[Fault] = []
         matrix = loaded.matrix
         self.axes = self._axes()
@@ -242,14 +252,19 @@ class _Grid:
             self._fault(("axes",), f"the axes make {count} cells; {MAX_CELLS} is the most")
             self._raise_faults()
         self.product: list[Point] = list(itertools.product(*(axis.values for axis in self.axes)))
+        self.left_out: set[Point] = set()
+        """Points that the machine's release has no cells for."""
         self.points = self._points()
         self._raise_faults()
         self.matched = [
-            tuple(index for index, rule in enumerate(self.overrides) if rule.matches(point)) for point in self.points
+            tuple(index for index, rule in enumerate(self.overrides) if rule.here and rule.matches(point))
+            for point in self.points
         ]
         """Which overrides apply to each point."""
         for index in sorted(set(range(len(self.overrides))).difference(*self.matched)):
-            self._fault_of_rule(("override", index, "where"), "matches no cell")
+            rule = self.overrides[index]
+            if not rule.of_a_release and not any(map(rule.matches, self.left_out)):
+                self._fault_of_rule(("override", index, "where"), "matches no cell")
         self._raise_faults()
 
     def _fault(self, at: KeyPath, message: str) -> None:
@@ -315,7 +330,12 @@ class _Grid:
                         self._fault_of_rule(place, f"{value!r} matches no value of {axis.name}{near}")
                     found |= hits
                 allowed.append((position, frozenset(found)))
-        return _Rule(tuple(allowed))
+        if where.release is None:
+            return _Rule(tuple(allowed))
+        # The same matrix is for machines with other releases, or none: a rule that is for none of its cells there is right.
+        position = AXES.index("toolchain")
+        allowed.append((position, self.axes[position].universe - {EMBEDDED}))
+        return _Rule(tuple(allowed), here=_is_release(self.release, where.release), of_a_release=True)
 
     def matching(self, axis: _Axis, value: object) -> set[str]:
         """Values of an axis that one value of a rule stands for."""
@@ -337,10 +357,11 @@ class _Grid:
         """The points of all cells."""
         dropped: set[Point] = set()
         for index, rule in enumerate(self.excludes):
-            hits = [point for point in self.product if rule.matches(point)]
-            if not hits:
+            hits = [point for point in self.product if rule.here and rule.matches(point)]
+            if not hits and not rule.of_a_release:
                 self._fault_of_rule(("exclude", index), "matches no cell")
             dropped.update(hits)
+            self.left_out.update(hits if rule.of_a_release else ())
         points = dict.fromkeys(point for point in self.product if point not in dropped)
         for index, point in enumerate(self.added):
             if point in points:
@@ -349,6 +370,12 @@ class _Grid:
         if not points:
             self._fault(("exclude",), "leaves no cell")
         return list(points)
+
+
+def _is_release(release: str | None, specifiers: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return release is not None and SpecifierSet(specifiers).contains(release, prereleases=True)
 
 
 def _text(value: object) -> str:

@@ -104,8 +104,9 @@ def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fau
         if name not in known:
             yield document.fault(("axes", name), f"unknown axis{nearest(name, AXES)}")
     for place, rule in _rules(document, "exclude", "add", "override"):
+        of_rules = {"release"} if place[0] != "add" else set()
         for name in rule:
-            if name not in known:
+            if name not in known | of_rules:
                 yield document.fault((*place, name), f"is no axis of this matrix{nearest(name, known)}")
             elif name == "toolchain" and name not in named:
                 yield document.fault((*place, name), "toolchain is not among the axes of this matrix")

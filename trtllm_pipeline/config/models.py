@@ -573,6 +573,9 @@ class Where(Strict):
     max_batch_size: BatchSizes | None = None
     lengths: Texts | None = None
     toolchain: Texts | None = None
+    release: Releases | None = None
+    """Releases of TensorRT-LLM, as version specifiers (PEP 440) such as "<0.16": the cells of its toolchains, where the
+    machine has one of these."""
 
 
 class AddedCell(Strict):

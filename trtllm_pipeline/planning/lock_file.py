@@ -29,7 +29,9 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
     `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
     Local models and data files of more than 10 MB are named by their absolute paths.
     """
-    matrix = written_out(loaded, default_toolchain=default_toolchain)
+    installed = plan.machine.tensorrt_llm
+    release = None if installed is None else installed.release
+    matrix = written_out(loaded, default_toolchain=default_toolchain, release=release)
     if any(_MODULE in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
     (folder / "recipes").mkdir(parents=True)

@@ -161,6 +161,57 @@ def test_an_empty_rule_overrides_everything_and_excludes_nothing(write: Write) -
     assert "exclude[0]: names no axis" in faults_of(write(exclude=[{}]))[0]
 
 
+ON_ENGINES: dict[str, Any] = {"toolchain": ["embedded", "tensorrt_llm"], **ONE}
+
+
+@pytest.mark.parametrize(
+    ("release", "requests", "left"),
+    [(None, 16, 2), ("0.15.0", 1, 2), ("0.16.0", 16, 2), ("0.20.0rc3", 2, 2), ("1.2.0", 2, 1)],
+)
+def test_rules_of_a_release_are_for_the_machines_that_have_it(
+    write: Write, release: str | None, requests: int, left: int
+) -> None:
+    path = write(
+        axes=ON_ENGINES,
+        override=[
+            {"where": {"release": "<0.16"}, "settings": {"perf": {"requests": 1}}},
+            {"where": {"release": ">=0.19", "precision": "fp16"}, "settings": {"perf": {"requests": 2}}},
+            {"where": {"release": ">=99", "toolchain": "embedded"}, "settings": {"perf": {"requests": 3}}},
+        ],
+        exclude=[{"release": ">=1.2", "lengths": "*"}],
+    )
+    loaded = load_matrix(path)
+    cells = expand(loaded, default_toolchain="embedded", release=release)
+    assert len(cells) == left
+    found = {cell.toolchain: cell.settings["perf"]["requests"] for cell in cells}
+    assert found["embedded"] == 16, "the embedded toolchain has no release"
+    assert found.get("tensorrt_llm", requests) == requests
+    # A lock file holds over releases as its matrix does.
+    matrix = written_out(loaded, default_toolchain="embedded", release=release)
+    assert [rule["where"]["release"] for rule in matrix["override"]] == ["<0.16", ">=0.19"]
+    assert matrix["exclude"] == [{"lengths": ["*"], "release": ">=1.2"}]
+
+
+def test_what_a_release_lacks_makes_no_rule_of_its_cells_wrong(write: Write) -> None:
+    rule = {"where": {"toolchain": "tensorrt_llm", "precision": "fp16"}, "settings": {"perf": {"requests": 1}}}
+    path = write(axes=ON_ENGINES, override=[rule], exclude=[{"release": "<0.16"}])
+    for release, count in (("0.15.0", 1), ("0.16.0", 2)):
+        cells = expand(load_matrix(path), default_toolchain="embedded", release=release)
+        assert len(cells) == count
+        matrix = written_out(load_matrix(path), default_toolchain="embedded", release=release)
+        assert len(matrix["override"]) == 1
+
+
+def test_rules_of_a_release_are_checked_wherever_they_stand(write: Write) -> None:
+    rule = {"release": "<0.16", "precision": "fp8"}
+    (fault,) = faults_of(write(override=[{"where": rule, "settings": {}}]))
+    assert "override[0].where.precision: 'fp8' matches no value of precision" in fault
+    (fault,) = faults_of(write(exclude=[{"release": "0.16"}]))
+    assert "exclude[0].release: '0.16' does not say which releases" in fault
+    (fault,) = faults_of(write(axes={"release": ["<0.16"]}))
+    assert "axes.release" in fault
+
+
 def test_written_out_makes_the_same_cells_elsewhere(folder: Path, write: Write, tmp_path: Path) -> None:
     (folder / "models" / "m").mkdir(parents=True)
     config = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"), 8)
