@@ -45,6 +45,8 @@ SETTINGS_PREFIX: Final = "settings."
 """Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
 
 Scalar = bool | int | float | str
+Option = Scalar | Annotated[tuple[Scalar, ...], Field(min_length=1)]
+"""A value of another program's option, or several."""
 T = TypeVar("T")
 
 _PARALLEL = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
@@ -409,18 +411,20 @@ class Quantize(Section):
     """Read by precisions that need calibration, and by no other."""
     batch_size: Positive | None = None
     """Rows calibrated at a time; null is what memory holds."""
-    options: dict[str, Scalar] = {}
-    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`."""
+    options: dict[str, Option] = {}
+    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`; several values
+    of one are a list."""
 
 
 class Build(Section):
     """Limits and options of the engine. Batch size and lengths are axes.
 
-    Further keys are options of the toolchain's builder, as `use_fp8_context_fmha: enable`; the toolchain checks them.
+    Further keys are options of the toolchain's builder, as `use_fp8_context_fmha: enable`, or a list of several values; the
+    toolchain checks them.
     """
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Scalar]
+    __pydantic_extra__: dict[str, Option]
 
     max_num_tokens: Positive | None = None
     """Tokens in one forward pass over all requests; null is the toolchain's own."""
@@ -440,8 +444,8 @@ class Repository(Section):
 class Serve(Strict):
     """How the server runs."""
 
-    options: dict[str, Scalar] = {}
-    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`."""
+    options: dict[str, Option] = {}
+    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`; one that is given several times has a list."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """CPU threads of the embedded runtime; 0 is one a core."""
     retries: Annotated[int, Field(ge=0, le=100)] | None = None

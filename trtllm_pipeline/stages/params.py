@@ -17,6 +17,8 @@ T = TypeVar("T")
 ITSELF = "."
 """For `Param.key_with`: the field of the parameter itself."""
 Scalar = bool | int | float | str
+Option = Scalar | list[Any]
+"""A value of another program's option, or several."""
 
 MOST_IN_FLIGHT = 65_536
 MOST_RATE = 1e6

@@ -60,7 +60,7 @@ override:
   settings: {perf: {concurency: [1]}, quantise: {}}
 settings:
   serve: {host: 1}
-  build: {a: [1]}
+  build: {a: {b: 1}}
   accuracy: {metrics: [exact, contain]}
 """
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.toolchains.tensorrt_llm import options
-from trtllm_pipeline.toolchains.tensorrt_llm.options import Installed, check_extra, parse_help, render
+from trtllm_pipeline.toolchains.tensorrt_llm.options import Installed, check_extra, known, parse_help, render
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import at_least, convert_script, parse
 
 BUILD = "trtllm-build"
+CONVERT = "convert_checkpoint.py:llama"
+SERVE = "trtllm-serve"
 CLICK_HELP = """\
 Usage: trtllm-serve serve [OPTIONS] MODEL
 
@@ -159,6 +162,44 @@ def test_extra_options_as_arguments() -> None:
     assert render(BUILD, "0.13.0", {"use_fused_mlp": True}) == ["--use_fused_mlp", "enable"]
 
 
+@pytest.mark.parametrize(
+    ("tool", "release", "extra", "arguments"),
+    [
+        (BUILD, "1.0.0", {"lora_target_modules": ["attn_q", "attn_v"]}, "--lora_target_modules attn_q attn_v"),
+        (CONVERT, "0.8.0", {"rotary_scaling": ["linear", 2]}, "--rotary_scaling linear 2"),
+        (SERVE, "1.3.0", {"middleware": ["a:f", "b:g"]}, "--middleware a:f --middleware b:g"),
+        (SERVE, "1.3.0", {"middleware": "a:f"}, "--middleware a:f"),
+        (SERVE, "1.3.0", {"of_tomorrow": [1, 2]}, "--of_tomorrow 1 --of_tomorrow 2"),
+        (BUILD, "1.0.0", {"of_tomorrow": [1, 2]}, "--of_tomorrow 1 2"),
+    ],
+)
+def test_several_values_are_given_as_the_program_takes_them(
+    tool: str, release: str, extra: dict[str, Any], arguments: str
+) -> None:
+    shown = "  --of_tomorrow N [N ...]  new\n" + "".join(f"  {name} X  known\n" for name in known(tool, release))
+    assert check_extra(tool, release, extra, shown) == ()
+    assert render(tool, release, extra) == arguments.split()
+
+
+@pytest.mark.parametrize(
+    ("tool", "extra", "problem"),
+    [
+        (BUILD, {"lora_target_modules": ["attn_q", "attn"]}, "'attn' is not among"),
+        (BUILD, {"opt_num_tokens": [1, 2]}, "takes one value, not 2"),
+        (BUILD, {"reduce_fusion": ["enable"]}, "takes one value, not 1"),
+        (BUILD, {"fast_build": [True]}, "takes no value; write true or false, not [True]"),
+        (BUILD, {"of_tomorrow": [1, 2]}, "takes one value, not 2"),
+        (CONVERT, {"rotary_scaling": ["linear"]}, "takes 2 values, not 1"),
+        (CONVERT, {"weight_only_precision": ["int8", "int4"]}, "axis precision"),
+    ],
+)
+def test_several_values_where_one_is_taken(tool: str, extra: dict[str, Any], problem: str) -> None:
+    release = "0.8.0" if tool == CONVERT else "1.0.0"
+    shown = "  --of_tomorrow N  new\n" if "of_tomorrow" in extra else None
+    (found,) = check_extra(tool, release, extra, shown)
+    assert problem in found
+
+
 def test_the_table_is_read_once() -> None:
     assert options.load() is options.load()
 
@@ -179,10 +220,7 @@ def test_help_of_argparse_as_this_python_prints_it() -> None:
     group.add_argument("--lora_dir", nargs="+", help="- folders\n  --first is the one used")
     group.add_argument("--lora_target_modules", nargs="+", choices=["attn_q", "attn_k"])
     group.add_argument("--telemetry", action=argparse.BooleanOptionalAction)
-    plain, several = (
-        Installed(takes_value=True, choices=None),
-        Installed(takes_value=True, choices=("attn_q", "attn_k")),
-    )
+    plain = Installed(takes_value=True, choices=None)
     switch = Installed(takes_value=False, choices=None)
     assert parse_help(parser.format_help()) == {
         "-h": switch,
@@ -196,8 +234,8 @@ def test_help_of_argparse_as_this_python_prints_it() -> None:
         "-sq": plain,
         "--weight_only_precision": Installed(takes_value=True, choices=("int8", "int4")),
         "--dataset-cache-dir": plain,
-        "--lora_dir": plain,
-        "--lora_target_modules": several,
+        "--lora_dir": Installed(takes_value=True, choices=None, several=True),
+        "--lora_target_modules": Installed(takes_value=True, choices=("attn_q", "attn_k"), several=True),
         "--telemetry": switch,
         "--no-telemetry": switch,
     }

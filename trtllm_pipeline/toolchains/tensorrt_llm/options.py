@@ -24,6 +24,8 @@ Tool = str
 Scalar = bool | int | float | str
 Kind = Literal["switch", "on_off", "int", "float", "str"]
 _ON_OFF: Final = ("enable", "disable")
+_CLICK: Final = frozenset({"trtllm-serve"})
+"""Programs whose options of several values are repeated; argparse's take all of them after one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Form:
     """None where the program has none, or where it depends on others."""
     nargs: str | None
     """As argparse has it: + several, ? an optional value, a number."""
+    repeat: bool
+    """Given once for each of several values."""
     required: bool
     aliases: tuple[str, ...]
     deprecated: str | None
@@ -124,7 +128,8 @@ def _forms(rows: Iterable[Mapping[str, Any]], named: Mapping[str, list[Scalar]])
             kind=kind,
             choices=_ON_OFF if kind == "on_off" else None if values is None else tuple(values),
             default=None if isinstance(default, list) else default,
-            nargs=fields.get("nargs"),
+            nargs=None if fields.get("nargs") is None else str(fields["nargs"]),
+            repeat=fields.get("repeat") is True,
             required=fields.get("required") is True,
             aliases=tuple(fields.get("aliases") or ()),
             deprecated=fields.get("deprecated"),
@@ -165,6 +170,8 @@ def render(tool: Tool, release: str, options: Mapping[str, Json]) -> list[str]:
             arguments += [name, _ON_OFF[not value]]
         elif isinstance(value, bool) and (form is None or not form.takes_value):
             arguments += [name] * value
+        elif isinstance(value, list) and (tool in _CLICK if form is None else form.repeat):
+            arguments += [word for each in value for word in (name, str(each))]
         else:
             words = value if isinstance(value, list) else str(value).split() if form and form.nargs else [value]
             arguments += [name, *map(str, words)]
@@ -195,6 +202,8 @@ class Installed:
 
     takes_value: bool
     choices: tuple[Scalar, ...] | None
+    several: bool = False
+    """Whether several values follow it. Of click's options nothing tells."""
 
 
 def check_extra(
@@ -222,7 +231,20 @@ def _problem(tool: Tool, release: str, name: str, value: Json, installed: Mappin
     shown = form if installed is None else installed.get(name)
     if shown is None:
         return _absence(program, tool, release, name, installed)
+    if isinstance(value, list) and (problem := _list_problem(tool, value, shown, form)):
+        return problem
     return _value_problem(value, shown, form)
+
+
+def _list_problem(tool: Tool, value: list[Json], shown: Form | Installed, form: Form | None) -> str | None:
+    """What is wrong with several values for an option, if anything is."""
+    if form is None:
+        several = tool in _CLICK or (isinstance(shown, Installed) and shown.several)
+    else:
+        if form.nargs is not None and form.nargs.isdecimal() and len(value) != int(form.nargs):
+            return f"takes {form.nargs} values, not {len(value)}"
+        several = form.repeat or form.nargs not in {None, "?"}
+    return None if several or not shown.takes_value else f"takes one value, not {len(value)}"
 
 
 def _absence(program: Program, tool: Tool, release: str, name: str, installed: Mapping[str, Installed] | None) -> str:
@@ -324,5 +346,5 @@ def parse_help(text: str) -> Mapping[str, Installed]:
             choices = None
         names = _OPTION.findall(_BARS.sub("", _BRACES.sub("", call)))
         rest = _OPTION.sub("", call).strip(" ,/;")
-        found |= dict.fromkeys(names, Installed(takes_value=bool(rest), choices=choices))
+        found |= dict.fromkeys(names, Installed(takes_value=bool(rest), choices=choices, several="..." in call))
     return found

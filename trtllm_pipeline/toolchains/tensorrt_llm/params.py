@@ -7,7 +7,7 @@ under other Pythons.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import GENERAL_PROMPT, ITSELF, Frontend, Param, Scalar, Selection
+from trtllm_pipeline.stages.params import GENERAL_PROMPT, ITSELF, Frontend, Option, Param, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
@@ -26,7 +26,7 @@ Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
 Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
 ServeOptions = Annotated[
-    dict[str, Scalar] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
+    dict[str, Option] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
 ]
 Served = Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")]
 Batch = Annotated[int, Param("requests in flight", ge=1)]
@@ -69,7 +69,7 @@ class Checkpoint:
     ] = None
     calibration: Calibrated = None
     batch_size: RowsAtATime = None
-    options: Annotated[dict[str, Scalar], Param("further options of the script that does it, as awq_block_size=64")] = (
+    options: Annotated[dict[str, Option], Param("further options of the script that does it, as awq_block_size=64")] = (
         field(default_factory=dict)
     )
 
@@ -102,7 +102,7 @@ class EngineBuild:
     max_input_len: InputLength
     max_seq_len: Length
     max_num_tokens: Pass = None
-    options: Annotated[dict[str, Scalar], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
+    options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
     )
 
