@@ -20,7 +20,10 @@ from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BA
 
 TABLE = table(RepositorySettings)
 EMBEDDED = [each.name for each in table(TextModels)]
-OTHER_KEYS = {"parameters", "llm_args"}
+OTHER_KEYS = {
+    *("parameters", "llm_args"),
+    *("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds"),
+}
 """Of the matrix: they are no settings themselves."""
 OF_ALL_STAGES = set(Section.model_fields)
 FIELDS = {name: field for name, field in Repository.model_fields.items() if name not in OF_ALL_STAGES | OTHER_KEYS}
@@ -99,6 +102,10 @@ def test_choices_are_those_that_the_linter_takes() -> None:
 OF_TENSORRT_LLM = [
     *((f"repository.{each.name}", examples(each)[0]) for each in TABLE if each.name not in EMBEDDED),
     ("repository.parameters", {"any": 1}),
+    ("repository.triton_parameters", {"tensorrt_llm": {"any": 1}}),
+    ("repository.triton_max_batch_size", 2),
+    ("repository.preferred_batch_size", [2]),
+    ("repository.instance_kinds", {"preprocessing": "KIND_GPU"}),
     ("repository.llm_args", {"any": 1}),
     ("build.tokens_per_block", 64),
     ("quantize.options", {"awq_block_size": 64}),

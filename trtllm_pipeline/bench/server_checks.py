@@ -278,10 +278,11 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
                 f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server"
             )
     if name == ENGINE_MODEL:
+        batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
         for key, got in (
-            ("max_batch_size", served.max_batch_size),
+            (batch, served.max_batch_size),
             ("decoupled", served.model_transaction_policy.decoupled),
         ):
             # Without a batch dimension a model batches by itself, as llmapi does.
-            if declared.get(key) is not None and not (key == "max_batch_size" and got == 0):
+            if declared.get(key) is not None and not (key == batch and got == 0):
                 yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

@@ -430,6 +430,14 @@ class Build(Section):
     """Tokens in one forward pass over all requests; null is the toolchain's own."""
 
 
+@derived(params.CheckParams)
+class Check(Section):
+    """The first question to a new engine, without a server: the stage check of TensorRT-LLM's engines, and no other."""
+
+
+TritonModel = Literal["preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"]
+
+
 @derived(RepositorySettings)
 class Repository(Section):
     """What is written into the Triton model repository."""
@@ -438,6 +446,15 @@ class Repository(Section):
     """Further arguments of TensorRT-LLM's LLM API, for the PyTorch backend in Triton."""
     parameters: dict[str, Scalar] = {}
     """Values of any other placeholder in the templates of TensorRT-LLM's release."""
+    triton_parameters: dict[TritonModel, dict[Text, Scalar]] | None = None
+    """Parameters of config.pbtxt by model and name, as `tensorrt_llm: {my_parameter: 1}`. One that the template of
+    TensorRT-LLM's release has is replaced, one that it lacks is added."""
+    triton_max_batch_size: BatchSize | None = None
+    """max_batch_size of TensorRT-LLM's Triton models; null is the cell's. The engine keeps its own."""
+    preferred_batch_size: Annotated[tuple[BatchSize, ...], NonEmpty] | None = None
+    """Batches that Triton hands to TensorRT-LLM's engine at once; null is the release's own, triton_max_batch_size."""
+    instance_kinds: dict[TritonModel, Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]] | None = None
+    """Where Triton runs the instances of a model of TensorRT-LLM, as `preprocessing: KIND_GPU`; others as the release says."""
 
 
 @derived(params.LaunchFrontend, leave=("restarts",))
@@ -513,6 +530,7 @@ class Settings(Strict):
     download: Download = Download()
     quantize: Quantize = Quantize()
     build: Build = Build.model_validate({})
+    check: Check = Check()
     repository: Repository = Repository()
     serve: Serve = Serve()
     smoke: Smoke = Smoke()

@@ -234,6 +234,14 @@ GENERAL_PROMPT = "The capital of France is"
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckParams:
+    """What an engine is asked before it has a server."""
+
+    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
+    max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
+
+
+@dataclass(frozen=True, kw_only=True)
 class SmokeParams:
     """Parameters of the smoke stage."""
 

@@ -184,6 +184,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
         "max_input_len": cell.isl,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
+        **({"triton_max_batch_size": triton} if (triton := repository["triton_max_batch_size"]) is not None else {}),
         **{name: repository[name] for name in _DECLARED},
     }
 

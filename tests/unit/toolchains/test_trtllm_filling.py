@@ -255,9 +255,65 @@ def test_a_folder_that_is_no_engine(installed: Installed, tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.parametrize("release", ["0.10.0", "0.16.0", "0.20.0"])
+def test_what_stands_in_config_pbtxt_itself(installed: Installed, release: str) -> None:
+    """Also what no template has a place for."""
+    configs = installed.fill(
+        release,
+        max_batch_size=3,
+        preferred_batch_size=[1, 2],
+        instance_kinds={"preprocessing": "KIND_GPU", "tensorrt_llm": "KIND_MODEL"},
+        triton_parameters={
+            "tensorrt_llm": {"of_mine": True, "FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},
+            "postprocessing": {"threads": 4},
+            "ensemble": {"note": "x"},
+        },
+    )
+    assert {config.max_batch_size for config in configs.values()} == {3}
+    assert list(configs["tensorrt_llm"].dynamic_batching.preferred_batch_size) == [1, 2]
+    kinds = {name: [group.Kind.Name(group.kind) for group in config.instance_group] for name, config in configs.items()}
+    assert kinds["preprocessing"] == ["KIND_GPU"]
+    assert kinds["tensorrt_llm"] == ["KIND_MODEL"]
+    assert kinds["postprocessing"] == ["KIND_CPU"]
+    engine = strings(configs, "tensorrt_llm")
+    assert (engine["of_mine"], engine["FORCE_CPU_ONLY_INPUT_TENSORS"]) == ("true", "yes")
+    assert strings(configs, "postprocessing")["threads"] == "4"
+    assert strings(configs, "ensemble") == {"note": "x"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"triton_parameters": {"tensorrt_llm": {"max_beam_width": 2}}}, "use settings.repository.max_beam_width"),
+        (
+            {"triton_parameters": {"tensorrt_llm": {"gpt_model_type": "V1"}}},
+            "use settings.repository.batching_strategy",
+        ),
+        ({"triton_parameters": {"tensorrt_llm": {"gpt_model_path": "/x"}}}, "it follows from the engine and model"),
+        ({"triton_parameters": {"preprocessing": {"tokenizer_dir": "/x"}}}, "it follows from the engine and model"),
+        (
+            {"triton_parameters": {"tensorrtllm": {"x": 1}}},
+            "there is no model tensorrtllm; the models are preprocessing",
+        ),
+        ({"preferred_batch_size": [8]}, "preferred_batch_size: 8 is more than Triton's max_batch_size, 4"),
+        ({"instance_kinds": {"ensemble": "KIND_CPU"}}, "ensemble has no instances"),
+    ],
+)
+def test_what_cannot_be_changed_in_config_pbtxt(installed: Installed, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(StageError, match=said):
+        installed.fill(**asked)
+
+
+def test_a_parameter_that_a_release_lacks_a_setting_for_is_added(installed: Installed) -> None:
+    assert not templates.known_in(SETTINGS["cuda_graph_mode"], "0.12.0")
+    configs = installed.fill("0.12.0", triton_parameters={"tensorrt_llm": {"cuda_graph_mode": True}})
+    assert strings(configs, "tensorrt_llm")["cuda_graph_mode"] == "true"
+
+
 def test_every_setting_is_an_option_of_the_stage() -> None:
     own = {each.name for each in table(engine_backend.REPOSITORY.params)}
-    assert own == {"frontend", "options", "max_batch_size", "parameters", *SETTINGS}
+    config = {"triton_parameters", "preferred_batch_size", "instance_kinds"}
+    assert own == {"frontend", "options", "max_batch_size", "parameters", *config, *SETTINGS}
     assert len(SETTINGS) > 60
     assert {templates.text(value) for value in DEFAULTS.values()} >= {"true", "false", "1", "guaranteed_no_evict"}
 

@@ -25,6 +25,7 @@ from tests.helpers.trtllm_cells import (
 from tests.standins import templates
 from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.execution.forecast import section
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.plan import Plan
@@ -545,6 +546,39 @@ def test_trtllm_serve_needs_neither_triton_nor_templates(toolchain: str) -> None
     on = machine(more=",triton=no,templates=no")
     assert infeasible(cell(toolchain=toolchain, settings=SERVE), on) is None
     assert infeasible(cell("fp16", toolchain=toolchain), machine(more=",model_optimizer=no")) is None
+
+
+def test_batches_of_triton_beside_those_of_the_engine() -> None:
+    settings = {
+        "repository.triton_max_batch_size": 4,
+        "repository.preferred_batch_size": [2, 4],
+        "repository.instance_kinds": {"preprocessing": "KIND_GPU"},
+        "repository.triton_parameters": {"tensorrt_llm": {"mine": 1}},
+    }
+    asked = cell(batch=8, settings=settings)
+    planned, plain = plan(asked), plan(cell(batch=8))
+    runs = {run.stage.name: run for run in planned.stage_runs.values()}
+    assert runs["repository"].params.max_batch_size == 4
+    assert runs["build"].fingerprint in {run.fingerprint for run in plain.stage_runs.values()}
+    declared = runs["perf"].params.declared
+    assert (declared["max_batch_size"], declared["triton_max_batch_size"]) == (8, 4)
+    for path, value, words in (
+        ("triton_max_batch_size", 16, "16 is more than the engine's 8"),
+        ("preferred_batch_size", [16], "16 is more than Triton's max_batch_size, 8"),
+        ("triton_parameters", {"tensorrt_llm": {"max_beam_width": 2}}, "use settings.repository.max_beam_width"),
+    ):
+        reason = infeasible(cell(batch=8, settings={f"repository.{path}": value}))
+        assert reason is not None
+        assert words in reason
+
+
+def test_the_question_of_the_check_is_settable_and_makes_nothing_else_stale() -> None:
+    plain = cell()
+    asked = cell(settings={"check.prompt": "Two and two is", "check.max_tokens": 3, "check.timeout_s": 9.0})
+    assert changed(plan(plain), plan(asked)) == {"check"}
+    run = stage_run(plan(asked), "check")
+    assert (run.params.prompt, run.params.max_tokens) == ("Two and two is", 3)
+    assert section(run)["timeout_s"] == 9.0
 
 
 def test_a_stage_by_hand_where_nothing_is_installed_ends_in_words() -> None:

@@ -38,7 +38,12 @@ from trtllm_pipeline.toolchains.tensorrt_llm.backends import installed
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, EngineCheck, EngineRepository
 
 CHECKPOINT: Final = ("quantize", "convert")
-_READ: Final = {"triton": frozenset({*SETTINGS, "parameters"}), "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS)}
+_CONFIG: Final = ("triton_parameters", "triton_max_batch_size", "preferred_batch_size", "instance_kinds")
+"""Repository settings of config.pbtxt itself."""
+_READ: Final = {
+    "triton": frozenset({*SETTINGS, "parameters", *_CONFIG}),
+    "trtllm_serve": frozenset(llmapi.SERVE_SETTINGS),
+}
 """Frontend -> the repository settings that something reads."""
 
 
@@ -180,8 +185,9 @@ def _build_params(cell: Cell) -> EngineBuild:
 
 
 def _repository(cell: Cell) -> EngineRepository:
-    own = {**backends.frontend(cell), "max_batch_size": cell.max_batch_size}
-    return load(EngineRepository, own, cell.settings["repository"])
+    settings = cell.settings["repository"]
+    own = {**backends.frontend(cell), "max_batch_size": settings["triton_max_batch_size"] or cell.max_batch_size}
+    return load(EngineRepository, own, settings)
 
 
 QUANTIZE: Final = Stage(
@@ -249,9 +255,8 @@ CHECK: Final = Stage(
     commands=_check,
     inputs={"engine": "build", "model": "download"},
     params=EngineCheck,
-    read=lambda cell: EngineCheck(world_size=backends.world_size(cell)),
+    read=lambda cell: load(EngineCheck, {"world_size": backends.world_size(cell)}, cell.settings["check"]),
     resources=backends.all_ranks,
-    section="build",
     identity=("tensorrt_llm", "gpu"),
     expected_s=20.0,
     expected_s_per_gb=3.0,
@@ -301,6 +306,7 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
         if places is None:  # what other placeholders there are is not known
             places = templates.recorded_places(found.release) | parameters.keys()
         templates.check_asked(templates.given(asked), places, found.release)
+        templates.check_config(asked, places, most=cell.max_batch_size)
     except StageError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return None

@@ -8,6 +8,7 @@ address, and beside it the settings of the LLM API that have no option of their 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,10 @@ def write_engine(out: Path, installed: TensorRTLLM, *, engine: Path, model: Path
         raise StageError(error.message, failure=FailureClass.USER, hint=error.hint) from error
     values = templates.values_of(asked, engine=facts, tokenizer=model) | templates.texts(asked.parameters)
     given = templates.given(asked)
-    templates.fill(_templates(installed), out, values, release=installed.release, asked=given)
+    places = templates.installed_places(Path(_templates(installed))) or frozenset()
+    templates.check_config(asked, places, most=facts.max_batch_size or asked.max_batch_size)
+    change = partial(templates.change, asked)
+    templates.fill(_templates(installed), out, values, release=installed.release, asked=given, change=change)
     _check(out, installed, facts)
 
 

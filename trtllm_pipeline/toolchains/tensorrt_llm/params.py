@@ -7,7 +7,7 @@ under other Pythons.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from trtllm_pipeline.stages.params import GENERAL_PROMPT, ITSELF, Frontend, Option, Param, Scalar, Selection
+from trtllm_pipeline.stages.params import ITSELF, CheckParams, Frontend, Option, Param, Scalar, Selection
 from trtllm_pipeline.stages.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.toolchains.model_optimizer import formats
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
@@ -29,6 +29,8 @@ ServeOptions = Annotated[
     dict[str, Option] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
 ]
 Served = Annotated[Frontend, Param("what answers: Triton, or TensorRT-LLM's OpenAI server trtllm-serve")]
+InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
+"""As Triton calls them in instance_group."""
 Batch = Annotated[int, Param("requests in flight", ge=1)]
 InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
 Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
@@ -108,11 +110,9 @@ class EngineBuild:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineCheck:
+class EngineCheck(CheckParams):
     """Parameters of the check stage."""
 
-    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
-    max_tokens: Annotated[int, Param("length of the answer", ge=1)] = 8
     world_size: Annotated[int, Param("ranks of the engine", ge=1)] = 1
 
 
@@ -126,6 +126,18 @@ class EngineRepository(RepositorySettings):
     parameters: Annotated[
         dict[str, Scalar], Param("values of any other placeholder of the templates, as NAME=VALUE")
     ] = field(default_factory=dict)
+    triton_parameters: Annotated[
+        dict[str, dict[str, Scalar]] | None,
+        Param("parameters of Triton models, added where the template lacks them, as MODEL.NAME=VALUE", key_with=ITSELF),
+    ] = None
+    preferred_batch_size: Annotated[
+        tuple[int, ...] | None,
+        Param("batches that Triton hands to the engine at once", ge=1, null="the release's own", key_with=ITSELF),
+    ] = None
+    instance_kinds: Annotated[
+        dict[str, InstanceKind] | None,
+        Param("where Triton runs instances of a model, as preprocessing=KIND_GPU", key_with=ITSELF),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

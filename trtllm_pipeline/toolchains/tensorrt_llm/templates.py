@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,9 @@ from trtllm_pipeline.triton_repository import model_config
 from trtllm_pipeline.triton_repository.engine import Engine
 
 TEMPLATE_SET: Final = "inflight_batcher_llm"
-MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+ENGINE_MODEL: Final = "tensorrt_llm"
+_ENSEMBLE: Final = "ensemble"
+MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", _ENSEMBLE, "tensorrt_llm_bls")
 READ_WITHOUT_ASKING: Final = frozenset(
     (
         "tokenizer_dir",
@@ -44,6 +46,12 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 
 PLACEHOLDERS: Final[Mapping[str, str]] = {name: about.placeholder or name for name, about in SETTINGS.items()}
 """Setting -> the placeholder that it fills."""
+_FILLED_BY: Final = {
+    "gpt_model_path": "engine_dir",
+    "gpt_model_type": "batching_strategy",
+    "encoder_model_path": "encoder_engine_dir",
+}
+"""Parameter -> the placeholder in it, where that is called otherwise."""
 _SETTING_OF: Final = {placeholder: name for name, placeholder in PLACEHOLDERS.items()}
 FIXED: Final = ("triton_max_batch_size", "engine_dir", "tokenizer_dir")
 """Placeholders that no setting fills: they follow from the engine and the model."""
@@ -92,8 +100,11 @@ def fill(
     release: str,
     asked: Iterable[str] = (),
     models: Sequence[str] = MODELS,
+    change: Callable[[str, model_config.ModelConfig], None] = lambda _name, _config: None,
 ) -> None:
     """Write `models` into the folder `out`, filled from `all_models/inflight_batcher_llm` at `templates`.
+
+    `change` may change each model, by its name, after it was filled.
 
     `asked` are the placeholders the user gave a value: StageError when no file has one of them, since the setting would
     have no effect. Other errors: no such templates, a bare placeholder without a value, a result that is no ModelConfig.
@@ -110,7 +121,9 @@ def fill(
     check_asked(asked, _places(texts.values()), release)
     for name, text in texts.items():
         path = source / name / model_config.FILE_NAME
-        filled = model_config.to_text(fill_text(text, values, path=path, release=release))
+        config = fill_text(text, values, path=path, release=release)
+        change(name, config)
+        filled = model_config.to_text(config)
         shutil.copytree(source / name, out / name, ignore=shutil.ignore_patterns("__pycache__"))
         (out / name / model_config.FILE_NAME).write_text(filled, encoding="utf-8")
         # An empty folder does not survive every way of copying folders, and Triton wants one for each version.
@@ -215,6 +228,44 @@ def check_asked(asked: Iterable[str], places: Collection[str], release: str) -> 
         failure=FailureClass.USER,
         hint=f"did you mean {close[0]!r}?" if close else "remove it",
     )
+
+
+def check_config(asked: EngineRepository, places: Collection[str], *, most: int) -> None:
+    """Raise StageError for what cannot be changed in config.pbtxt: batches over `most`, parameters that settings fill."""
+
+    def refuse(setting: str, why: str) -> None:
+        raise StageError(f"settings.repository.{setting}: {why}", failure=FailureClass.USER)
+
+    if asked.max_batch_size > most:
+        refuse("triton_max_batch_size", f"{asked.max_batch_size} is more than the engine's {most}")
+    for size in asked.preferred_batch_size or ():
+        if size > asked.max_batch_size:
+            refuse("preferred_batch_size", f"{size} is more than Triton's max_batch_size, {asked.max_batch_size}")
+    for model, parameters in (asked.triton_parameters or {}).items():
+        if model not in MODELS:
+            refuse("triton_parameters", f"there is no model {model}; the models are {', '.join(MODELS)}")
+        for name in parameters:
+            placeholder = _FILLED_BY.get(name, name)
+            if placeholder in FIXED:
+                refuse(f"triton_parameters.{model}.{name}", "it follows from the engine and model")
+            if placeholder in places and placeholder in _SETTING_OF:
+                refuse(f"triton_parameters.{model}.{name}", f"use settings.repository.{_SETTING_OF[placeholder]}")
+    for model in asked.instance_kinds or {}:
+        if model not in MODELS or model == _ENSEMBLE:
+            refuse("instance_kinds", f"{model} has no instances; others are {', '.join(MODELS)}")
+
+
+def change(asked: EngineRepository, model: str, config: model_config.ModelConfig) -> None:
+    """What is asked of a model's config.pbtxt beside its placeholders; see `check_config`."""
+    for name, value in (asked.triton_parameters or {}).get(model, {}).items():
+        config.parameters[name].string_value = text(value)
+    if model == ENGINE_MODEL and asked.preferred_batch_size is not None:
+        del config.dynamic_batching.preferred_batch_size[:]
+        config.dynamic_batching.preferred_batch_size.extend(asked.preferred_batch_size)
+    kind = (asked.instance_kinds or {}).get(model)
+    if kind is not None:
+        for group in config.instance_group or [config.instance_group.add(count=1)]:
+            group.kind = group.Kind.Value(kind)
 
 
 def texts(parameters: Mapping[str, Scalar]) -> dict[str, str]:
