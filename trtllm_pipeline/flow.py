@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.errors import PlanError, StateError, UsageError
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
 from trtllm_pipeline.planning import runs
@@ -110,7 +111,7 @@ def plan_cells(
     is planned as its recipe lists it. Raises DownloadError.
     """
     pins = Pins(store, guess=guess)
-    cells = [pins.pin(cell) if cell.reason is None else cell for cell in cells]
+    cells = [_judged_again(pins.pin(cell), machine) if cell.reason is None else cell for cell in cells]
     used = {cell.toolchain for cell in cells if cell.reason is None}
     return planning.make_plan(
         cells,
@@ -119,6 +120,13 @@ def plan_cells(
         digest=pins.digest,
         until=until,
     )
+
+
+def _judged_again(cell: Cell, machine: Machine) -> Cell:
+    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized."""
+    if cell.precision != AS_IS or cell.reason is not None:
+        return cell
+    return replace(cell, reason=toolchains.load(cell.toolchain).infeasible(cell, machine))
 
 
 def check_feasible(plan: Plan) -> None:

@@ -65,6 +65,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         some_cell(recipe=PHI3, settings={"download.trust_remote_code": True}),
         on("0.10.0"),
     ),
+    "TLM106": Example(
+        some_cell("as_is", recipe={"quantization": "awq"}),
+        some_cell("as_is", recipe={"quantization": "awq"}),
+        on("0.15.0"),
+        on("0.16.0"),
+    ),
     "TLM201": Example(cell("nvfp4"), cell("fp8"), on("0.16.0")),
     "TLM202": Example(cell("w4a8_awq"), cell("int4_awq"), on("0.9.0", 89)),
     "TLM203": Example(cell(), cell(), on("0.16.0", 100), on("0.17.0", 100)),

@@ -165,17 +165,22 @@ def test_code_comes_only_when_it_is_named_with_its_digest(hub: FakeHub, tmp_path
         fetch_pinned({**pinned, "code": {"other.py": "0" * 64}}, tmp_path)
 
 
+def said(kind: str) -> str | None:
+    found = quantized(resolve([{kind: MODEL}]), folder=None, offline=False)
+    return None if found is None else found.said
+
+
 @HUBS
 def test_quantized_weights_are_seen_before_anything_is_fetched(hub: FakeHub, tmp_path: Path, kind: str) -> None:
     files = hub.repositories[MODEL].files
-    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) is None
+    assert said(kind) is None
     files["config.json"] = json.dumps({"quantization_config": {"quant_method": "fp8"}}).encode()
-    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) == "fp8 by its config.json"
+    assert said(kind) == "fp8 by its config.json"
     files["hf_quant_config.json"] = json.dumps({"quantization": {"quant_algo": "FP8"}}).encode()
-    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) == "FP8 by its hf_quant_config.json"
+    assert said(kind) == "FP8 by its hf_quant_config.json"
     files["config.json"] = b"[" * (1 << 21)
     files["hf_quant_config.json"] = b"{"
-    assert quantized(resolve([{kind: MODEL}]), folder=None, offline=False) is None
+    assert said(kind) is None
 
 
 @HUBS

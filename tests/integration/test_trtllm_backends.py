@@ -377,3 +377,42 @@ def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path
         "smoke": 4,
     }
     assert set(lane.starts()) == {"trtllm-serve"}, "Triton's model needs no program"
+
+
+AS_IS = """\
+name: as-is
+axes:
+  model: [./model]
+  precision: [as_is, fp16]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  toolchain: [tensorrt_llm, tensorrt_llm_pytorch]
+settings: { serve: { frontend: trtllm_serve } }
+"""
+
+
+def test_weights_that_are_quantized_already_are_served_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    lane.matrix.write_text(AS_IS, encoding="utf-8")
+    model = lane.folder / "model"
+    model.mkdir()
+    write_model(model, "llama", 0)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt"}}))
+    (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    report = lane.run("--until", "smoke")
+    assert {each.split("/")[1]: cell["status"] for each, cell in report.items()} == {
+        "as_is": "done",
+        "fp16": "infeasible",
+    }
+    assert {cell["axes"]["precision"] for cell in report.values()} == {"as_is (fp8)", "fp16"}
+    made = [name.partition("/")[0] for name in lane.artifacts()]
+    assert sorted(made) == ["build", "check", "convert", "download", "repository", "repository", "smoke", "smoke"]
+    (convert,) = lane.installed.invocations("convert_checkpoint.py:llama")
+    assert "--use_fp8" in convert.argv
+    config = json.loads((lane.outputs("convert")[0] / "config.json").read_text())
+    assert config["quantization"]["quant_algo"] == "FP8"
+    assert "as_is (fp8)" in lane.pipeline("report", "--workspace", str(lane.workspace))

@@ -35,6 +35,7 @@ from trtllm_pipeline.config.models import (
 )
 from trtllm_pipeline.domain import Cell, CellId, Json, in_order
 from trtllm_pipeline.errors import Fault, MatrixError, UsageError
+from trtllm_pipeline.files.quantization import AS_IS
 
 MAX_CELLS: Final = 100_000
 EMBEDDED: Final = "embedded"
@@ -209,6 +210,8 @@ def infeasible(
     tp, pp, ep = parallel
     precisions = recipe.precisions_for(toolchain)
     heads, kv_heads = recipe.num_attention_heads, recipe.num_key_value_heads
+    if recipe.quantization is not None and precision != AS_IS:
+        return f"the weights of {recipe.name} are quantized already ({recipe.quantization}): use precision {AS_IS}, or another model"
     if precisions is not None and precision not in precisions:
         known = f"only {', '.join(precisions)}" if precisions else "nothing"
         return f"the recipe {recipe.name} lists {known} for {toolchain}, not {precision}"

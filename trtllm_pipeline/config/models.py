@@ -30,6 +30,7 @@ from pydantic import (
 from trtllm_pipeline.config.derive import STRICT, derived
 from trtllm_pipeline.config.document import nearest
 from trtllm_pipeline.evaluate.scores import METRICS
+from trtllm_pipeline.files.quantization import Form
 from trtllm_pipeline.gateway.config import GatewayParams
 from trtllm_pipeline.hub import dataset_file
 from trtllm_pipeline.stages import params
@@ -41,6 +42,8 @@ Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
 ]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
+"""What weights can be made into."""
+AnyPrecision = Literal[Precision, "as_is"]
 SETTINGS_PREFIX: Final = "settings."
 """Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
 
@@ -295,7 +298,7 @@ def _precisions_form(value: object) -> str | None:
     return "form:all" if isinstance(value, list | tuple) else None
 
 
-PrecisionList = Annotated[tuple[Precision, ...], Unique]
+PrecisionList = Annotated[tuple[AnyPrecision, ...], Unique]
 Releases = Annotated[Text, AfterValidator(_specifiers)]
 Precisions = Annotated[
     Annotated[PrecisionList, Tag("form:all")] | Annotated[dict[Toolchain, PrecisionList], Tag("form:each")],
@@ -349,13 +352,16 @@ class Recipe(Strict):
     num_experts: Positive | None = None
     """Experts of a layer of a mixture, without shared ones: num_experts, num_local_experts or n_routed_experts of
     config.json. Without it the model is no mixture of experts."""
+    quantization: Form | None = None
+    """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
+    alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
     precisions: Precisions | None = None
     """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
     toolchain to judge; an empty list rules a toolchain out."""
     releases: dict[Toolchain, Releases] = {}
     """Releases that have the model, by toolchain, as version specifiers (PEP 440) such as `>=0.12`. Of a toolchain that
     is not listed nothing is known."""
-    precision_releases: dict[Toolchain, dict[Precision, Releases]] = {}
+    precision_releases: dict[Toolchain, dict[AnyPrecision, Releases]] = {}
     """The same for precisions that came later than the model, by toolchain."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
@@ -383,7 +389,7 @@ class Section(Strict):
     """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
 
 
-@derived(params.DownloadParams, leave=("folder", "content"))
+@derived(params.DownloadParams, leave=("folder", "content", "quantization"))
 class Download(Section):
     """How models are fetched."""
 
@@ -571,8 +577,8 @@ class Axes(Strict):
 
     model: Axis[Text]
     """Names of recipes, or paths of local Hugging Face folders (`./models/foo`)."""
-    precision: Axis[Precision]
-    """Precisions of the weights, under TensorRT-LLM's names."""
+    precision: Axis[AnyPrecision]
+    """Precisions of the weights, under TensorRT-LLM's names; as_is: weights that are quantized already, as they are."""
     parallel: Axis[Parallel] = ("tp1pp1",)
     """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages, tp4ep4 deals whole experts."""
     max_batch_size: Axis[BatchSize]
@@ -607,7 +613,7 @@ class AddedCell(Strict):
     __pydantic_extra__: dict[str, JsonValue]
 
     model: Text
-    precision: Precision
+    precision: AnyPrecision
     parallel: Parallel = "tp1pp1"
     max_batch_size: BatchSize
     lengths: Lengths

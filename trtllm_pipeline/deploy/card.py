@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.deploy.deployment import Deployment
+from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.report.rows import UNQUANTIZED
@@ -46,7 +47,7 @@ def text(deployment: Deployment) -> str:
 def _lines(deployment: Deployment) -> Iterator[str]:
     served, cell = deployment.served, deployment.served.cell
     yield from _front_matter(deployment)
-    yield f"# {_plain(cell.model)} in {cell.precision}, for {_server(deployment)}"
+    yield f"# {_plain(cell.model)} in {shown(cell.precision, cell.recipe.get('quantization'))}, for {_server(deployment)}"
     yield ""
     yield f"Cell `{cell.id}`, exported by trtllm-pipeline {__version__}. It was verified on the system below."
     yield ""
@@ -116,7 +117,7 @@ def _front_matter(deployment: Deployment) -> Iterator[str]:
     base = _base_model(deployment)
     if base is not None:
         found["base_model"] = base
-        if deployment.served.cell.precision not in UNQUANTIZED:
+        if deployment.served.cell.precision not in (*UNQUANTIZED, AS_IS):
             found["base_model_relation"] = "quantized"
     found |= {
         "pipeline_tag": "text-generation",

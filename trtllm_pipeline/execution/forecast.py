@@ -14,14 +14,16 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.planning.names import size
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains.tensorrt_llm.commands import kv_precision
+from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
 _GB: Final = 1e9
 _BYTES_PER_S: Final = {"gpu": 1e12, "cpu": 1e10}
@@ -82,7 +84,10 @@ def guess_s(run: StageRun, machine: Machine) -> float:
     shape = _shape(cell)
     if shape is None:
         return stage.expected_s
-    token_s = weights_bytes(shape, cell.precision, cell.tp, 1) / _BYTES_PER_S["gpu" if machine.gpus else "cpu"]
+    token_s = (
+        weights_bytes(shape, computed(cell.precision, cell.recipe), cell.tp, 1)
+        / _BYTES_PER_S["gpu" if machine.gpus else "cpu"]
+    )
     size_gb = weights_bytes(shape, "bf16", 1, 1) / _GB
     load_s = 0.0 if stage.load_s is None else stage.load_s(cell, token_s)
     return stage.expected_s + stage.expected_s_per_gb * size_gb + load_s
@@ -151,7 +156,10 @@ def _leaves_bytes(run: StageRun) -> int:
     shape = _shape(run.first_cell)
     if shape is None or run.stage.leaves is None:
         return 0
-    return weights_bytes(shape, "bf16" if run.stage.leaves == "model" else run.first_cell.precision, 1, 1)
+    cell = run.first_cell
+    # A model comes in 16 bits, if its owner has not quantized it.
+    as_it_comes = run.stage.leaves == "model" and cell.precision != AS_IS
+    return weights_bytes(shape, "bf16" if as_it_comes else computed(cell.precision, cell.recipe), 1, 1)
 
 
 def _serving_bytes(cell: Cell, machine: Machine) -> int:
@@ -161,14 +169,13 @@ def _serving_bytes(cell: Cell, machine: Machine) -> int:
     shape = _shape(cell)
     if shape is None:
         return 0
-    if cell.toolchain == "embedded":
-        element_bytes = 2.0  # its cache has 16 bits whatever the weights have
-    else:
-        asked = cell.settings["quantize"]["kv_cache_precision"]
-        element_bytes = kv_element_bytes(cell.precision, kv_precision(cell.precision, asked))
+    # The embedded toolchain's cache has 16 bits whatever the weights have.
+    element_bytes = 2.0 if cell.toolchain == "embedded" else kv_element_bytes(cell.precision, kv_cache(cell))
     per_token = kv_bytes_per_token(shape, element_bytes, cell.tp, cell.pp)
     requests = 1 if machine.gpus else cell.max_batch_size
-    return weights_bytes(shape, cell.precision, cell.tp, cell.pp) + per_token * requests * (cell.isl + cell.osl)
+    return weights_bytes(shape, computed(cell.precision, cell.recipe), cell.tp, cell.pp) + per_token * requests * (
+        cell.isl + cell.osl
+    )
 
 
 def capacity(machine: Machine) -> scheduling.Capacity:

@@ -1,4 +1,4 @@
-"""Reads a pinned model's configuration before the download to find out whether its weights are quantized."""
+"""Reads a pinned model's configuration before the download to find out how its weights are quantized."""
 
 from __future__ import annotations
 
@@ -8,31 +8,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.quantization import FILES, QuantizedWeights, quantization
 
 _LONGEST: Final = 1 << 20
 """Bytes read of a configuration; known ones have some thousand."""
-FILES: Final = ("config.json", "hf_quant_config.json")
 
 
-def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> str | None:
+def quantized(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool) -> QuantizedWeights | None:
     """How the weights of a pinned source are quantized, and by which file; None for unquantized weights.
 
     Raises DownloadError if the files cannot be read now.
     """
-    return in_words({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
-
-
-def in_words(files: Mapping[str, Mapping[str, Any] | None]) -> str | None:
-    """The same out of the parsed files, by name."""
-    config, model_optimizer = (files.get(name) or {} for name in FILES)
-    for source, name in (
-        (model_optimizer.get("quantization"), FILES[1]),
-        (config.get("quantization_config"), FILES[0]),
-    ):
-        if isinstance(source, Mapping):
-            algorithm = source.get("quant_algo") or source.get("quant_method") or "an algorithm it does not name"
-            return f"{str(algorithm)[:40]} by its {name}"
-    return None
+    return quantization({name: _read(pinned, name, folder=folder, offline=offline) for name in FILES})
 
 
 def _read(pinned: Mapping[str, Json], name: str, *, folder: Path | None, offline: bool) -> Mapping[str, Any] | None:

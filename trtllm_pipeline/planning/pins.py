@@ -6,11 +6,12 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
 from trtllm_pipeline.files.digest import digest_file
+from trtllm_pipeline.files.quantization import AS_IS, QuantizedWeights
 from trtllm_pipeline.files.user_files import check
 from trtllm_pipeline.fingerprint import canonical
 from trtllm_pipeline.store.store import Store
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from trtllm_pipeline.hub.hub_errors import UnavailableError
 
 logger = logging.getLogger(__name__)
+
+
+class _Said(NamedTuple):
+    """What is known of a model's weights."""
+
+    found: QuantizedWeights | None
+    """None for unquantized weights."""
+    known: bool = True
+    """Whether their files could be read."""
+
+
+_UNKNOWN: Final = _Said(None, known=False)
 
 
 class Pins:
@@ -31,21 +44,24 @@ class Pins:
         self._reached = True
         """Whether hubs answer, as far as is known."""
         self._unreached: dict[str, UnavailableError] = {}
-        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], str | None]] = {}
+        self._recipes: dict[tuple[int, int], tuple[Mapping[str, Json], _Said]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
 
     def pin(self, cell: Cell) -> Cell:
         """`cell` with the one source its model is fetched from, pinned to a revision or digest.
 
-        It has a reason where that source's weights rule it out: nothing here is made of quantized ones.
+        It has a reason where that source's weights rule it out: what is quantized already is served as it is or not at
+        all. What their files say of them is the recipe's `quantization`.
         """
         same = (id(cell.recipe), id(cell.settings["download"]))
         if same not in self._recipes:
             recipe = self._recipe(cell)
-            self._recipes[same] = recipe, self._quantized(cell, recipe)
-        recipe, quantized = self._recipes[same]
-        reason = None if quantized is None else _of_quantized_weights(cell, quantized)
-        return dataclasses.replace(cell, recipe=recipe, reason=reason)
+            said = self._said_of_weights(cell, recipe)
+            if said.found is not None:
+                recipe = {**recipe, "quantization": said.found.form}
+            self._recipes[same] = recipe, said
+        recipe, said = self._recipes[same]
+        return dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, said))
 
     def _recipe(self, cell: Cell) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
@@ -117,30 +133,30 @@ class Pins:
                 self._index.set_pin(asked, known)
         return known.get("files")
 
-    def _quantized(self, cell: Cell, recipe: Mapping[str, Json]) -> str | None:
-        """How the weights are quantized already; None where they are not, and where nobody can tell now."""
+    def _said_of_weights(self, cell: Cell, recipe: Mapping[str, Json]) -> _Said:
+        """How the weights are quantized already, as far as that can be told now."""
         from trtllm_pipeline.hub.peek import quantized
 
         source, folder = recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
         if folder is not None:
-            return quantized(source, folder=Path(str(folder)), offline=True)
-        about = canonical({"weights_of": {name: value for name, value in source.items() if name != "code"}})
+            return _Said(quantized(source, folder=Path(str(folder)), offline=True))
+        about = canonical({"quantization_of": {name: value for name, value in source.items() if name != "code"}})
         known = None if self._index is None else self._index.pin(about)
         if known is None and not self._reached:
-            return None  # a hub that does not answer is not asked for every model; it has been said
+            return _UNKNOWN  # a hub that does not answer is not asked for every model; it has been said
         if known is None:
             offline = bool(cell.settings["download"]["offline"])
             try:
-                known = {"quantized": quantized(source, folder=None, offline=offline)}
+                found = quantized(source, folder=None, offline=offline)
+                known = {} if found is None else {"form": found.form, "said": found.said}
             except DownloadError as error:
                 self._reached = error.failure is not FailureClass.TRANSIENT
                 logger.warning("%s: cannot tell now whether its weights are quantized: %s", cell.model, error.message)
-                return None
+                return _UNKNOWN
             if self._index is not None:
                 self._index.set_pin(about, known)
-        found = known.get("quantized")
-        return None if found is None else str(found)
+        return _Said(QuantizedWeights(str(known["form"]), str(known["said"])) if known else None)
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
         """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
@@ -176,8 +192,23 @@ def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
     return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
 
 
-def _of_quantized_weights(cell: Cell, quantized: str) -> str:
-    return (
-        f"precision {cell.precision}: the weights of {cell.model} are quantized already, {quantized}, and would be served "
-        "as that, whatever the cell says; name the model's unquantized repository"
-    )
+def _ruled_out(cell: Cell, said: _Said) -> str | None:
+    """Why the weights rule a cell out, by what their files say or, where those cannot be read now, by its recipe."""
+    stated, found = cell.recipe.get("quantization"), said.found
+    if not said.known:
+        if cell.precision != AS_IS or stated is not None:
+            return None
+        return (
+            f"precision {AS_IS}: how the weights of {cell.model} are quantized cannot be told now, since its hub is not "
+            "reached; `quantization` in its recipe says it, and the download checks it"
+        )
+    if found is None and (cell.precision == AS_IS or stated is not None):
+        return f"precision {cell.precision}: the files of {cell.model} say nothing of quantized weights; name another precision"
+    if found is not None and stated not in {None, found.form}:
+        return f"the recipe of {cell.model} says quantization {stated}, and its files {found.said}; correct the recipe"
+    if found is not None and cell.precision != AS_IS:
+        return (
+            f"precision {cell.precision}: the weights of {cell.model} are quantized already, {found.said}, and would be "
+            f"served as that, whatever the cell says; use precision {AS_IS}, or name the model's unquantized repository"
+        )
+    return None

@@ -13,6 +13,7 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.errors import StateError
+from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -69,7 +70,7 @@ def axes(cell: Cell) -> dict[str, Json]:
     return {
         "model": cell.model,
         "toolchain": cell.toolchain,
-        "precision": cell.precision,
+        "precision": shown(cell.precision, cell.recipe.get("quantization")),
         "tp": cell.tp,
         "pp": cell.pp,
         **({"ep": cell.ep} if cell.ep > 1 else {}),

@@ -17,6 +17,7 @@ from trtllm_pipeline.bench.conditions import FIELDS, UNKNOWN, system_words, work
 from trtllm_pipeline.bench.result import CLIENT_ERROR, LATENCIES, LENGTHS, LevelResult, load_words
 from trtllm_pipeline.domain import CellId, Json
 from trtllm_pipeline.errors import StateError, in_brackets
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
 from trtllm_pipeline.planning.names import count, path_from_here, shared_parts, shorten, without
@@ -162,7 +163,7 @@ def to_markdown(rows: Sequence[CellResult], run_id: str = "", matrix: str = "") 
             Items("measured", conditions),
             Grid(
                 ["cell", *(column.head for column in shown)],
-                [[without(row.id, parts), *(column.value(row) or "" for column in shown)] for row in rows],
+                [[_name(row, parts), *(column.value(row) or "" for column in shown)] for row in rows],
                 (0, *status),
             ),
             Items("failed and infeasible cells", list(map(TextLine, failures))),
@@ -246,6 +247,13 @@ def _note(text: str, cells: int) -> str:
     return f"{severity} ({count(cells, 'cell')}): {rest}"
 
 
+def _name(row: CellResult, parts: Sequence[str]) -> str:
+    """A cell's id without `parts`, its precision with what the model's files say of weights that are served as they are."""
+    precision = str(row.axes.get("precision"))
+    words = without(row.id, parts).split("/")
+    return "/".join(precision if word == AS_IS else word for word in words)
+
+
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
 
@@ -254,7 +262,7 @@ def _fit(
     rows: Sequence[CellResult], shown: tuple[Column, ...], parts: Sequence[str], width: int
 ) -> tuple[tuple[Column, ...], bool, int]:
     """Columns that fit, whether rows stand under their model's name, and the width left for names."""
-    longest = max((len(without(row.id, parts)) for row in rows), default=1)
+    longest = max((len(_name(row, parts)) for row in rows), default=1)
     models = {str(row.axes.get("model")) for row in rows}
     by_model = False
     while True:
@@ -266,7 +274,7 @@ def _fit(
             shown = tuple(column for column in shown if column is not worst)
         elif len(models) > 1 and not by_model:
             by_model = True
-            longest = max(2 + len(without(row.id, (*parts, str(row.axes.get("model"))))) for row in rows)
+            longest = max(2 + len(_name(row, (*parts, str(row.axes.get("model"))))) for row in rows)
         elif worst.rank > 0 and free < min(longest, _NAME):
             shown = tuple(column for column in shown if column is not worst)
         else:
@@ -301,7 +309,7 @@ def _table(
         if by_model and row.axes.get("model") != model:
             model = row.axes.get("model")
             yield Text(shorten(str(model), name_width), "bold")
-        name = "  " + without(row.id, (*parts, str(model))) if by_model else without(row.id, parts)
+        name = "  " + _name(row, (*parts, str(model))) if by_model else _name(row, parts)
         line = Text(shorten(name, name_width).ljust(name_width), no_wrap=True)
         for column, (width, align) in zip(shown, aligned, strict=True):
             line.append(

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.errors import DownloadError
+from trtllm_pipeline.errors import DownloadError, FailureClass
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.stages.params import DownloadParams
 
@@ -32,6 +32,23 @@ def run(context: StageContext[DownloadParams]) -> None:
         folder=None if asked.folder is None else Path(asked.folder),
         content=asked.content,
     )
+    if asked.quantization is not None:
+        _check_quantization(context.out, asked.quantization)
+
+
+def _check_quantization(folder: Path, expected: str) -> None:
+    """Raise DownloadError where the files of a model say something else of its weights than was planned."""
+    from trtllm_pipeline.files.model_files import Fields
+    from trtllm_pipeline.files.quantization import FILES, quantization
+
+    found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
+    if found is None or found.form != expected:
+        says = "weights that are not quantized" if found is None else f"{found.form} ({found.said})"
+        raise DownloadError(
+            f"the model has {says}, expected {expected}, which its recipe says under quantization",
+            failure=FailureClass.USER,
+            hint="correct the recipe",
+        )
 
 
 def _generate(out: Path, architecture: str, seed: int) -> None:

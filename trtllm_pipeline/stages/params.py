@@ -181,6 +181,9 @@ class DownloadParams:
         Param("SHA-256 of each file that is read, by name", null="not known before the download", key_with=ITSELF),
     ] = None
     folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
+    quantization: Annotated[
+        str | None, Param("how the weights have to be quantized already", null="anything goes", runtime=True)
+    ] = None
     offline: Annotated[
         bool, Param("use what is already on this machine, and fail instead of asking the network", runtime=True)
     ] = False

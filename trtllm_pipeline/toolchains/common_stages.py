@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv, openai_argv
 from trtllm_pipeline.stages.base import Stage, StageContext
@@ -35,6 +36,8 @@ def _download(cell: Cell) -> DownloadParams:
     code = source.get("code")
     content = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
     found = {"source": source, "content": content, "folder": cell.recipe.get("folder")}
+    if cell.precision == AS_IS:
+        found["quantization"] = cell.recipe.get("quantization")
     return load(DownloadParams, found, cell.settings["download"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.standins.programs import Work, arguments, refusal
+from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.checkpoint import check_family, read_model, write_checkpoint
 
 _WEIGHT_ONLY: Final = {
@@ -40,10 +40,28 @@ def run(work: Work, argv: Sequence[str]) -> int:
         pp=options.get("pp_size", 1),
         cp=options.get("cp_size", 1),
         moe=(options["moe_tp_size"], options["moe_ep_size"]) if "moe_ep_size" in options else None,
-        quantization=quantization(options),
+        quantization=quantization(options) | _already(work, family, model, options),
     )
     print("Total time of converting checkpoints: 00:00:00")
     return 0
+
+
+def _already(work: Work, family: str, model: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's config.json says of its weights. Source: `update_quant_config_from_hf` of the scripts for Llama (from
+    0.16) and Qwen (from 0.17). Raises ProgramError for weights that a script does not read.
+    """
+    found = model.get("quantization_config") or {}
+    method, at = found.get("quant_method"), tuple(map(int, work.release.split(".")[:2]))
+    known = {"llama": (0, 16), "qwen": (0, 17)}.get(family)
+    if method in {"awq", "gptq"} and known is not None and at >= known:
+        if found.get("desc_act"):
+            raise refusal("ValueError: GPTQ with desc_act=True is not implemented!")
+        return {"quant_algo": "W4A16_GPTQ", "group_size": found.get("group_size", 128), "has_zero_point": True}
+    if method == "fbgemm_fp8" and family == "llama":
+        return {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}
+    if method is not None and not (method == "modelopt" and options.get("use_fp8")):
+        raise ProgramError("KeyError: 'model.layers.0.self_attn.q_proj.weight'")
+    return {}
 
 
 def quantization(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def _load(work: Work, model: Path, options: Mapping[str, Any], value: Mapping[st
                 f"ValueError: Unrecognized model in {model}. Should have a `model_type` key in its config.json"
             )
         _check_experts(config, int(value["--tp_size"] or 1), int(value["--ep_size"] or 1))
+        _check_quantization(model, config)
         limit = int(options.get("max_seq_len") or config.get("max_position_embeddings") or 2048)
     check_tokenizer(options.get("tokenizer") or model)
     world = int(value["--tp_size"] or 1) * int(value["--pp_size"] or 1)
@@ -108,6 +109,18 @@ def _check_experts(config: Mapping[str, Any], tp: int, ep: int) -> None:
     count = number_of_experts(config)
     if ep > 1 and count % ep:
         raise refusal(f"{count} experts cannot be dealt over an EP size of {ep}")
+
+
+def _check_quantization(model: Path, config: Mapping[str, Any]) -> None:
+    """Raise ProgramError for weights in a form that the PyTorch runtime does not read. Source: `_update_from_hf_quant_config`
+    in llm_utils.py.
+    """
+    found = config.get("quantization_config")
+    if found is None or (model / "hf_quant_config.json").is_file():
+        return
+    blocks = found.get("quant_method") == "fp8" and found.get("weight_block_size")
+    if not blocks and found.get("quant_method") != "mxfp4":
+        raise ProgramError(f"NotImplementedError: Unsupported quantization_config: {found}.")
 
 
 def _spawn_workers(count: int) -> list[int]:

@@ -174,18 +174,52 @@ def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "form", "said"),
     [
-        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "fp8 by its config.json"),
-        ("config.json", {"quantization_config": {}}, "an algorithm it does not name by its config.json"),
-        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4 by its hf_quant_config.json"),
-        ("config.json", {"quantization_config": None}, None),
-        ("config.json", [], None),
+        ("config.json", {"quant_method": "fp8"}, "fp8 without blocks of 128 x 128", "fp8 by its config.json"),
+        (
+            "config.json",
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            "fp8_block",
+            "fp8 by its config.json",
+        ),
+        ("config.json", {"quant_method": "fbgemm_fp8"}, "fbgemm_fp8", "fbgemm_fp8 by its config.json"),
+        ("config.json", {"quant_method": "mxfp4"}, "mxfp4", "mxfp4 by its config.json"),
+        ("config.json", {"quant_method": "awq", "bits": 4}, "awq", "awq by its config.json"),
+        ("config.json", {"quant_method": "awq", "bits": 8}, "awq of 8 bits", "awq by its config.json"),
+        ("config.json", {"quant_method": "gptq", "bits": 4, "desc_act": False}, "gptq", "gptq by its config.json"),
+        (
+            "config.json",
+            {"quant_method": "gptq", "bits": 4, "desc_act": True},
+            "gptq_desc_act",
+            "gptq by its config.json",
+        ),
+        (
+            "config.json",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "modelopt without hf_quant_config.json",
+            "NVFP4 by its config.json",
+        ),
+        ("config.json", {}, "an algorithm it does not name", "an algorithm it does not name by its config.json"),
+        ("hf_quant_config.json", {"quant_algo": "NVFP4"}, "nvfp4", "NVFP4 by its hf_quant_config.json"),
+        ("hf_quant_config.json", {"quant_algo": "FP8"}, "fp8", "FP8 by its hf_quant_config.json"),
+        ("hf_quant_config.json", {"quant_algo": "fp8_pb_wo"}, "fp8_block", "fp8_pb_wo by its hf_quant_config.json"),
+        ("hf_quant_config.json", {"quant_algo": "W4A16_AWQ"}, "int4_awq", "W4A16_AWQ by its hf_quant_config.json"),
+        ("config.json", None, None, None),
     ],
 )
-def test_what_a_folder_says_of_its_weights(folder: Path, name: str, content: object, said: str | None) -> None:
-    (folder / name).write_text(json.dumps(content))
-    assert peek.quantized({"local": "digest"}, folder=folder, offline=True) == said
+def test_what_a_folder_says_of_its_weights(
+    folder: Path, name: str, content: object, form: str | None, said: str | None
+) -> None:
+    section = "quantization_config" if name == "config.json" else "quantization"
+    (folder / name).write_text(json.dumps({section: content}))
+    found = peek.quantized({"local": "digest"}, folder=folder, offline=True)
+    assert found == (None if said is None else (form, said))
+
+
+def test_a_configuration_that_is_none_says_nothing_of_weights(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    assert peek.quantized({"local": "digest"}, folder=folder, offline=True) is None
 
 
 def test_what_belongs_to_a_model() -> None:

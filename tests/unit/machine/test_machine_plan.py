@@ -18,6 +18,7 @@ from trtllm_pipeline.domain import Cell, Resources
 from trtllm_pipeline.errors import DownloadError, FailureClass, PlanError, UsageError
 from trtllm_pipeline.execution.forecast import capacity, forecast, simulate
 from trtllm_pipeline.execution.scheduler import Capacity
+from trtllm_pipeline.files.quantization import QuantizedWeights
 from trtllm_pipeline.hub import peek
 from trtllm_pipeline.hub import sources as hub
 from trtllm_pipeline.machine.model import Gpu, Machine
@@ -142,17 +143,19 @@ def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(
     pinned = {"hugging_face": "some/model", "revision": "a" * 40}
     asked = []
 
-    def quantized(source: object, **_options: object) -> str:
+    def quantized(source: object, **_options: object) -> QuantizedWeights:
         asked.append(source)
-        return "FP8 by its hf_quant_config.json"
+        return QuantizedWeights("fp8", "FP8 by its hf_quant_config.json")
 
     monkeypatch.setattr(hub, "resolve", lambda *_args, **_options: pinned)
+    monkeypatch.setattr(hub, "content_of", lambda *_args, **_options: None)
     monkeypatch.setattr(peek, "quantized", quantized)
     store = Store(tmp_path / "w")
     for _ in range(2):
         plan = flow.plan_of(Request(matrix, assume=LINE), store)
         assert not plan.stage_runs
         assert "are quantized already, FP8 by its hf_quant_config.json" in str(plan.cells[0].reason)
+        assert "use precision as_is" in str(plan.cells[0].reason)
     assert asked == [pinned], "what a commit says is remembered"
 
 

@@ -22,7 +22,8 @@ from trtllm_pipeline.stages.params import LaunchFrontend
 from trtllm_pipeline.stages.repository_settings import DEFAULTS
 from trtllm_pipeline.toolchains.base import ENGINES
 from trtllm_pipeline.toolchains.common_stages import launch
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
+from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
 from trtllm_pipeline.toolchains.tensorrt_llm.params import NONE
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import RUN_SCRIPT, at_least
 
@@ -83,16 +84,12 @@ def expert_parallel(cell: Cell) -> int | None:
     return cell.ep if cell.ep > 1 else None
 
 
-def kv_cache(cell: Cell) -> str | None:
-    """How the KV cache of a cell is quantized, None for not at all."""
-    return commands.kv_precision(cell.precision, cell.settings["quantize"]["kv_cache_precision"])
-
-
 def checkpoint_params(cell: Cell) -> dict[str, Any]:
     """What makes a checkpoint of a cell. Neither batch size nor lengths are among it."""
     return {
         "family": cell.recipe["family"],
-        "precision": cell.precision,
+        "precision": prequantized.computed(cell.precision, cell.recipe),
+        "quantization": prequantized.form_of(cell),
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,
         "pp": cell.pp,

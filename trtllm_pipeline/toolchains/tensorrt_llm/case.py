@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.files.quantization import AS_IS, shown
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM
-from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
+from trtllm_pipeline.toolchains.base import PYTORCH
+from trtllm_pipeline.toolchains.tensorrt_llm import commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -43,7 +45,7 @@ class Case:
             sm=machine.sm,
             shape=Shape.of(cell.recipe),
             family=str(cell.recipe["family"]),
-            kv=commands.kv_precision(cell.precision, cell.settings["quantize"]["kv_cache_precision"]),
+            kv=kv_cache(cell),
             build=build_options(cell),
             installed_help=installed_help,
         )
@@ -54,6 +56,16 @@ class Case:
         return self.installed.release
 
     @property
+    def precision(self) -> str:
+        """What the cell's weights are in memory: of those taken as they are, what their files say."""
+        return prequantized.computed(self.cell.precision, self.cell.recipe)
+
+    @property
+    def shown(self) -> str:
+        """The cell's precision for people."""
+        return shown(self.cell.precision, prequantized.form_of(self.cell))
+
+    @property
     def route(self) -> str:
         """The stage that makes the checkpoint: convert or quantize."""
         return commands.route(self.release, self.family, self.cell.precision, self.kv)
@@ -62,14 +74,14 @@ class Case:
     def attention(self) -> commands.ContextAttention:
         """What trtllm-build is asked for."""
         return commands.context_attention(
-            self.release, precision=self.cell.precision, kv=self.kv, sm=self.sm, extra=self.build
+            self.release, precision=self.precision, kv=self.kv, sm=self.sm, extra=self.build
         )
 
     @property
     def paged_context_fmha(self) -> bool:
         """Whether the engine will have it: the builder turns it off where its own conditions are not met."""
         return self.attention.paged and commands.builder_keeps_paged(
-            precision=self.cell.precision, kv=self.kv, extra=self.build
+            precision=self.precision, kv=self.kv, extra=self.build
         )
 
     @property
@@ -88,6 +100,18 @@ class Case:
     def repository(self, name: str) -> Any:
         """A setting of the Triton repository, None where the release's own holds."""
         return self.cell.settings["repository"].get(name)
+
+
+def kv_cache(cell: Cell) -> str | None:
+    """How the KV cache of a cell is quantized, None for not at all.
+
+    Beside weights taken as they are, files of Model Optimizer mostly ask the PyTorch runtime for an FP8 cache; engines of
+    them have the model's own.
+    """
+    precision = cell.precision
+    if precision == AS_IS and cell.toolchain == PYTORCH:
+        precision = prequantized.computed(precision, cell.recipe)
+    return commands.kv_precision(precision, cell.settings["quantize"]["kv_cache_precision"])
 
 
 def splits_prompts(cell: Cell) -> bool:

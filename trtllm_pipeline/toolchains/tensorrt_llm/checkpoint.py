@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.files.model_files import Fields
-from trtllm_pipeline.hub import peek
+from trtllm_pipeline.files.quantization import FILES, quantization
 from trtllm_pipeline.hub.verify import check_folder, tensors
 from trtllm_pipeline.stages.base import StageContext
 from trtllm_pipeline.toolchains.model_optimizer.formats import PRECISIONS, kv_cache_algorithm
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, EngineBuild, HuggingFaceCheckpoint
+from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import FORMS
 
 REQUIRED: Final = (
     "architecture",
@@ -87,12 +88,12 @@ def check_unquantized(folder: Path) -> None:
 
     A plan looks at this before anything is fetched, where a hub can be reached then.
     """
-    found = peek.in_words({name: Fields.read_optional(folder, name).values for name in peek.FILES})
+    found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
     if found is not None:
         raise StageError(
-            f"{folder}: the weights are quantized already, {found}; expected unquantized ones",
+            f"{folder}: the weights are quantized already, {found.said}; expected unquantized ones",
             failure=FailureClass.INFEASIBLE,
-            hint="name the model's unquantized repository",
+            hint="use precision as_is, or name the model's unquantized repository",
         )
 
 
@@ -139,8 +140,11 @@ def check_precision(
     """Raise StageError where `quantization`, of the file at `path`, has other algorithms than the parameters `asked` for."""
     precision, cache = asked.precision, asked.kv_cache_precision
     known = PRECISIONS.get(precision)
+    algorithm = known.algorithm if known else None
+    if not isinstance(asked, HuggingFaceCheckpoint) and asked.quantization is not None:
+        algorithm = FORMS[asked.quantization].algorithm
     wanted = {
-        "quant_algo": (precision, known.algorithm if known else None),
+        "quant_algo": (precision, algorithm),
         "kv_cache_quant_algo": (f"a KV cache of {cache}", kv_cache_algorithm(cache)),
     }
     for name, (what, expected) in wanted.items():

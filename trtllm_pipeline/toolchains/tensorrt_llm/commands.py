@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import PlanError
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.serving.command_lines import MPIRUN
 from trtllm_pipeline.stages.calibration_rows import MOST
 from trtllm_pipeline.stages.params import Selection
@@ -25,6 +26,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm.params import (
     EngineRepository,
     WeightsRepository,
 )
+from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import FORMS
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, FIRST_SERVE, at_least, convert_tool
 
 PLAIN: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -95,6 +97,8 @@ def kv_precision(precision: str, asked: Json) -> str | None:
 
 def route(release: str, family: str, precision: str, kv: str | None) -> Literal["convert", "quantize"]:
     """Which script makes the checkpoint: quantize.py for all that has to be measured, convert_checkpoint.py for the rest."""
+    if precision == AS_IS:
+        return "convert"
     if kv is not None or (precision not in PLAIN and precision not in WEIGHT_ONLY):
         return "quantize"
     if precision in WEIGHT_ONLY and not options.exists(convert_tool(family), release, _weight_only_option(family)):
@@ -124,6 +128,8 @@ def convert_checkpoint(
     if asked.precision in WEIGHT_ONLY:
         arguments.add_where_known({"--use_weight_only": True})
         arguments.add({_weight_only_option(asked.family): WEIGHT_ONLY[asked.precision]})
+    if asked.quantization is not None:
+        arguments.add(FORMS[asked.quantization].options)
     if asked.family == "phi3":
         # It tells the two Phi-3 minis apart where the script asks.
         size = "128k" if (asked.max_position_embeddings or 0) > 4096 else "4k"

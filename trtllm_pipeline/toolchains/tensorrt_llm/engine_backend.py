@@ -50,7 +50,7 @@ _READ: Final = {
 def _route(cell: Cell, machine: Machine) -> str:
     """The stage that makes the cell's checkpoint."""
     release = installed(machine).release
-    return commands.route(release, str(cell.recipe["family"]), cell.precision, backends.kv_cache(cell))
+    return commands.route(release, str(cell.recipe["family"]), cell.precision, case.kv_cache(cell))
 
 
 def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
@@ -133,7 +133,7 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
 def _check_convertible(release: str, params: Checkpoint) -> None:
     """Raise StageError for a checkpoint that takes measuring: converting would leave another one, without a word."""
     family, precision, kv = params.family, params.precision, commands.quantized_cache(params.kv_cache_precision)
-    if commands.route(release, family, precision, kv) == "convert":
+    if params.quantization is not None or commands.route(release, family, precision, kv) == "convert":
         return
     what = precision if kv is None else f"{precision} with a cache of {kv}"
     raise StageError(

@@ -22,6 +22,7 @@ _WEIGHT_BITS: Final = {
     "int4_wo": 4.0,
     "int4_awq": 4.0 + 16 / 128,  # a 16-bit scale for each block of 128
     "w4a8_awq": 4.0 + 16 / 128,
+    "mxfp4": 4.0 + 8 / 32,  # an 8-bit scale for each block of 32
     "nvfp4": 4.0 + 8 / 16,  # an 8-bit scale for each block of 16
 }
 """Precision -> bits of one weight of a quantized layer, its scales included."""

@@ -23,6 +23,15 @@ _CACHE_HELP: Final = "precision of the KV cache; none is the model's own"
 Precision = Annotated[str, Param("precision of the weights", choices=_ENGINE_PRECISIONS)]
 EngineCache = Annotated[Literal["none", "fp8", "int8"], Param(_CACHE_HELP)]
 Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
+Prequantized = Annotated[
+    str | None,
+    Param(
+        "how the weights of the model are quantized already; the precision is then what they have in memory",
+        choices=("fp8", "fbgemm_fp8", "awq", "gptq"),
+        null="not at all",
+        key_with=ITSELF,
+    ),
+]
 Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
 ServeOptions = Annotated[
@@ -62,6 +71,7 @@ class Checkpoint:
     checkpoint_format: ClassVar[str] = "tensorrt_llm"
     precision: Precision
     kv_cache_precision: EngineCache = "none"
+    quantization: Prequantized = None
     family: Family
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
@@ -96,6 +106,7 @@ class EngineBuild:
 
     precision: Precision
     kv_cache_precision: EngineCache = "none"
+    quantization: Prequantized = None
     family: Family
     tp: TensorParallel = 1
     pp: PipelineParallel = 1

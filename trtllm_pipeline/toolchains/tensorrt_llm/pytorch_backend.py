@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import with_true_samples
@@ -28,7 +29,8 @@ _READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SETTINGS - {"decoupled"}}
 
 
 def _quantized(cell: Cell) -> bool:
-    return cell.precision not in _UNQUANTIZED or backends.kv_cache(cell) is not None
+    """Whether we quantize it, the weights or the cache."""
+    return cell.precision != AS_IS and (cell.precision not in _UNQUANTIZED or case.kv_cache(cell) is not None)
 
 
 def _checkpoint(cell: Cell) -> HuggingFaceCheckpoint:
@@ -49,7 +51,7 @@ def _repository(cell: Cell) -> WeightsRepository:
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
         "moe_expert_parallel_size": backends.expert_parallel(cell),
-        "unquantized": not _quantized(cell),
+        "unquantized": cell.precision != AS_IS and not _quantized(cell),
     }
     return load(WeightsRepository, own, cell.settings["repository"])
 

@@ -16,11 +16,12 @@ from typing import Final, Literal
 from packaging.specifiers import SpecifierSet
 
 from trtllm_pipeline.domain import Cell, Json
+from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.assume import LAST_WITH_ENGINES
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.toolchains.base import ENGINES, PYTORCH
 from trtllm_pipeline.toolchains.model_optimizer.checkpoint import MODEL_TYPES, uneven
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands, options, prequantized
 from trtllm_pipeline.toolchains.tensorrt_llm.case import Case, num_tokens, splits_prompts
 from trtllm_pipeline.toolchains.tensorrt_llm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
 from trtllm_pipeline.toolchains.tensorrt_llm.memory import least_bytes
@@ -41,7 +42,7 @@ for, so that something else would be measured than the cell says."""
 
 Check = Callable[[Case], str | None]
 _BOTH: Final = (ENGINES, PYTORCH)
-_LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
+_LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "mxfp4": 90, "nvfp4": 100}
 _NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8_awq"})
 _NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
 _MARLIN: Final = "1.3.0rc20"
@@ -225,13 +226,29 @@ def needs_code(case: Case) -> str | None:
     )
 
 
+@rule(
+    "TLM106",
+    "name a model or a form that it reads, or the model's unquantized repository; docs/models.md has the forms",
+    toolchains=_BOTH,
+)
+def as_is(case: Case) -> str | None:
+    """Weights that are quantized already (`as_is`), in a form that the release does not read, or not on this GPU; or with
+    a cache of another precision than theirs. Source: the scripts for Llama and Qwen; `_update_from_hf_quant_config` in
+    llm_utils.py.
+    """
+    asked = case.cell.settings["quantize"]["kv_cache_precision"]
+    if case.cell.precision == AS_IS and asked is not None:
+        return f"settings.quantize.kv_cache_precision {asked}: precision {AS_IS} quantizes nothing, the files say the cache too"
+    return prequantized.unreadable(case.cell, case.release, case.sm)
+
+
 # ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
 
 
 @rule("TLM201", "take one of those, or another release")
 def no_precision(case: Case) -> str | None:
     """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
-    precision, release = case.cell.precision, case.release
+    precision, release = case.precision, case.release
     if case.route == "quantize" and precision not in PLAIN:
         made = options.known("quantize.py", release)["--qformat"].choices or ()
         if precision not in made:
@@ -247,7 +264,7 @@ def no_precision(case: Case) -> str | None:
 @rule("TLM202", "take SM 90, or a newer release", before="0.10")
 def w4a8_on_ada(case: Case) -> str | None:
     """w4a8_awq on SM 89 before 0.10. Source: release notes."""
-    if case.cell.precision != "w4a8_awq" or case.sm != 89:
+    if case.precision != "w4a8_awq" or case.sm != 89:
         return None
     return f"precision w4a8_awq: TensorRT-LLM has it for SM 89 since 0.10, this is {case.release}"
 
@@ -276,8 +293,8 @@ def integers_on_blackwell(case: Case) -> str | None:
     if case.sm is None or not 100 <= case.sm < 120:
         return None
     # AWQ's groups do not keep `is_int4_weight_only` from being true.
-    if case.cell.precision in _NOT_ON_BLACKWELL:
-        return f"precision {case.cell.precision}: TensorRT-LLM refuses it on SM 100 and above, this is SM {case.sm}"
+    if case.precision in _NOT_ON_BLACKWELL:
+        return f"precision {case.shown}: TensorRT-LLM refuses it on SM 100 and above, this is SM {case.sm}"
     if case.kv == "int8":
         return f"settings.quantize.kv_cache_precision int8: TensorRT-LLM refuses it on SM {case.sm}"
     return None
@@ -286,8 +303,8 @@ def integers_on_blackwell(case: Case) -> str | None:
 @rule("TLM206", "the toolchain tensorrt_llm has more", toolchains=(PYTORCH,))
 def not_in_pytorch(case: Case) -> str | None:
     """A precision or cache that the PyTorch runtime has no form of. Source: its page on quantization."""
-    if case.cell.precision not in PYTORCH_PRECISIONS:
-        return f"precision {case.cell.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
+    if case.cell.precision not in (*PYTORCH_PRECISIONS, AS_IS):
+        return f"precision {case.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
     if case.kv == "int8":
         return "settings.quantize.kv_cache_precision int8: the PyTorch backend has fp8 or the model's own"
     return None
@@ -298,9 +315,9 @@ def awq_on_blackwell(case: Case) -> str | None:
     """AWQ weights in the PyTorch runtime on SM 100 and newer. Source: the hardware matrix of its page on quantization,
     which has AWQ for Ampere (int4_awq), Ada and Hopper.
     """
-    if case.cell.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
+    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
         return None
-    return f"precision {case.cell.precision}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
+    return f"precision {case.shown}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
 
 
 @rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
@@ -308,14 +325,14 @@ def gpu_precision(case: Case) -> str | None:
     """A precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from 1.3.0rc20 on, by Marlin. Source:
     support matrices; pull request 13476 for 1.3.0rc20.
     """
-    sm, precision = case.sm, case.cell.precision
+    sm, precision = case.sm, case.precision
     if sm is None:
         return None
     least = _LEAST_SM.get(precision, 0)
     if precision == "nvfp4" and case.cell.toolchain == PYTORCH and at_least(case.release, _MARLIN):
         least = 90
     if sm < least:
-        return f"precision {precision} needs SM {least} or newer, this is SM {sm}"
+        return f"precision {case.shown} needs SM {least} or newer, this is SM {sm}"
     if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
         return f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
     return None
@@ -328,7 +345,7 @@ def cache_type(case: Case) -> str | None:
     """
     asked, dtype = (
         case.cell.settings["quantize"]["kv_cache_precision"],
-        commands.data_type(case.cell.precision, case.family),
+        commands.data_type(case.precision, case.family),
     )
     if asked is None or case.kv is not None or PLAIN[str(asked)] == dtype:
         return None
@@ -380,10 +397,12 @@ def not_by_model_optimizer(case: Case) -> str | None:
         why = f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
     else:
         return None
+    if case.cell.precision == AS_IS:
+        return f"precision {case.shown}: {why}, which alone convert weights that are quantized already"
     lacks = backends.quantizing_lacks(case.machine)
     if lacks is not None:
         return f"{why}, and {lacks}"
-    precision = case.cell.precision
+    precision = case.precision
     if case.family not in MODEL_TYPES or precision == "fp32":
         return f"{case.family} in {precision}: {why}, so Model Optimizer makes checkpoints, and not this one"
     return None
@@ -401,7 +420,7 @@ def gemma2_as_gemma(case: Case) -> str | None:
     # The checkpoint it writes has no soft caps and no second norms.
     if case.family != "gemma2" or case.route != "quantize":
         return None
-    return f"{case.cell.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} takes it for Gemma 1"
+    return f"{case.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} takes it for Gemma 1"
 
 
 @rule(
@@ -459,7 +478,7 @@ def fp8_attention(case: Case) -> str | None:
     """
     if not case.switch("use_fp8_context_fmha"):
         return None
-    release, precision = case.release, case.cell.precision
+    release, precision = case.release, case.precision
     # Before 0.12 it is Hopper's alone.
     early = not at_least(release, "0.12") and case.sm == 90 and precision != "nvfp4"
     if precision in FP8_INPUTS and case.kv == "fp8" and (early or commands.has_fp8_context_fmha(release, case.sm)):
@@ -488,11 +507,11 @@ def paged_fp8_refused(case: Case) -> str | None:
     builder.py of 0.11 and the attention operators of 0.12 to 0.17.
     """
     # An FP8 cache alone is not the FP8 workflow; nor is w4a8_awq, for which TLM407 stands.
-    if not case.attention.paged or case.kv != "fp8" or case.cell.precision in FP8_INPUTS:
+    if not case.attention.paged or case.kv != "fp8" or case.precision in FP8_INPUTS:
         return None
     return (
         f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} has it with an FP8 cache for fp8 weights, "
-        f"this is {case.cell.precision}"
+        f"this is {case.precision}"
     )
 
 
@@ -502,7 +521,7 @@ def paged_w4a8(case: Case) -> str | None:
     the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
     """
     # Its quantization mode has no FP8_QDQ.
-    if not case.attention.paged or case.kv != "fp8" or case.cell.precision != "w4a8_awq":
+    if not case.attention.paged or case.kv != "fp8" or case.precision != "w4a8_awq":
         return None
     return (
         f"settings.build.use_paged_context_fmha: w4a8_awq with an FP8 cache is known to have it since {W4A8_PAGED}, "
@@ -515,11 +534,11 @@ def paged_turned_off(case: Case) -> str | None:
     """`use_paged_context_fmha` with an FP8 KV cache and weights without FP8 activations, from 0.19 on. Source: `build` in
     builder.py of 1.2.0 and 1.3.0rc3: turned off, with a warning.
     """
-    if not case.switch("use_paged_context_fmha") or case.kv != "fp8" or case.cell.precision in FP8_INPUTS:
+    if not case.switch("use_paged_context_fmha") or case.kv != "fp8" or case.precision in FP8_INPUTS:
         return None
     return (
         f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} turns it off with an FP8 cache and weights "
-        f"in {case.cell.precision}"
+        f"in {case.precision}"
     )
 
 
@@ -529,7 +548,7 @@ def paged_turns_fp8_on(case: Case) -> str | None:
     `build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning.
     """
     attention = case.attention
-    if case.kv != "fp8" or case.cell.precision not in FP8_INPUTS or not attention.paged or attention.fp8:
+    if case.kv != "fp8" or case.precision not in FP8_INPUTS or not attention.paged or attention.fp8:
         return None
     return (
         "settings.build.use_paged_context_fmha enable turns use_fp8_context_fmha on with an FP8 cache, which is off "
@@ -547,10 +566,10 @@ def paged_needed(case: Case) -> str | None:
     """Quantized weights without `use_paged_context_fmha` at 0.20. Source: pull request 131 of NVIDIA-NeMo/Export-Deploy:
     such builds fail.
     """
-    if case.sm is None or case.cell.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
+    if case.sm is None or case.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
         return None
     return (
-        f"{case.cell.precision} without use_paged_context_fmha: TensorRT-LLM {case.release} does not build quantized "
+        f"{case.precision} without use_paged_context_fmha: TensorRT-LLM {case.release} does not build quantized "
         "checkpoints that way"
     )
 
@@ -730,7 +749,7 @@ def memory(case: Case) -> str | None:
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
-        case.shape, precision=cell.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
+        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
     )
     if smallest is None or weights + cache <= smallest:
         return None
@@ -754,7 +773,7 @@ def _without_pages(case: Case, setting: str) -> str | None:
     """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
     if case.repository(setting) is not True or case.paged_context_fmha:
         return None
-    why = f"for {case.cell.precision} with {case.kv or 'no quantized'} cache here"
+    why = f"for {case.precision} with {case.kv or 'no quantized'} cache here"
     if commands.unpaged(case.build):
         why = "without a paged KV cache (settings.build)"
     for name, off in (("use_paged_context_fmha", False), ("context_fmha", False), ("streamingllm", True)):
