@@ -25,6 +25,7 @@ from trtllm_pipeline.toolchains.embedded import convert, random_model, runtime
 from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
 from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
+from trtllm_pipeline.toolchains.embedded.reference import Reference
 
 TEXT = Path(__file__).with_suffix(".txt")
 PROMPTS = ("The capital of France is", "Water boils at", "Once upon a time")
@@ -51,7 +52,7 @@ def main() -> int:
 
 def compare(folder: Path, scratch: Path, args: argparse.Namespace) -> bool:
     """Print the table of one model. True when all precisions are within their tolerances."""
-    reference = fidelity.Reference.from_folder(folder)
+    reference = Reference.from_folder(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = tokenizer.encode(TEXT.read_text(encoding="utf-8")).ids[: args.tokens]
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.toolchains.embedded.architecture import (
-    EMBEDDING,
-    FINAL_NORM,
-    HEAD,
-    ModelConfig,
-    read_config,
-)
+from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
 from trtllm_pipeline.toolchains.embedded.convert import gguf_names, rotated_heads
-from trtllm_pipeline.toolchains.embedded.reference import Array, layer, layer_weights, rms_norm, rope
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
 
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""
@@ -114,71 +107,6 @@ def measure(reference: Reference, texts: Iterable[Sequence[int]], model: Referen
         perplexity=float(np.exp(np.mean(nll))),
         reference_perplexity=float(np.exp(np.mean(reference_nll))),
     )
-
-
-@dataclass(slots=True)
-class Cache:
-    """Keys and values of the tokens seen so far, one pair of arrays (batch, kv_heads, tokens, head_dim) a layer."""
-
-    layers: list[tuple[Array, Array] | None]
-    length: int = 0
-
-
-class Reference:
-    """A model in float32. All of its weights are kept in memory."""
-
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
-        self.config = config
-        self.weights = {name: weights[name] for name in weights}
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> Reference:
-        """The model of a Hugging Face folder."""
-        return cls(read_config(folder), Weights(folder))
-
-    def new_cache(self) -> Cache:
-        """An empty cache for one batch of sequences."""
-        return Cache([None] * self.config.num_layers)
-
-    def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
-        """States after the final norm, (batch, tokens, hidden_size); `tokens` is (batch, tokens), all of one length."""
-        cache = cache or self.new_cache()
-        states = self.weights[EMBEDDING][tokens]
-        rotation = rope(self.config, cache.length, tokens.shape[1])
-        for index in range(self.config.num_layers):
-            states, cache.layers[index] = layer(
-                self.config, layer_weights(self.weights, index), states, rotation, cache.layers[index]
-            )
-        cache.length += tokens.shape[1]
-        return rms_norm(states, self.weights[FINAL_NORM], self.config.rms_norm_eps)
-
-    def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
-        """Logits after each of `tokens`, (tokens, vocab_size). A cache makes them continue what it holds."""
-        states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
-        logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
-        return logits
-
-    def log_probs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
-        """Log-probabilities of the next token after each of `tokens`, (tokens, vocab_size)."""
-        return log_softmax(self.logits(tokens))
-
-    def generate(self, tokens: Sequence[int], count: int, stop: Iterable[int] = ()) -> list[int]:
-        """Up to `count` greedy tokens after `tokens`; ends before one in `stop`. Ties go to the lowest id."""
-        cache, stop, output = self.new_cache(), frozenset(stop), []
-        step: Sequence[int] = tokens
-        for _ in range(count):
-            token = int(np.argmax(self.logits(step, cache)[-1]))
-            if token in stop:
-                break
-            output.append(token)
-            step = [token]
-        return output
-
-
-def log_softmax(logits: Array) -> NDArray[np.float64]:
-    """Log-probabilities along the last axis."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def dequantized(path: Path, config: ModelConfig) -> Reference:

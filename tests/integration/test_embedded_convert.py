@@ -18,7 +18,7 @@ pytest.importorskip("xllamacpp")
 from tokenizers import Tokenizer
 
 from benchmarks import fidelity
-from benchmarks.fidelity import TOLERANCES, Reference
+from benchmarks.fidelity import TOLERANCES
 from tests.contexts import context
 from trtllm_pipeline.stages.calibration_rows import default_set
 from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
@@ -26,6 +26,7 @@ from trtllm_pipeline.toolchains.embedded.architecture import read_config
 from trtllm_pipeline.toolchains.embedded.calibration import read_texts
 from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
 from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
+from trtllm_pipeline.toolchains.embedded.reference import Reference
 from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
 from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 

@@ -7,9 +7,9 @@ than others, as in trained models, so that precisions can be told apart, and any
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from trtllm_pipeline.toolchains.embedded.architecture import (
     tensors,
 )
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 Array = NDArray[np.float32]
 VOCAB_SIZE: Final = 1024
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -36,6 +39,8 @@ CHAT_TEMPLATE: Final = (
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 128, 512, 4, 4, 2
 # Qwen3 alone has heads wider than hidden_size / heads, and ties its head to the embedding as its small siblings do.
 _HEAD_DIM: Final = {"llama": 32, "qwen2": 32, "qwen3": 48}
+_COMPARABLE_HEAD_DIM: Final = {**_HEAD_DIM, "qwen3": 64}
+"""Sizes that kernels of GPUs have."""
 
 
 # Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
@@ -53,10 +58,14 @@ _NORMS: Final = {
 """Spread of the logarithm, and scale."""
 
 
-def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
+def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, comparable: bool = False) -> None:
     """Write a model of about 1.3 million parameters into the folder `out`, which is made if it is not there.
 
     `architecture` is llama, qwen2 or qwen3. The same arguments give the same weights. Raises UsageError for another one.
+
+    A `comparable` model tells a wrong computation from a coarse one. Its projections are one magnitude with random signs,
+    which precisions down to 4 bits hold as they are, so that what rounding changes is the activations'. And no token
+    that it says is the beginning of another, so that `spoken` reads its very tokens from its text.
     """
     names = {short: name for name, short in ARCHITECTURES.items()}
     if architecture not in names:
@@ -71,48 +80,51 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0) -> None:
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": _HEADS,
         "num_key_value_heads": _KV_HEADS,
-        "head_dim": _HEAD_DIM[architecture],
+        "head_dim": _COMPARABLE_HEAD_DIM[architecture] if comparable else _HEAD_DIM[architecture],
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": architecture == "qwen3",
+        "tie_word_embeddings": architecture == "qwen3" and not comparable,
         "bos_token_id": 0,
         "eos_token_id": end,
         "dtype": "bfloat16",
     }
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {"bos_token_id": 0, "eos_token_id": [end, 0], "pad_token_id": 0})
-    quiet = _write_tokenizer(out)
+    tokenizer = _write_tokenizer(out)
+    speakable = spellings(tokenizer) if comparable else _texts(tokenizer)
+    quiet = [number for number in range(tokenizer.get_vocab_size()) if number not in speakable.values()]
     random = np.random.default_rng([seed, list(names).index(architecture)])
-    safetensors.write(out / "model.safetensors", dict(_tensors(read_config(out), random, quiet)))
+    safetensors.write(out / "model.safetensors", dict(_tensors(read_config(out), random, quiet, comparable=comparable)))
 
 
-def _tensors(config: ModelConfig, random: np.random.Generator, quiet: list[int]) -> Iterator[tuple[str, Array]]:
+def _tensors(
+    config: ModelConfig, random: np.random.Generator, quiet: list[int], *, comparable: bool
+) -> Iterator[tuple[str, Array]]:
+    gains = {**_GAINS, "o_proj": 1.0} if comparable else _GAINS
     for name, shape in tensors(config):
         part = name.split(".")[-2]
         values = random.standard_normal(shape, dtype=np.float32)
         if part in _NORMS:  # log-normal: few channels carry most of the signal
             spread, scale = _NORMS[part]
-            values = scale * np.exp(values * np.float32(spread))
+            values = scale * np.exp(values * np.float32(spread * (0.5 if comparable else 1.0)))
         elif len(shape) == 1:
             values *= np.float32(0.2)
         elif name == EMBEDDING:
-            values *= np.float32(0.1)
+            values *= np.float32(0.5 if comparable else 0.1)
         else:
-            values *= np.float32(_GAINS[part] / np.sqrt(shape[1]))
-        if name in {EMBEDDING, HEAD}:
+            if comparable and name != HEAD:
+                values = np.copysign(np.float32(1.0), values)
+            values *= np.float32(gains[part] / np.sqrt(shape[1]))
+        if name == HEAD or (name == EMBEDDING and not comparable):
             values[quiet] *= 0.01
         yield name, values.astype(np.float32)
 
 
-def _write_tokenizer(out: Path) -> list[int]:
-    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes.
-
-    Returns the tokens the model had better not say, which get no row in the head to speak of: special ones, so that a test decides when a text ends, and parts of
-    characters, so that its texts are texts and can be encoded again.
-    """
+def _write_tokenizer(out: Path) -> Tokenizer:
+    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from trtllm_pipeline.stages.calibration_rows import default_set
@@ -135,9 +147,44 @@ def _write_tokenizer(out: Path) -> list[int]:
         "eos_token": SPECIAL_TOKENS[2],
         "pad_token": SPECIAL_TOKENS[0],
         "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,  # transformers 4 would take spaces away before punctuation
     }
     _write_json(out / "tokenizer_config.json", settings)
-    return [number for number in range(tokenizer.get_vocab_size()) if tokenizer.decode([number]) in {"", "\ufffd"}]
+    return tokenizer
+
+
+def _texts(tokenizer: Tokenizer) -> dict[str, int]:
+    """Text -> token, of those that a model may say: all others get no row in the head to speak of.
+
+    Those are special ones, so that a test decides when a text ends, and parts of characters, so that its texts are
+    texts and can be encoded again.
+    """
+    texts = ((tokenizer.decode([number]), number) for number in range(tokenizer.get_vocab_size()))
+    return {text: number for text, number in texts if text not in {"", "\ufffd"}}
+
+
+def spellings(tokenizer: Tokenizer) -> dict[str, int]:
+    """Text -> token, of those that a comparable model may say: none is the beginning of another."""
+    texts = _texts(tokenizer)
+    in_order = sorted(texts)  # what begins with a text follows it
+    return {
+        text: texts[text]
+        for text, after in zip(in_order, [*in_order[1:], ""], strict=True)
+        if not after.startswith(text)
+    }
+
+
+def spoken(text: str, spellings: Mapping[str, int]) -> list[int] | None:
+    """The tokens of a text that a comparable model said; None where it cannot have said it."""
+    longest, tokens, start = max(map(len, spellings)), [], 0
+    while start < len(text):
+        ends = (start + length for length in range(1, longest + 1))
+        end = next((end for end in ends if text[start:end] in spellings), None)
+        if end is None:
+            return None
+        tokens.append(spellings[text[start:end]])
+        start = end
+    return tokens
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

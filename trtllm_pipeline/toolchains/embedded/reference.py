@@ -1,4 +1,5 @@
-"""A plain numpy forward pass of the converted architectures, layer by layer: what the converter calibrates with.
+"""A plain numpy forward pass of the converted architectures, layer by layer: what the converter calibrates with, and what
+`pipeline doctor --deep` compares servers with.
 
 Single precision matrix products, double precision where sums are long (norms, softmax). Weights go by their Hugging Face
 names, so the same code runs on a model folder and, through `benchmarks/fidelity.py`, on a converted file.
@@ -6,12 +7,15 @@ names, so the same code runs on a model folder and, through `benchmarks/fidelity
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
+from trtllm_pipeline.toolchains.embedded.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
+from trtllm_pipeline.toolchains.embedded.safetensors import Weights
 
 Array = NDArray[np.float32]
 Observer = Callable[[str, Array], None]
@@ -101,3 +105,68 @@ def _rotate(heads: Array, rotation: tuple[Array, Array]) -> Array:
     cosine, sine = rotation
     first, second = np.split(heads, 2, axis=-1)
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+
+
+@dataclass(slots=True)
+class Cache:
+    """Keys and values of the tokens seen so far, one pair of arrays (batch, kv_heads, tokens, head_dim) a layer."""
+
+    layers: list[tuple[Array, Array] | None]
+    length: int = 0
+
+
+class Reference:
+    """A model in float32. All of its weights are kept in memory."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+        self.config = config
+        self.weights = {name: weights[name] for name in weights}
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Reference:
+        """The model of a Hugging Face folder."""
+        return cls(read_config(folder), Weights(folder))
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one batch of sequences."""
+        return Cache([None] * self.config.num_layers)
+
+    def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
+        """States after the final norm, (batch, tokens, hidden_size); `tokens` is (batch, tokens), all of one length."""
+        cache = cache or self.new_cache()
+        states = self.weights[EMBEDDING][tokens]
+        rotation = rope(self.config, cache.length, tokens.shape[1])
+        for index in range(self.config.num_layers):
+            states, cache.layers[index] = layer(
+                self.config, layer_weights(self.weights, index), states, rotation, cache.layers[index]
+            )
+        cache.length += tokens.shape[1]
+        return rms_norm(states, self.weights[FINAL_NORM], self.config.rms_norm_eps)
+
+    def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
+        """Logits after each of `tokens`, (tokens, vocab_size). A cache makes them continue what it holds."""
+        states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
+        logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
+        return logits
+
+    def log_probs(self, tokens: Sequence[int]) -> NDArray[np.float64]:
+        """Log-probabilities of the next token after each of `tokens`, (tokens, vocab_size)."""
+        return log_softmax(self.logits(tokens))
+
+    def generate(self, tokens: Sequence[int], count: int, stop: Iterable[int] = ()) -> list[int]:
+        """Up to `count` greedy tokens after `tokens`; ends before one in `stop`. Ties go to the lowest id."""
+        cache, stop, output = self.new_cache(), frozenset(stop), []
+        step: Sequence[int] = tokens
+        for _ in range(count):
+            token = int(np.argmax(self.logits(step, cache)[-1]))
+            if token in stop:
+                break
+            output.append(token)
+            step = [token]
+        return output
+
+
+def log_softmax(logits: Array) -> NDArray[np.float64]:
+    """Log-probabilities along the last axis."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
