@@ -58,6 +58,7 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
         "recommend --slo ttft_p99=100s --min-accuracy=-1% --format json",
     ),
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
+    "doctor-deep": ("doctor --deep --toolchain embedded --precision fp16,fp8 --format json",),
     "store-list": ("store list --format json",),
     "store-verify": ("store verify --format json",),
     "provenance": ("store provenance --sign signing.pem --format json",),
@@ -84,7 +85,7 @@ _MAPS: Final = re.compile(
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
-    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
+    r"(_bytes|tokens|requests|failures|cells|total|count|downloads|pid|checked|damaged|removed_attempts|restarts|stage_runs|same|changed|only_new|only_base|feasible\.new|feasible\.base|favourites|questions|gpus|cpus|tp|pp|isl|osl|n|size|schema)$"
 )
 """Names of whole numbers; any other number may have a fraction."""
 _NEVER_SEEN: Final = {
@@ -96,6 +97,7 @@ _NEVER_SEEN: Final = {
     "request_rate": "number",
     "tokens": "object",
     "commit": "string",
+    "comparison": "object",
     **dict.fromkeys(("kv_cache_use", "p50", "p99"), "number"),
 }
 """Last name of a path -> its type, where every example has null."""

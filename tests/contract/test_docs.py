@@ -67,6 +67,7 @@ SCRIPTS = (
     "docs/walk.py",
     "examples/agent.py",
     "examples/stream.py",
+    "maintenance/record_release.py",
 )
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
 """Stages whose commands are parsed only; the others are quick with a little model, and run."""
@@ -425,6 +426,8 @@ def run(folder: Path, *words: str) -> str:
 
 def is_cheap(command: Command) -> bool:
     verb, args = command.words[1], set(command.words[2:])
+    if "--deep" in args:  # all stages of several cells
+        return False
     if verb in {"run", "resume"}:
         return "--until" in args and not args & set(NEED_A_SERVER)
     return verb not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, *NEED_MEASUREMENTS, *NEED_MORE} and not (

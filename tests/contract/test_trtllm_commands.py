@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 from packaging.version import Version
 
+from maintenance.record_release import default_of, disagreements
 from trtllm_pipeline.errors import PlanError
 from trtllm_pipeline.toolchains.tensorrt_llm import commands, options
 from trtllm_pipeline.toolchains.tensorrt_llm.params import (
@@ -110,38 +111,10 @@ def test_the_table_agrees_with_every_record(tool: str) -> None:
 
 
 def _disagreements(record: Record) -> Iterator[str]:
-    program, met = options.load()[record.tool], set()
-    for name, recorded in record.options.items():
-        spellings = {name, *recorded.get("aliases", ())}
-        canonical = program.canonical(name)
-        form = None if canonical is None else program.at(canonical, record.release)
-        if form is None or canonical is None:
-            yield f"{record}: {name} is missing in the table"
-            continue
-        met.add(canonical)
-        if {canonical, *form.aliases} != spellings:
-            yield f"{record}: {name} is spelt {spellings}, in the table { ({canonical, *form.aliases}) }"
-        if form.takes_value != recorded["takes_value"]:
-            yield f"{record}: {name} takes a value: {recorded['takes_value']}, in the table {form.takes_value}"
-        recorded_choices = {choice for choice in recorded.get("choices") or () if choice is not None}
-        if recorded_choices != set(form.choices or ()) and (record.name, name) not in NOT_OF_A_RELEASE:
-            yield f"{record}: {name} is one of {sorted(map(str, recorded_choices))}, in the table {form.choices}"
-        if form.required != recorded.get("required", False):
-            yield f"{record}: {name} is required: {recorded.get('required', False)}"
-        if recorded["takes_value"] and _default(recorded) != form.default:
-            yield f"{record}: {name} is {_default(recorded)!r} by default, in the table {form.default!r}"
-        if recorded.get("deprecated") and form.deprecated is None:
-            yield f"{record}: {name} is deprecated"
-    if not record.partial:
-        for name in sorted(set(options.known(record.tool, record.release)) - met):
-            yield f"{record}: {name} is only in the table"
-
-
-def _default(recorded: dict[str, Any]) -> object:
-    default = recorded.get("default")
-    if default == "<suppressed>" or isinstance(default, list):
-        return None
-    return int(default) if recorded["type"] == "int" and default is not None else default
+    found = disagreements(record.tool, record.release, record.options, partial=record.partial)
+    for option, field, words in found:
+        if field != "choices" or (record.name, option) not in NOT_OF_A_RELEASE:
+            yield f"{record}: {option} {words}"
 
 
 # What the release notes and the documents of releases without a record say: (program, option, first release with it).
@@ -472,7 +445,7 @@ def test_every_default_of_trtllm_build_that_ever_moved_is_written_out() -> None:
     defaults: dict[str, set[object]] = {}
     for record in _of("trtllm-build"):
         for name, row in record.options.items():
-            defaults.setdefault(name, set()).add(_default(row))
+            defaults.setdefault(name, set()).add(default_of(row))
     moved = {name for name, values in defaults.items() if len(values) > 1} - set(NOT_OURS)
     assert {"--tokens_per_block", "--use_fp8_context_fmha", "--gemm_plugin", "--use_fused_mlp"} <= moved
     for name, release, recorded in _targets("trtllm-build"):

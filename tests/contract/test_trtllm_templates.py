@@ -159,3 +159,10 @@ def test_recorded_releases_are_in_order() -> None:
     assert standin.nearest("1.2.1") == "1.1.0rc6"
     with pytest.raises(ValueError, match="no templates llmapi"):
         standin.nearest("0.18.0", standin.LLMAPI_SET)
+
+
+def test_settings_have_the_placeholders_of_every_release_that_was_recorded() -> None:
+    record = json.loads((Path(__file__).parents[1] / "data/tensorrt_llm/recorded.json").read_text())
+    for entry in record["templates"]:
+        places = {name for names in entry["placeholders"].values() for name in names}
+        assert templates.recorded_places(entry["release"]) | {*templates.FIXED} == places, entry["label"]

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from trtllm_pipeline.cli import options
-from trtllm_pipeline.cli.output import emit_as
+from trtllm_pipeline.cli.output import emit_as, note
 from trtllm_pipeline.doctor import Examination
+from trtllm_pipeline.errors import UsageError
 
 
 def doctor(
@@ -24,23 +25,70 @@ def doctor(
             complete=options.completion.toolchains,
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        options.switch("--deep", "Prove it: take tiny models through every stage, and compare what is installed."),
+    ] = False,
+    family: Annotated[
+        str | None,
+        options.option(
+            "--family",
+            "NAMES",
+            "With --deep: architectures, separated by commas: llama, qwen2, qwen3 (default: llama).",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        options.option("--precision", "NAMES", "With --deep: precisions, separated by commas (default: all)."),
+    ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
     """Show what this machine has and lacks, what to do about it, and which toolchains it can use.
 
     GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
+    With --deep a tiny model with random weights is converted, quantized, built, served and asked in every precision that
+    the machine can do. Nothing is downloaded. What was done before is not done again.
 
     examples:
       pipeline doctor
       pipeline doctor --format json | jq '.checks[] | select(.status != "ok")'
       pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8
+      pipeline doctor --deep --family llama,qwen3 --precision fp16,fp8
     """
+    if deep:
+        raise typer.Exit(_deep(Path(workspace), assume, toolchain, family, precision, format))
+    if family is not None or precision is not None:
+        raise UsageError("--family and --precision are for --deep", hint="pipeline doctor --deep")
     from trtllm_pipeline import doctor
 
     found = doctor.run(Path(workspace), assumed=assume, toolchain=toolchain)
     emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
     raise typer.Exit(found.exit_code)
+
+
+def _deep(
+    workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
+) -> int:
+    from trtllm_pipeline.progress import observer
+    from trtllm_pipeline.proof import examination
+    from trtllm_pipeline.proof.findings import DeepExamination
+    from trtllm_pipeline.report.document import on_terminal
+
+    if assume is not None:
+        raise UsageError("--deep examines this machine; nothing can run on an assumed one", hint="leave out --assume")
+    asked = {"families": family, "precisions": precision}
+    found = examination.examine(
+        workspace,
+        observer(sys.stderr),
+        toolchain=toolchain,
+        **{name: tuple(part.strip() for part in text.split(",")) for name, text in asked.items() if text is not None},
+    )
+    emit_as(form, found, json=DeepExamination.to_json, text=lambda found: on_terminal(found.blocks()))
+    note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
+    if found.interrupted:
+        note("interrupted; the same command continues")
+    return found.exit_code
 
 
 def _plain(found: Examination) -> str:

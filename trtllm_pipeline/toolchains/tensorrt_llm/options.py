@@ -304,11 +304,12 @@ def help_for(machine: Machine, options: Json, *command: str | None) -> str | Non
     """
     if not options or machine.assumed or command[0] is None:
         return None
-    return _help(tuple(str(word) for word in command))
+    return installed_help(tuple(str(word) for word in command))
 
 
 @lru_cache(maxsize=8)
-def _help(command: tuple[str, ...]) -> str | None:
+def installed_help(command: tuple[str, ...]) -> str | None:
+    """What `command --help` prints, None where it prints nothing or fails."""
     ask = [*command, "--help"]
     try:
         ran = subprocess.run(

@@ -1,0 +1,135 @@
+"""`pipeline doctor --deep` as a process: whole on the embedded toolchain, and through the stand-ins of TensorRT-LLM.
+
+The stand-ins compute nothing. Where they are given the float reference's answers they stand for a right server, where
+not for one that says something else. No TensorRT-LLM runs here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.trtllm_runs import Lane
+from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.proof import material
+
+pytestmark = pytest.mark.integration
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun (Debian, Ubuntu: openmpi-bin)")
+
+
+def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:
+    """Findings of a kind; of cells by precision."""
+    return {each["precision"] or each["name"]: each for each in found["findings"] if each["kind"] == kind}
+
+
+def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    words = ("doctor", "--deep", "--toolchain", "embedded", "--precision", "fp16,int4_awq,fp8", "--family", "qwen3")
+    command = [sys.executable, "-m", "trtllm_pipeline", *words, "--format", "json"]
+
+    def examine() -> tuple[dict[str, Any], str]:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert json.loads((tmp_path / ".pipeline/doctor/deep.json").read_text()) == found
+        return found, done.stderr
+
+    found, _ = examine()
+    cells = rows(found)
+    assert {name: each["status"] for name, each in cells.items()} == {
+        "fp16": "verified",
+        "int4_awq": "verified",
+        "fp8": "cannot",
+    }
+    assert "the embedded toolchain has" in cells["fp8"]["detail"]
+    right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_awq"))
+    assert (right["tokens"], right["unreadable"]) == (8 * material.MAX_TOKENS, [])
+    assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_awq"]["tolerance_nats"]
+    assert len(found["verified"]) == 1
+    assert "qwen3" in found["verified"][0]
+    store = tmp_path / ".pipeline/store"
+    made = {path: path.stat().st_ino for path in store.glob("*/*")}
+    again, told = examine()
+    assert again == found
+    assert {path: path.stat().st_ino for path in store.glob("*/*")} == made
+    assert "launch" not in told
+
+
+@needs_mpirun
+def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.0.0")
+    model = material.write(
+        tmp_path / "m", Machine(1, "CPU"), families=["llama"], precisions=["fp16"], lanes=["tensorrt_llm"]
+    ).with_name("llama")
+    tokenizer = read_tokenizer(model)
+    questions = [json.loads(line) for line in (tmp_path / "m/llama.jsonl").read_text().splitlines()]
+    pairs = [[tokenizer.encode(each[key]).ids for key in ("input", "output")] for each in questions]
+    pairs = [[prompt, _spoken(model, each["output"])] for (prompt, _), each in zip(pairs, questions, strict=True)]
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps(pairs))
+    words = ("doctor", "--deep", "--toolchain", "tensorrt_llm", "--format", "json")
+    lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(answers)
+    found = json.loads(lane.pipeline(*words, "--precision", "fp16,fp8,nvfp4", "--workspace", str(tmp_path / "right")))
+    assert {name: each["status"] for name, each in rows(found).items()} == {
+        "fp16": "verified",
+        "fp8": "verified",
+        "nvfp4": "cannot",
+    }
+    assert {name: each["status"] for name, each in rows(found, "program").items()} == dict.fromkeys(
+        ("trtllm-build", "trtllm-serve", "quantize.py", "run.py", "convert_checkpoint.py:llama"), "verified"
+    )
+    assert rows(found, "templates")["Triton templates"]["status"] == "verified"
+    assert found["tensorrt_llm"] == "1.0.0"
+    assert len(found["verified"]) == 3
+    assert all(line.startswith("TensorRT-LLM 1.0.0 on NVIDIA H100 80GB HBM3: ") for line in found["verified"])
+    starts = lane.starts()
+    assert starts["trtllm-build"] == 2 + 1  # two engines, and --help
+
+    del lane.environment["TRTLLM_STANDIN_ANSWERS"]
+    script = lane.installed.program("trtllm-build")
+    script.write_text(
+        script.read_text().replace(
+            "sys.exit", "print('  --brand_new X\\n') if '--help' in sys.argv else None\nsys.exit"
+        )
+    )
+    found = json.loads(lane.pipeline(*words, "--precision", "fp16", "--workspace", str(tmp_path / "wrong"), code=1))
+    (wrong,) = rows(found).values()
+    assert wrong["status"] == "differs"
+    assert wrong["agreement"]["loss_nats"] > 1 or wrong["agreement"]["unreadable"]
+    build = rows(found, "program")["trtllm-build"]
+    assert (build["status"], build["comparison"]["new"]) == ("differs", ["--brand_new"])
+    assert not any("answers as the float reference" in line for line in found["verified"])
+
+
+def _spoken(model: Path, text: str) -> list[int]:
+    from trtllm_pipeline.toolchains.embedded import random_model
+
+    found = random_model.spoken(text, random_model.spellings(read_tokenizer(model)))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--family", "llama"), "--family and --precision are for --deep"),
+        (("--deep", "--assume", "gpus=0"), "--deep examines this machine"),
+        (("--deep", "--family", "mamba"), "there is no 'mamba'"),
+        (("--deep", "--precision", "fp16,"), "there is no ''"),
+        (("--deep", "--toolchain", "tensorrt_llm"), "TensorRT-LLM is not installed"),
+    ],
+)
+def test_what_cannot_be_examined_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "trtllm_pipeline", "doctor", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ})
+    assert done.returncode in {2, 3}
+    assert said in done.stderr
+    assert not (tmp_path / ".pipeline").exists()

@@ -1,0 +1,130 @@
+"""The deep examination's judgement: right answers pass, coarse ones too, and those of another computation never do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.proof import answers, material
+from trtllm_pipeline.proof.answers import Agreement, tolerance_nats
+from trtllm_pipeline.toolchains.embedded import random_model
+from trtllm_pipeline.toolchains.embedded.reference import Reference
+
+LOOSEST = tolerance_nats("tensorrt_llm", "fp8")
+"""Of what is no 4-bit arithmetic."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("material")
+    material.write(folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], lanes=["embedded"])
+    return folder
+
+
+def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement:
+    """The agreement of what `model` says to the questions of a family."""
+    tokenizer = read_tokenizer(folder / family)
+    rows = [json.loads(line) for line in (folder / f"{family}.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["answer"] = tokenizer.decode(model.generate(tokenizer.encode(row["input"]).ids, material.MAX_TOKENS))
+    out.mkdir(exist_ok=True)
+    (out / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return answers.compare(out, folder / family)
+
+
+@pytest.mark.parametrize("family", material.FAMILIES)
+def test_the_reference_agrees_with_itself(folder: Path, tmp_path: Path, family: str) -> None:
+    found = said_by(Reference.from_folder(folder / family), folder, family, tmp_path)
+    assert (found.questions, found.tokens, found.favourites) == (8, 8 * material.MAX_TOKENS, 8 * material.MAX_TOKENS)
+    assert (found.loss_nats, found.unreadable) == (0.0, ())
+
+
+def test_weights_of_four_bits_say_the_same(folder: Path, tmp_path: Path) -> None:
+    model = Reference.from_folder(folder / "llama")
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        scale = np.abs(values).max(axis=1, keepdims=True) / 7
+        return (np.round(values / scale) * scale).astype(np.float32)
+
+    four = {name: rounded(each) if "proj" in name and each.ndim == 2 else each for name, each in model.weights.items()}
+    assert said_by(Reference(model.config, four), folder, "llama", tmp_path).loss_nats < 0.001
+
+
+WRONG = {
+    "rotary base": ("llama", lambda config, weights: (replace(config, rope_theta=100_000.0), weights)),
+    "no biases": (
+        "qwen2",
+        lambda config, weights: (config, {name: each for name, each in weights.items() if not name.endswith("bias")}),
+    ),
+    "no key norms": (
+        "qwen3",
+        lambda config, weights: (
+            config,
+            {name: np.ones_like(each) if "k_norm" in name else each for name, each in weights.items()},
+        ),
+    ),
+    "key heads swapped in one layer": (
+        "llama",
+        lambda config, weights: (
+            config,
+            {
+                name: np.concatenate(np.split(each, 2)[::-1]) if name.endswith("1.self_attn.k_proj.weight") else each
+                for name, each in weights.items()
+            },
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_another_computation_is_found_at_every_precision_but_nvfp4(folder: Path, tmp_path: Path, what: str) -> None:
+    family, changed = WRONG[what]
+    model = Reference.from_folder(folder / family)
+    found = said_by(Reference(*changed(model.config, model.weights)), folder, family, tmp_path)
+    assert found.loss_nats > 2 * LOOSEST
+
+
+def test_texts_that_the_model_cannot_say_are_told(folder: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "llama.jsonl").read_text().splitlines()[:3]]
+    rows[0]["answer"] = rows[0]["output"]
+    rows[1]["answer"] = "\u4e16" + rows[1]["output"]
+    rows[2]["answer"] = rows[2]["output"][: len(rows[2]["output"]) // 2]
+    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    found = answers.compare(tmp_path, folder / "llama")
+    assert found.unreadable == (rows[1]["id"], rows[2]["id"])
+    assert found.tokens == material.MAX_TOKENS
+
+
+def test_material_is_written_once_and_repaired(folder: Path) -> None:
+    weights = folder / "llama" / "model.safetensors"
+    before = weights.stat().st_ino
+
+    def again() -> None:
+        material.write(folder, Machine(1, "CPU"), families=["llama"], precisions=["fp16"], lanes=["embedded"])
+
+    again()
+    assert weights.stat().st_ino == before
+    right = weights.read_bytes()
+    weights.write_bytes(right[:-1] + b"x")
+    again()
+    assert weights.read_bytes() == right
+    assert {path.name for path in folder.iterdir()} == {
+        *material.FAMILIES,
+        *(f"{family}.jsonl" for family in material.FAMILIES),
+        material.MATRIX,
+    }
+
+
+def test_every_token_is_read_back_from_its_text(folder: Path) -> None:
+    tokenizer = read_tokenizer(folder / "llama")
+    spellings = random_model.spellings(tokenizer)
+    assert len(spellings) > 400
+    tokens = [*spellings.values()]
+    assert random_model.spoken(tokenizer.decode(tokens), spellings) == tokens
+    assert random_model.spoken("\u4e16", spellings) is None

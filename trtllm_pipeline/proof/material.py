@@ -1,0 +1,112 @@
+"""What a deep examination runs: models with random weights, questions to them, and a matrix, as files for any run."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.domain import Json
+from trtllm_pipeline.files.model_files import read_tokenizer
+from trtllm_pipeline.files.writing import write_json, write_lines
+from trtllm_pipeline.hub.dataset_file import data_file
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.toolchains import base as toolchains
+from trtllm_pipeline.toolchains.embedded import random_model
+from trtllm_pipeline.toolchains.embedded.architecture import ARCHITECTURES
+from trtllm_pipeline.toolchains.embedded.reference import Reference
+from trtllm_pipeline.toolchains.tensorrt_llm.backends import BACKEND
+
+FAMILIES: Final = tuple(ARCHITECTURES.values())
+"""Those that the float reference computes."""
+MATRIX: Final = "matrix.yaml"
+MAX_TOKENS: Final = 24
+"""Of an answer. The models end none themselves."""
+_QUESTIONS: Final = 8
+_LENGTHS: Final = "192,32"
+_BATCH_SIZE: Final = 4
+
+
+def write(
+    folder: Path, machine: Machine, *, families: Sequence[str], precisions: Sequence[str], lanes: Sequence[str]
+) -> Path:
+    """Write everything into `folder`, and return the matrix there. What is there already and the same is left alone.
+
+    `lanes` are names of toolchains. The models are folders named as their families, with FAMILY.jsonl beside them: questions with the
+    answers of the float reference.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for family in families:
+        _write_model(folder / family, family)
+        write_lines(folder / f"{family}.jsonl", map(json.dumps, questions(folder / family)))
+    matrix = folder / MATRIX
+    # JSON is YAML.
+    write_json(matrix, _matrix(machine, families, precisions, lanes))
+    return matrix
+
+
+def _write_model(folder: Path, family: str) -> None:
+    """As one rename, and only where it changes: another examination of the workspace may read it now."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
+        made = Path(scratch) / family
+        random_model.write_model(made, family, comparable=True)
+        names = sorted(path.name for path in made.iterdir())
+        if folder.is_dir():
+            if filecmp.cmpfiles(made, folder, names, shallow=False)[0] == names:
+                return
+            shutil.rmtree(folder)
+        made.rename(folder)
+
+
+def questions(model: Path) -> Iterator[dict[str, Json]]:
+    """Rows of a question file: prompts of the package with the greedy answers of the float reference."""
+    tokenizer, reference = read_tokenizer(model), Reference.from_folder(model)
+    rows = data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
+    for row in map(json.loads, rows[:_QUESTIONS]):
+        answer = reference.generate(tokenizer.encode(row["input"]).ids, MAX_TOKENS)
+        yield {"id": row["id"], "input": row["input"], "output": tokenizer.decode(answer)}
+
+
+def _matrix(
+    machine: Machine, families: Sequence[str], precisions: Sequence[str], lanes: Sequence[str]
+) -> dict[str, Any]:
+    return {
+        "name": "doctor",
+        "description": "tiny models in every precision, for pipeline doctor --deep",
+        "axes": {
+            "model": [f"./{family}" for family in families],
+            "precision": [*precisions],
+            "max_batch_size": [_BATCH_SIZE],
+            "lengths": [_LENGTHS],
+            "toolchain": [*lanes],
+        },
+        "override": [
+            *(
+                {"where": {"model": f"./{family}"}, "settings": {"accuracy": {"input_data": f"{family}.jsonl"}}}
+                for family in families
+            ),
+            *(
+                {"where": {"toolchain": lane}, "settings": {"serve": {"frontend": "trtllm_serve"}}}
+                for lane in lanes
+                if not _has_triton(lane, machine)
+            ),
+        ],
+        "settings": {
+            "quantize": {"calibration": {"samples": 16}},
+            "accuracy": {"metrics": ["exact"], "max_tokens": MAX_TOKENS},
+        },
+    }
+
+
+def _has_triton(lane: str, machine: Machine) -> bool:
+    """Whether Triton can serve what a toolchain makes, or else TensorRT-LLM's own server has to."""
+    found: Mapping[str, bool] = {
+        toolchains.ENGINES: machine.triton is not None and BACKEND in machine.triton.backends,
+        toolchains.PYTORCH: machine.triton is not None,
+    }
+    has_templates = machine.tensorrt_llm is not None and machine.tensorrt_llm.templates is not None
+    return lane not in found or (found[lane] and has_templates)
