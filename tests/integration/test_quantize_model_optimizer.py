@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contexts import context
+from tests.helpers.checkpoints import dequantized, quantize
 from tests.helpers.needed import quantize_package
 from tests.standins.installation import install
-from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
 quantize_package("modelopt.torch.quantization")
@@ -126,25 +124,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def quantize(folder: Path, rows: Path, attempt: Path, **params: Json) -> Path:
-    out = attempt / "out"
-    out.mkdir(parents=True)
-    worker.run(
-        context(
-            HuggingFaceCheckpoint if params.get("checkpoint_format") == "hugging_face" else Checkpoint,
-            {"family": "llama", **params},
-            {"model": folder},
-            {"calibration_data": rows},
-            out,
-            attempt,
-        )
-    )
-    return out
-
-
-Tensors = Mapping[str, Any]
-
-
 def joined(folder: Path, tp: int, pp: int) -> dict[str, Any]:
     """All ranks' tensors as those of one rank: layers numbered through, parts concatenated."""
     found: dict[str, Any] = {}
@@ -187,29 +166,6 @@ def _concatenated(name: str, parts: list[Any]) -> Any:
 
 def _bytes(tensor: Any) -> Any:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
-
-
-def unpacked(weight: Any) -> Any:
-    """int4 values, two of them in each byte along the output, the low one first."""
-    low, high = (weight.to(torch.int16) & 0xF), ((weight.to(torch.int16) >> 4) & 0xF)
-    values = torch.stack([low, high], dim=1).reshape(-1, weight.shape[-1])
-    return torch.where(values > 7, values - 16, values)
-
-
-def dequantized(tensors: Tensors, name: str) -> Any:
-    """The weight `name` as the format's arithmetic gives it back, float32."""
-    weight = tensors[f"{name}.weight"]
-    scale = tensors.get(f"{name}.weights_scaling_factor")
-    if scale is None:
-        return weight.float()
-    if weight.dtype == torch.float8_e4m3fn:
-        value = weight.float() * scale
-    elif scale.dim() == 2:
-        value = unpacked(weight).float() * scale.repeat_interleave(128, dim=1)
-    else:
-        value = weight.float() * scale[:, None]
-    smoothing = tensors.get(f"{name}.prequant_scaling_factor")
-    return value if smoothing is None else value * smoothing.float()
 
 
 def originals(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -4,8 +4,8 @@ Output token i is prompt token i + 1, round and round, so every answer is known 
 output that the configuration declares is sent, as the real backend does: ensembles wait for all they pass on.
 
 It needs nothing but numpy and Triton's own module. The environment variable TRTLLM_STANDIN_TOKEN_S of the server is
-the time each token takes, in seconds; TRTLLM_STANDIN_ANSWERS names a JSON file of pairs [prompt, answer], both lists of
-tokens, which are answered instead.
+the time each token takes, in seconds; TRTLLM_STANDIN_ANSWERS names a JSON object from prompts to
+answers that are given instead, whole, as tokens are bytes here and those of a model are not.
 """
 
 import json
@@ -38,8 +38,7 @@ class TritonPythonModel:
         self._token_s = float(os.environ.get("TRTLLM_STANDIN_TOKEN_S", "0"))
         self._limits = _load(Path(settings["gpt_model_path"]), settings)
         answers = os.environ.get("TRTLLM_STANDIN_ANSWERS")
-        pairs = json.loads(Path(answers).read_text(encoding="utf-8")) if answers else []
-        self._answers = {tuple(prompt): answer for prompt, answer in pairs}
+        self._answers = json.loads(Path(answers).read_text(encoding="utf-8")) if answers else {}
         self._running = {}
         self._lock = threading.Lock()
 
@@ -91,8 +90,8 @@ class TritonPythonModel:
             raise ValueError(
                 f"Prompt length ({len(prompt)}) exceeds maximum input length ({self._limits['max_input_len']})."
             )
-        wanted = min(wanted, self._limits["max_seq_len"] - len(prompt))
-        known = self._answers.get(tuple(prompt), ())
+        known = self._answers.get(bytes(prompt).decode(errors="replace"), "").encode()
+        wanted = len(known) or min(wanted, self._limits["max_seq_len"] - len(prompt))
         streaming = bool(_scalar(request, "streaming", False))
         if streaming and not self._decoupled:
             raise ValueError("Streaming is only supported if model is deployed using decoupled mode.")
@@ -107,7 +106,7 @@ class TritonPythonModel:
                 break
             if sender.is_cancelled():
                 break
-            token = known[index] if index < len(known) else prompt[(index + 1) % len(prompt)]
+            token = known[index] if known else prompt[(index + 1) % len(prompt)]
             if token == end_id and index >= least:
                 break
             made.append(token)
