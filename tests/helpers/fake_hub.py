@@ -206,6 +206,9 @@ class FakeHub:
                     self._modelscope(path.removeprefix("/api/v1/models/"), query, headers, fault)
                 elif path.startswith("/api/models/"):
                     self._hugging_face_api(path.removeprefix("/api/models/").split("/"), query, headers)
+                elif path.startswith("/api/datasets/"):
+                    organisation, *rest = path.removeprefix("/api/datasets/").split("/")
+                    self._hugging_face_api([f"datasets/{organisation}", *rest], query, headers)
                 elif "/resolve/" in path:
                     model, rest = path.strip("/").split("/resolve/")
                     self._hugging_face_file(model, *rest.split("/", 1), headers, fault)

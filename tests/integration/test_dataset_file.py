@@ -72,3 +72,27 @@ def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
 def test_another_form_is_refused() -> None:
     with pytest.raises(UsageError, match="does not name a data set file"):
         dataset_file.fetch("hub:rows")
+
+
+def test_a_data_set_by_its_name_is_its_first_file_of_training_rows(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = hub.repositories["datasets/org/rows"].files
+    files |= {"README.md": b"# rows", "data/test.jsonl": b"{}", "data/train-0.csv": b"text\na\n", "data/notes.txt": b""}
+    for name in ("hub:org/rows", "hub:org/rows/data", "hub:org/rows@main"):
+        assert dataset_file.fetch(name).read_bytes() == ROWS
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert dataset_file.fetch("hub:org/rows").read_bytes() == ROWS, "the copy in the cache serves"
+    with pytest.raises(DownloadError, match=r"127\.0\.0\.1:9"):
+        dataset_file.fetch("hub:org/another")
+
+
+def test_a_data_set_of_several_wants_a_folder(hub: FakeHub) -> None:
+    files = hub.repositories["datasets/org/rows"].files
+    files |= {"3.0.0/train-00001-of-00002.parquet": b"PAR2", "3.0.0/train-00000-of-00002.parquet": b"PAR1"}
+    with pytest.raises(DownloadError, match=r"has rows in 2 folders: 3\.0\.0, data") as raised:
+        dataset_file.fetch("hub:org/rows")
+    assert raised.value.hint == "name one: hub:org/rows/3.0.0"
+    assert dataset_file.fetch("hub:org/rows/3.0.0").read_bytes() == b"PAR1"
+    with pytest.raises(DownloadError, match="nothing of the data set org/rows has no file of rows"):
+        dataset_file.fetch("hub:org/rows/nothing")

@@ -108,9 +108,15 @@ def canonical_lengths(text: str) -> str:
 def _data_file(value: str) -> str:
     if value.startswith("builtin:") and not _BUILTIN.fullmatch(value):
         raise ValueError(f"{value!r} is not the name of a built-in data set: letters, digits, - and _ after builtin:")
-    if value.startswith(dataset_file.PREFIX) and not dataset_file.NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
+    if value.startswith(dataset_file.PREFIX):
+        named = dataset_file.NAME.fullmatch(value)
+        if named is None or named["path"] is None:
+            raise ValueError(f"{value!r} is not a file of a data set: write {dataset_file.FORM}")
     return value
+
+
+def _data_set(value: str) -> str:
+    return value if dataset_file.NAME.fullmatch(value) else _data_file(value)
 
 
 def _member(value: str) -> str:
@@ -403,9 +409,9 @@ class Download(Section):
 class Calibration(Strict):
     """The text that activation ranges are measured on."""
 
-    data: DataFile = DEFAULT_DATA
-    """JSONL of prompts: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME/PATH[@REVISION],
-    a file of a data set on the Hugging Face Hub."""
+    data: Annotated[Text, AfterValidator(_data_set)] = DEFAULT_DATA
+    """JSONL, CSV or Parquet: a path from the matrix file's folder, builtin:NAME, or hub:ORGANISATION/NAME[/PATH][@REVISION],
+    a data set on the Hugging Face Hub, a folder or a file of it."""
 
 
 class Quantize(Section):

@@ -1,12 +1,14 @@
-"""One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANISATION/NAME/PATH[@REVISION]`.
+"""One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANISATION/NAME[/PATH][@REVISION]`.
 
 `huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its origin.
+Of a data set, or of one of its folders, it is the first file of rows, those of training before others.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from trtllm_pipeline import __version__
@@ -15,8 +17,12 @@ from trtllm_pipeline.hub import hub_errors, hugging_face
 
 PREFIX: Final = "hub:"
 _DATA: Final = Path(__file__).parents[1] / "data"
-NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)/(?P<path>[^@\s]+?)(?:@(?P<revision>[\w./-]+))?")
+NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<path>[^@\s]+?))?(?:@(?P<revision>[\w./-]+))?")
 FORM: Final = "hub:ORGANISATION/NAME/PATH, and @REVISION for another branch or a commit"
+_FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
+"""What the path of a file ends with; a folder may be called 3.0.0."""
+_ROWS: Final = (".jsonl", ".parquet", ".csv")
+_SPLITS: Final = ("train", "validation", "valid", "dev", "test")
 
 
 def data_file(name: str, base_dir: Path) -> Path:
@@ -46,6 +52,8 @@ def fetch(name: str) -> Path:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     repo, path, revision = match["repo"], match["path"], match["revision"] or "main"
+    if path is None or not _FILE.search(path):
+        path = choose(_names(repo, revision), repo, path)
     with hugging_face.errors_in_words(repo):
         try:
             found = hf_hub_download(
@@ -62,3 +70,50 @@ def fetch(name: str) -> Path:
         except EntryNotFoundError as error:
             raise DownloadError(f"the data set {repo} has no file {path}") from error
     return Path(found)
+
+
+def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
+    """The file of rows that a data set, or a folder of it, is read from: of its splits the first of `_SPLITS`.
+
+    Raises DownloadError where there is none, and where folders hold several data sets.
+    """
+    within = "" if folder is None else f"{folder.rstrip('/')}/"
+    found = [name for name in names if name.startswith(within) and name.endswith(_ROWS)]
+    what = f"the data set {repo}" if folder is None else f"{folder} of the data set {repo}"
+    if not found:
+        raise DownloadError(f"{what} has no file of rows: {', '.join(_ROWS)}", hint=f"name a file: {FORM}")
+    folders = sorted({str(PurePosixPath(name).parent) for name in found})
+    if len(folders) > 1:
+        listed = ", ".join(folders[:8]) + (", ..." if len(folders) > 8 else "")
+        raise DownloadError(
+            f"{what} has rows in {len(folders)} folders: {listed}", hint=f"name one: hub:{repo}/{folders[0]}"
+        )
+
+    def order(name: str) -> tuple[int, int, str]:
+        stem = PurePosixPath(name).name.lower()
+        split = next((place for place, word in enumerate(_SPLITS) if word in stem), len(_SPLITS))
+        return split, _ROWS.index(PurePosixPath(name).suffix), name
+
+    return min(found, key=order)
+
+
+def _names(repo: str, revision: str) -> list[str]:
+    """The files of a data set: of the hub, or of the user's cache where the hub is not reached. Raises DownloadError."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        if hugging_face.offline_by_environment():
+            raise hub_errors.offline(hub_errors.HUGGING_FACE, repo)
+        with hugging_face.errors_in_words(repo):
+            api = HfApi(endpoint=hugging_face.endpoint(), library_name="trtllm-pipeline", library_version=__version__)
+            info = api.dataset_info(repo, revision=revision, timeout=hub_errors.CONNECT_TIMEOUT_S * 6)
+            return [file.rfilename for file in info.siblings or ()]
+    except hub_errors.UnavailableError:
+        try:
+            folder = Path(snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            folder = None
+        if folder is None:
+            raise
+        return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]

@@ -198,6 +198,14 @@ class Selection:
     max_length: Annotated[int, Param("tokens kept of a row", ge=1)] = 512
     seed: Annotated[int, Param("chooses the rows", ge=0)] = 0
     chat_template: Annotated[bool, Param("wrap each row as a user's turn of the model's chat template")] = False
+    column: Annotated[
+        str | None,
+        Param(
+            "column, or key, of a row that is read",
+            null="text, input, text_input, messages or input_ids",
+            key_with=ITSELF,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, machine, stage_run, values
+from trtllm_pipeline.errors import MatrixError, UsageError
 from trtllm_pipeline.planning.plan import StageRun, make_plan
-from trtllm_pipeline.stages.calibration_rows import MOST, choose, default_set, with_true_samples
+from trtllm_pipeline.stages.calibration_rows import MOST, Row, choose, default_set, read_rows, with_true_samples
 from trtllm_pipeline.stages.params import Selection
 from trtllm_pipeline.toolchains import base as toolchains
 from trtllm_pipeline.toolchains.embedded.params import ConvertEmbedded
@@ -84,3 +87,92 @@ def test_the_script_is_told_the_true_number_unless_it_calibrates_on_a_set_of_its
     _, lines = quantizing(ENGINES, 512, release)
     (line,) = (line for line in lines if "--calib_size" in line)
     assert values(line)["--calib_size"] == told
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+TEXTS = ["Water, it is said,\nboils.", 'a "quoted" one', "日本"]
+
+
+def table(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif kind == "csv":
+        import csv
+
+        with path.open("w", encoding="utf-8-sig", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pytest.importorskip("pyarrow", reason="part of the extra [parquet]")
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_rows_come_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    path = table(
+        tmp_path, kind, [{"id": place, "article": text, "text": f"{place}"} for place, text in enumerate(TEXTS)]
+    )
+    assert read_rows(path) == [Row(text="0"), Row(text="1"), Row(text="2")]
+    assert read_rows(path, "article") == [Row(text=text) for text in TEXTS]
+    with pytest.raises(MatrixError, match="'body'"):
+        read_rows(path, "body")
+    params = with_true_samples(calibrated(None), {"calibration_data": str(path)})
+    assert params.calibration == Selection(samples=3)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_columns_of_conversations_and_tokens(tmp_path: Path, kind: str) -> None:
+    chat = [{"role": "user", "content": "Hi"}]
+    path = table(tmp_path, kind, [{"chat": chat, "ids": [1, 2]}])
+    assert read_rows(path, "chat") == [Row(messages=chat)]
+    assert read_rows(path, "ids") == [Row(tokens=[1, 2])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.csv", b"", "none of the columns text, input"),
+        ("a.csv", b"text\n", "it has no rows"),
+        (
+            "a.csv",
+            b"title,body\na,b\n",
+            "has none of the columns text, input, text_input, messages, input_ids; it has title, body",
+        ),
+        ("a.csv", b'text\n"never ends', "unexpected end of data"),
+        ("a.csv", b"text\n\xff\n", "cannot be read"),
+        ("a.csv", b"text,id\n,1\n,2\n", "row 2: expected an object with"),
+        ("a.parquet", b"PAR1", "cannot be read"),
+        ("a.parquet", b"text\nnot one", "cannot be read"),
+    ],
+)
+def test_damaged_files_are_told_with_their_rows(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow", reason="part of the extra [parquet]")
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(MatrixError, match=f"{name}.*") as raised:
+        read_rows(path)
+    assert said in str(raised.value)
+    with_true_samples(calibrated(2), {"calibration_data": str(path)})
+
+
+def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match="needs the package pyarrow") as raised:
+        read_rows(tmp_path / "rows.parquet")
+    assert raised.value.hint is not None
+    assert "trtllm-pipeline[parquet]" in raised.value.hint
+
+
+def test_the_column_is_part_of_the_key_only_where_it_is_said() -> None:
+    from trtllm_pipeline.stages.params import key
+
+    assert "column" not in key(Selection())
+    assert key(Selection(column="article"))["column"] == "article"

@@ -34,12 +34,9 @@ class Importance:
     tokens: int
 
 
-def read_texts(path: Path) -> list[str]:
-    """The texts of a JSON Lines file: the field `text`, or `input`, of each row.
-
-    Raises MatrixError with every malformed row.
-    """
-    return read_lines(path, _text)
+def read_texts(path: Path, column: str | None = None) -> list[str]:
+    """The texts of a file: the field `text`, or `input`, or `column`, of each row. Raises MatrixError with every malformed row."""
+    return read_lines(path, _text, column)
 
 
 def _text(row: Any) -> str:

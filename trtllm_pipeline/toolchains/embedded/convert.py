@@ -201,7 +201,7 @@ def _calibrate(
 ) -> calibration.Importance:
     selection = context.params.calibration or Selection()
     selection = replace(selection, max_length=min(selection.max_length, config.max_position_embeddings))
-    texts = calibration.read_texts(context.files.get("calibration_data") or default_set())
+    texts = calibration.read_texts(context.files.get("calibration_data") or default_set(), selection.column)
     samples = calibration.tokenize(folder, texts, selection)
     return calibration.calibrate(config, weights, samples, lambda done, total: context.progress(done, total, "layers"))
 

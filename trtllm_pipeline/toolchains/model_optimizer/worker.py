@@ -126,7 +126,8 @@ class Quantization:
         """The rows to calibrate on, as tokens."""
         longest = min(self.selection.max_length, config.get("max_position_embeddings") or self.selection.max_length)
         selection = replace(self.selection, max_length=longest)
-        chosen = choose(read_rows(self.context.files.get("calibration_data") or default_set()), selection)
+        data = self.context.files.get("calibration_data") or default_set()
+        chosen = choose(read_rows(data, selection.column), selection)
         found = calibration.tokenize(self.model, chosen, selection)
         beyond = max(map(max, found))
         if config.get("vocab_size") and beyond >= config["vocab_size"]:

@@ -40,7 +40,7 @@ def run(context: StageContext[Checkpoint]) -> None:
 
 
 def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
-    """Write the selected rows of the JSON Lines file `data` as text into the folder `output`; returns how many.
+    """Write the selected rows of the file `data` as text into the folder `output`; returns how many.
 
     Raises MatrixError for malformed rows, StageError where a conversation needs a chat template and `model` has none.
     """
@@ -50,7 +50,7 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             failure=FailureClass.USER,
             hint="use a workspace whose path has no such word: mv WORKSPACE ELSEWHERE keeps what is done",
         )
-    rows = choose(read_rows(data), selection)
+    rows = choose(read_rows(data, selection.column), selection)
 
     def text(row: Row, render: Render | None) -> str:
         messages = row.messages
