@@ -66,6 +66,33 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that a retry has changed, see `planning/retries.py`."""
+
+    setting: str
+    """settings.SECTION.KEY"""
+    old: Json
+    new: Json
+    stage_run: StageRunId
+    """What had failed before."""
+    why: str
+
+
+def in_words(changes: Sequence[SettingChange]) -> list[str]:
+    """What was changed, a line for each setting: "settings.build.max_num_tokens 4096 -> 2048: build ran out of memory"."""
+    values: dict[str, list[Json]] = {}
+    stages: dict[str, dict[str, None]] = {}
+    for change in changes:
+        values.setdefault(change.setting, [change.old]).append(change.new)
+        stages.setdefault(change.setting, {})[change.stage_run.rpartition("-")[0]] = None
+    return [
+        f"{setting} {' -> '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in found)}: "
+        f"{' and '.join(stages[setting])} ran out of memory"
+        for setting, found in values.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the matrix. Recipe and settings are shared between cells; nobody changes them.
 
@@ -87,5 +114,7 @@ class Cell:
     base_dir: str = field(default=".", repr=False)
     """Folder of the matrix file: relative paths in settings and recipes start here."""
     reason: str | None = None
+    changes: tuple[SettingChange, ...] = ()
+    """By which its settings differ from the matrix, after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""

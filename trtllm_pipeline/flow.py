@@ -25,7 +25,7 @@ from trtllm_pipeline.errors import PlanError, StateError, UsageError
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.files.writing import write_json, write_lines
 from trtllm_pipeline.planning import plan as planning
-from trtllm_pipeline.planning import runs
+from trtllm_pipeline.planning import retries, runs
 from trtllm_pipeline.planning.pins import Pins
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.planning.request import FILE as REQUEST_FILE
@@ -107,19 +107,22 @@ def plan_cells(
 ) -> Plan:
     """The plan for `cells` on `machine`, with every model pinned to one revision.
 
-    Asks a hub only for what the store has not pinned before. With `guess`, a model whose sources cannot be reached now
+    Asks a hub only for what the store has not pinned before. Cells that ran out of memory are planned with the changes that
+    their `settings.retry` allows. With `guess`, a model whose sources cannot be reached now
     is planned as its recipe lists it. Raises DownloadError.
     """
     pins = Pins(store, guess=guess)
     cells = [_judged_again(pins.pin(cell), machine) if cell.reason is None else cell for cell in cells]
     used = {cell.toolchain for cell in cells if cell.reason is None}
-    return planning.make_plan(
-        cells,
-        {name: toolchains.load(name) for name in sorted(used)},
-        machine,
-        digest=pins.digest,
-        until=until,
-    )
+    known = {name: toolchains.load(name) for name in sorted(used)}
+
+    def make(these: Sequence[Cell]) -> Plan:
+        return planning.make_plan(these, known, machine, digest=pins.digest, until=until)
+
+    if store is None:
+        return make(cells)
+    reason = lambda cell: known[cell.toolchain].infeasible(cell, machine)  # noqa: E731
+    return retries.followed(make(cells), make, store.index.attempts, reason)
 
 
 def _judged_again(cell: Cell, machine: Machine) -> Cell:
@@ -232,16 +235,24 @@ def run(
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         asked = default_toolchain(request, loaded, plan.machine)
         write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
-        outcome = execute(
-            plan,
-            store,
-            Executor(),
-            observer,
-            run_id=run_id,
-            machine=capacity(plan.machine),
-            present=present,
-            keep_going=keep_going,
-        )
+
+        def execute_(part: Plan, present: Mapping[Fingerprint, Artifact]) -> Outcome:
+            slots = capacity(part.machine)
+            return execute(
+                part, store, Executor(), observer, run_id=run_id, machine=slots, present=present, keep_going=keep_going
+            )
+
+        outcome = execute_(plan, present)
+        while keep_going and not outcome.interrupted:
+            again = _plan(request, loaded, store, plan.machine)
+            changed = retries.newly_planned(plan, again)
+            if not changed:
+                break
+            plan = again
+            write_lines(folder / PLAN_FILE, plan_json(plan, store, forecast(plan, store), run_id=run_id))
+            observer.retrying(changed)
+            part = planning.part(plan, changed)
+            outcome = outcome.then(execute_(part, _present(part, store)), plan)
         table = rows(plan, store, outcome)
         write_lines(folder / REPORT_FILE, to_json(table, run_id, str(request.matrix)))
         code = outcome.exit_code
@@ -284,7 +295,7 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
         raise UsageError(
             "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
         )
-    plan = plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
+    plan = _plan(request, loaded, store, machine)
     check_feasible(plan)
     allow_open_files(_connections(plan))
     for name in sorted({cell.toolchain for cell in plan.feasible}):
@@ -297,6 +308,10 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
         logger.warning("%s", warning)
     store.sweep()
     return plan
+
+
+def _plan(request: Request, loaded: LoadedMatrix, store: Store, machine: Machine) -> Plan:
+    return plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
 
 
 def _connections(plan: Plan) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +50,7 @@ the middle of writing; end in the middle of writing; as a server end after `requ
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to fail. `times` None means always."""
+    """One way to fail. `times` None means always; `above`: only a start with more `--max_num_tokens` than that."""
 
     kind: str
     times: int | None = 1
@@ -57,6 +58,7 @@ class Fault:
     requests: int = 0
     signal: int = 0
     deaf: bool = False
+    above: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in WORDS and self.kind not in ACTS:
@@ -75,10 +77,13 @@ def clear(folder: Path) -> None:
         planned.clear()
 
 
-def take(folder: Path, tool: str) -> Fault | None:
+def take(folder: Path, tool: str, arguments: Sequence[str] = ()) -> Fault | None:
     """What this start of `tool` must do wrong, if anything."""
+    tokens = [int(value) for name, value in pairwise(arguments) if name == "--max_num_tokens"]
     with _changing(folder) as planned:
         for fault in planned.get(tool, ()):
+            if fault["above"] and max(tokens, default=0) <= fault["above"]:
+                continue
             if fault["times"] is None:
                 return Fault(**fault)
             if fault["times"] > 0:

@@ -536,6 +536,31 @@ class Gateway(Strict):
     """Limits and default sampling of the OpenAI endpoint in front of a kept server. No stage reads them."""
 
 
+Tried = Annotated[tuple[Positive, ...], NonEmpty, Unique]
+
+
+class OutOfMemory(Strict):
+    """Settings that may be changed when a stage ran out of memory: halve, or values to try one after another."""
+
+    max_num_tokens: Literal["halve"] | Tried | None = None
+    """settings.build.max_num_tokens: of memory for activations, in the builder and on the server."""
+    kv_cache_free_gpu_mem_fraction: (
+        Literal["halve"] | Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], NonEmpty, Unique] | None
+    ) = None
+    """settings.repository.kv_cache_free_gpu_mem_fraction: of memory that the server takes for the KV cache."""
+    max_tokens_in_paged_kv_cache: Literal["halve"] | Tried | None = None
+    """settings.repository.max_tokens_in_paged_kv_cache: the same, in tokens."""
+
+
+class Retry(Strict):
+    """What may be changed to make a failed cell work. Without it nothing is."""
+
+    oom: OutOfMemory = OutOfMemory()
+    """After a stage ran out of memory; what does not matter to that stage is left as it is."""
+    times: Annotated[int, Field(ge=1, le=10)] = 3
+    """Changes of one cell at most."""
+
+
 class Settings(Strict):
     """Settings of the stages. Whatever is not given has the default shown."""
 
@@ -549,6 +574,7 @@ class Settings(Strict):
     perf: Perf = Perf()
     accuracy: Accuracy = Accuracy()
     gateway: Gateway = Gateway()
+    retry: Retry = Retry()
 
 
 # ----------------------------------------------------------------------------------------------------------- matrix

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Fingerprint, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import FailureClass, StageError, StateError
 from trtllm_pipeline.execution import scheduler as scheduling
 from trtllm_pipeline.execution.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage
@@ -56,8 +56,11 @@ class Observer:
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
         """A moment later; `progress` of those that told any: done, total, unit."""
 
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """Cells that ran out of memory are planned anew, with changed settings; `begin` follows."""
+
     def end(self) -> None:
-        """The run is over."""
+        """What was begun is over."""
 
 
 @dataclass(slots=True)
@@ -70,6 +73,22 @@ class Outcome:
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
+
+    def then(self, later: Outcome, plan: Plan) -> Outcome:
+        """How both ended together, of what `plan` has: the other began where this one had ended."""
+        statuses = {**self.statuses, **later.statuses}
+        for run, status in self.statuses.items():  # done in the first, there in the other
+            if status is StageStatus.SUCCEEDED and statuses[run] is StageStatus.UP_TO_DATE:
+                statuses[run] = status
+        statuses = {run: statuses[run] for run in plan.stage_runs}
+        errors, blocked = ({**self.errors, **later.errors}, {**self.blocked_by, **later.blocked_by})
+        return Outcome(
+            statuses,
+            {**self.artifacts, **later.artifacts},
+            {run: error for run, error in errors.items() if statuses.get(run) is StageStatus.FAILED},
+            {run: cause for run, cause in blocked.items() if statuses.get(run) is StageStatus.BLOCKED},
+            interrupted=later.interrupted,
+        )
 
     @property
     def exit_code(self) -> int:
@@ -400,6 +419,7 @@ class _Execution:
             "system": self._system,
             "inputs": {**dict(self._read_by(run))},
             **({"made_by": who} if (who := made_by()) else {}),
+            **({"changes": changes} if (changes := _changes(run)) else {}),
         }
         arguments = (held.attempt, run.key, run.label, provenance)
         if in_thread:
@@ -518,6 +538,11 @@ def command_lines(
     if run.stage.program is not None:
         lines.append((sys.executable, "-m", "trtllm_pipeline.worker", f"{attempt}/{JOB}"))
     return tuple(map(tuple, lines))
+
+
+def _changes(run: StageRun) -> list[Json]:
+    """Settings that a retry has changed and that a stage run takes."""
+    return [asdict(each) for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
 
 
 def _seconds(run: StageRun, name: str, default: float) -> float:

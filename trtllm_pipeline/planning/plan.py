@@ -152,6 +152,13 @@ def _stage_run(
     return found
 
 
+def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
+    """Of `plan`, these of its cells and what they are made of."""
+    kept = {run for cell in cells for run in plan.by_cell[cell.id]}
+    runs = {run_id: run for run_id, run in plan.stage_runs.items() if run_id in kept}
+    return Plan(tuple(cells), runs, {cell.id: plan.by_cell[cell.id] for cell in cells}, plan.machine)
+
+
 def wanted(plan: Plan) -> set[StageRunId]:
     """The stage runs whose results people use, see `is_result`. Services leave none.
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.domain import Cell, CellId, Fingerprint, Json, Scope, SettingChange, StageRunId
 from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
@@ -49,6 +49,7 @@ class OutlineCell:
     axes: Mapping[str, Json]
     reason: str | None
     stage_runs: tuple[StageRunId, ...]
+    changes: tuple[SettingChange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ def axes(cell: Cell) -> dict[str, Json]:
 def outline(plan: Plan) -> Outline:
     """The outline of a plan."""
     return Outline(
-        tuple(OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id]) for cell in plan.cells),
+        tuple(
+            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes) for cell in plan.cells
+        ),
         {
             run.id: OutlineRun(
                 run.id,
@@ -122,6 +125,7 @@ def plan_lines(
             "feasible": cell.reason is None,
             "reason": cell.reason,
             "stage_runs": list(plan.by_cell[cell.id]),
+            "changes": [asdict(change) for change in cell.changes],
         }
 
     def run_entry(run: StageRun) -> Json:
@@ -160,7 +164,13 @@ def read_plan(path: Path) -> Outline:
             raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
         return Outline(
             tuple(
-                OutlineCell(cell["id"], cell["axes"], cell["reason"], tuple(cell["stage_runs"]))
+                OutlineCell(
+                    cell["id"],
+                    cell["axes"],
+                    cell["reason"],
+                    tuple(cell["stage_runs"]),
+                    tuple(SettingChange(**change) for change in cell.get("changes", ())),  # older plans have none
+                )
                 for cell in data["cells"]
             ),
             {

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final, TextIO
 
-from trtllm_pipeline.domain import Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import Cell, Json, Scope, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.execution.loop import Observer
 from trtllm_pipeline.planning.names import count, duration
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, told, who
+from trtllm_pipeline.progress.views import MAX_LISTED, failure, infeasible, retries, told, who
 from trtllm_pipeline.terminal import clean
 
 _S = StageStatus
@@ -38,6 +39,10 @@ class QuietObserver(Observer):
         """Say what failed."""
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """Say what is changed."""
+        self._say(*retries(cells))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
         return failure(run, error, seconds, self.told)
@@ -122,6 +127,7 @@ class JsonObserver(QuietObserver):
     changed    stage_run, stage, cells, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
     waiting    stage_run, stage, cells, why
     progress   stage_run, stage, cells, done, total, unit; at most one a second for each stage run
+    retrying   cell, changes: [{setting, old, new, stage_run, why}], all so far; another `begin` follows
     end        seconds, counts: {status: number of stage runs}
     """
 
@@ -155,6 +161,11 @@ class JsonObserver(QuietObserver):
             if now - self._told.get(run_id, float("-inf")) >= 1.0:
                 self._told[run_id] = now
                 self._event("progress", **_named(self._tracker.plan.stage_runs[run_id]), **values)
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """The events `retrying`."""
+        for cell in cells:
+            self._event("retrying", cell=cell.id, changes=[asdict(change) for change in cell.changes])
 
     def end(self) -> None:
         """The event `end`."""

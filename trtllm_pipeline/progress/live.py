@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline import terminal
-from trtllm_pipeline.domain import CellId, Json, StageRunId, StageStatus
+from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import StageError
 from trtllm_pipeline.planning.names import duration, shared_parts, shorten, without
 from trtllm_pipeline.planning.plan import Plan, StageRun
@@ -26,6 +26,7 @@ from trtllm_pipeline.progress.views import (
     grid,
     infeasible,
     legend,
+    retries,
     share,
     symbol,
     told,
@@ -74,6 +75,10 @@ class LiveObserver(QuietObserver):
         if status is _S.FAILED:
             first, *rest = failure(run, error, seconds, self.told)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """Print what is changed; the next picture follows."""
+        self._above(retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
         """Show why a stage run waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from trtllm_pipeline.domain import Json, StageRunId, StageStatus
 from trtllm_pipeline.errors import in_brackets
@@ -56,7 +56,12 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
         "schema": 1,
         "run": status.run,
         "cells": [
-            {"id": cell.id, "reason": cell.reason, "stages": [stage(run) for run in cell.stage_runs]}
+            {
+                "id": cell.id,
+                "reason": cell.reason,
+                "changes": [asdict(change) for change in cell.changes],
+                "stages": [stage(run) for run in cell.stage_runs],
+            }
             for cell in status.cells
         ],
     }
@@ -65,7 +70,7 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
 def to_text(status: MatrixStatus) -> str:
     """The picture of cells x stages, then what runs, what failed and what can never work."""
     from trtllm_pipeline.planning.names import shared_parts, without
-    from trtllm_pipeline.progress.views import grid, infeasible, legend, styled
+    from trtllm_pipeline.progress.views import grid, infeasible, legend, retries, styled
 
     states = status.states
     runs = {run: status.outline.stage_runs[run] for cell in status.cells for run in cell.stage_runs}
@@ -81,8 +86,8 @@ def to_text(status: MatrixStatus) -> str:
     drawn += legend((states[run].status for run in runs), width=width, ascii_only=ascii_only)
     title = clean(status.title + (f", all cells: {' '.join(parts)}" if parts else ""))
     below = [line for run in runs.values() for line in _events(run, states[run.id])]
-    never = infeasible(status.cells, set())
-    below += ["", *never] if never else []
+    for more in (retries(status.cells), infeasible(status.cells, set())):
+        below += ["", *more] if more else []
     return "".join(f"{line}\n" for line in (title, *styled(drawn, sys.stdout), *map(clean, below)))
 
 

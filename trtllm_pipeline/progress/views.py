@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from trtllm_pipeline.domain import Cell, Json, StageStatus
+from trtllm_pipeline.domain import Cell, Json, StageStatus, in_words
 from trtllm_pipeline.errors import StageError, in_brackets
 from trtllm_pipeline.planning.names import amount, count, duration, shorten
 from trtllm_pipeline.planning.plan import StageRun
@@ -140,6 +140,11 @@ def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, most: int
     lines += [f"  {cell.id}: {cell.reason}" for cell in cells[:most]]
     more = len(cells) - len(cells[:most])
     return [*lines, f"  and {more} more: pipeline status"] if more > 0 else lines
+
+
+def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:
+    """What was changed after cells had run out of memory."""
+    return [f"{cell.id}: {line}" for cell in cells for line in in_words(cell.changes)]
 
 
 def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.bench.conditions import Conditions
 from trtllm_pipeline.bench.result import NAME as PERF
 from trtllm_pipeline.bench.result import LevelResult, LoadResult, levels_of
-from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus
+from trtllm_pipeline.domain import CellId, Json, Scope, StageRunId, StageStatus, in_words
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.evaluate import drift
 from trtllm_pipeline.evaluate.drift import Drift
@@ -81,6 +81,8 @@ class CellResult:
     """Of `log`, where it says why."""
     setting: str | None = None
     """What to change, as `--set` takes it."""
+    changes: tuple[str, ...] = ()
+    """Settings that differ from the matrix, after a stage ran out of memory, in words."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Stage -> wall-clock seconds it took when its artifact was made, in whichever run that was."""
     engine_size_bytes: int | None = None
@@ -145,6 +147,7 @@ class CellResult:
         fields = {name: value for name, value in data.items() if name in _PLAIN_FIELDS}
         return CellResult(
             **fields,
+            changes=tuple(data.get("changes", ())),
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
             accuracy_drift=None if (drifted := data.get("accuracy_drift")) is None else Drift.from_json(drifted),
@@ -154,7 +157,7 @@ class CellResult:
 
 
 _PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {
-    *("status", "levels", "accuracy_drift", "findings", "conditions")
+    *("status", "levels", "accuracy_drift", "findings", "conditions", "changes")
 }
 
 
@@ -269,6 +272,7 @@ def _row(
         hint=why.hint,
         log=_below(why.log, workspace),
         line=why.line,
+        changes=tuple(in_words(cell.changes)),
         setting=why.setting,
         seconds={stage: artifact.duration_s for stage, artifact in made.items()},
         engine_size_bytes=disk_bytes(made[_ENGINE_STAGE].out) if _ENGINE_STAGE in made else None,

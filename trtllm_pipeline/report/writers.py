@@ -368,7 +368,7 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:
-        found = row.warnings
+        found = [*row.changes, *row.warnings]
         if any(level.window == "whole" for level in row.levels):
             found.append("the steady window was too short: rates include ramp-up and drain")
         kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]

@@ -89,7 +89,9 @@ class Work:
 
     def begin(self) -> None:
         """Call when the arguments and the input are right. Does what this start was told to do wrong."""
-        self.fault = faults.take(self.folder, self.tool) or faults.take(self.folder, self.tool.partition(":")[0])
+        names = (self.tool, self.tool.partition(":")[0])
+        taken = (faults.take(self.folder, name, sys.argv) for name in names)
+        self.fault = next((each for each in taken if each is not None), None)
         if self.fault is None:
             return
         if self.fault.kind in faults.WORDS:

@@ -231,6 +231,7 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
     assert set(data) == {"schema", "run", "cells", "stage_runs"}
     assert isinstance(data["cells"], list)
     assert data["cells"][2] == {
+        "changes": [],
         "id": NEVER.id,
         "axes": data["cells"][2]["axes"],
         "feasible": False,

@@ -1,0 +1,80 @@
+"""A build that runs out of memory until it is small enough, through stand-ins of TensorRT-LLM's programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.standins.faults import Fault
+
+pytestmark = pytest.mark.integration
+WORDS = ("--set", "axes.max_batch_size=[16]", "--cells", "tiny/fp16/*", "--until", "build")
+ALLOWED = ("--set", "settings.retry.oom.max_num_tokens=halve", "--set", "settings.build.max_num_tokens=4096")
+
+
+def lane_of(folder: Path, *faults: Fault) -> Lane:
+    lane = Lane(folder / "lane", "0.16.0")
+    lane.installed.fail("trtllm-build", *faults)
+    return lane
+
+
+def tried(lane: Lane) -> list[int]:
+    """max_num_tokens of each start of the builder."""
+    return [
+        int(each.argv[each.argv.index("--max_num_tokens") + 1]) for each in lane.installed.invocations("trtllm-build")
+    ]
+
+
+def built(lane: Lane) -> dict[str, Any]:
+    """The manifest of the only engine."""
+    (engine,) = lane.outputs("build")
+    assert json.loads((engine / "config.json").read_text())["build_config"]["max_num_tokens"] == 1024
+    found: dict[str, Any] = json.loads((engine.parent / "manifest.json").read_text())
+    return found
+
+
+def test_it_is_built_with_less_until_it_works_and_everything_says_so(tmp_path: Path) -> None:
+    lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500))
+    (refused,) = lane.run(*WORDS, "--set", "settings.build.max_num_tokens=4096", code=1).values()
+    assert (refused["failure"], refused["setting"]) == ("out_of_memory", "settings.build.max_num_tokens=2048")
+    assert refused["line"] == 2
+    (cell,) = lane.run(*WORDS, *ALLOWED).values()
+    words = ["settings.build.max_num_tokens 4096 -> 2048 -> 1024: build ran out of memory"]
+    assert (cell["status"], cell["changes"]) == ("done", words)
+    assert tried(lane) == [4096, 2048, 1024]  # what is known to fail is not tried again
+    changes = built(lane)["provenance"]["changes"]
+    assert [(each["old"], each["new"]) for each in changes] == [(4096, 2048), (2048, 1024)]
+    status = lane.pipeline("status", "--workspace", str(lane.workspace))
+    assert words[0] in status
+    (again,) = lane.run(*WORDS, *ALLOWED).values()
+    assert (again["status"], again["changes"]) == ("up_to_date", words)
+    (planned,) = json.loads(lane.pipeline("plan", *lane.words(*WORDS, *ALLOWED)[1:]))["cells"]
+    assert [each["new"] for each in planned["changes"]] == [2048, 1024]
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500), Fault("hang"))
+    process = lane.start(*lane.words(*WORDS, *ALLOWED))
+    assert eventually(lambda: tried(lane) == [4096, 2048, 1024]), process.poll()
+    lane.kill(process)
+    (cell,) = lane.resume().values()
+    assert cell["status"] == "done"
+    assert tried(lane) == [4096, 2048, 1024, 1024]
+    assert len(built(lane)["provenance"]["changes"]) == 2
+
+
+def test_what_never_works_ends_with_what_is_left_to_do(tmp_path: Path) -> None:
+    lane = lane_of(tmp_path, Fault("build_oom", times=None))
+    (cell,) = lane.run(*WORDS, *ALLOWED, "--set", "settings.retry.times=2", code=1).values()
+    assert (cell["status"], cell["failure"]) == ("failed", "out_of_memory")
+    assert tried(lane) == [4096, 2048, 1024]
+    process = lane.start("resume", "--workspace", str(lane.workspace), "--format", "json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert next(iter(cells(out).values()))["changes"] == cell["changes"]
+    assert tried(lane) == [4096, 2048, 1024, 1024]  # the last is tried again, as after every failure
+    assert "pipeline resume -w" in err
