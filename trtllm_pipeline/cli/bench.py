@@ -28,8 +28,9 @@ OTHER_NAMES: Final = {
     "arrival-smoothness": "burstiness",
     "request-timeout-seconds": "request-timeout-s",
     "profile-export-file": "event-file",
+    "tokenizer-path": "tokenizer",
 }
-"""What genai-perf and aiperf call options that mean the same."""
+"""What genai-perf, aiperf and other load clients call options that mean the same."""
 
 _server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
 _expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")

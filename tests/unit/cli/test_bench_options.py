@@ -31,6 +31,7 @@ def parsed(*words: str) -> dict[str, Any]:
         ("--burstiness", "0.5", ("--arrival-smoothness",)),
         ("--request-timeout-s", "12.5", ("--request-timeout-seconds",)),
         ("--event-file", "e.jsonl", ("--profile-export-file",)),
+        ("--tokenizer", "model", ("--tokenizer-path",)),
         ("--protocol", "openai", ("-i",)),
     ],
 )
