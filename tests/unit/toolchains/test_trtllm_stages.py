@@ -600,7 +600,7 @@ def program(tmp_path: Path) -> Path:
         "echo 'usage: trtllm-build [-h] [--of_tomorrow N]'\necho 'options:'\necho '  --of_tomorrow N  new'\n"
     )
     path.chmod(0o755)
-    options._help.cache_clear()
+    options.installed_help.cache_clear()
     return path
 
 
