@@ -187,6 +187,20 @@ def test_a_hub_out_of_reach_stops_a_run_rather_than_changing_its_keys(
     assert f"pkg:huggingface/{HUGGING_FACE}@{'c' * 40}" in statement
 
 
+def test_a_gated_model_fails_in_its_own_download_alone(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
+    """At a commit, where nothing else asks the hub before; once access is given, it is known by its files."""
+    recipe = tmp_path / "recipes" / "from-hf.yaml"
+    source = {"hugging_face": HUGGING_FACE, "revision": "c" * 40}
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "sources": [source]}))
+    hub.repositories[HUGGING_FACE].gated = True
+    asked = ("-m", matrix, "--workspace", tmp_path / "w", "--toolchain", "embedded", "--until", "download")
+    out = pipeline("run", *asked, code=1)
+    assert "1 done, 1 failed" in out
+    assert "is gated on Hugging Face" in out
+    hub.repositories[HUGGING_FACE].gated = False
+    assert len(planned(matrix, tmp_path / "w")["stage_runs"]) == 3
+
+
 def test_what_cannot_be_told_is_known_by_its_address(hub: FakeHub) -> None:
     for kind, model, digest in (
         ("modelscope", MODELSCOPE, {"sha256": ""}),

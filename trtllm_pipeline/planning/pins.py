@@ -111,7 +111,6 @@ class Pins:
 
         What was told once is remembered: a hub that is out of reach for an hour must not make everything stale.
         """
-        from trtllm_pipeline.hub.hub_errors import UnavailableError
         from trtllm_pipeline.hub.sources import content_of
 
         asked = canonical({"content_of": dict(source)})
@@ -122,8 +121,8 @@ class Pins:
             try:
                 found = content_of(source, offline=bool(cell.settings["download"]["offline"]))
             except DownloadError as error:
-                if isinstance(error, UnavailableError) and error.failure is not FailureClass.TRANSIENT:
-                    return None  # offline, or not there: the download says so where it has to run
+                if error.failure is not FailureClass.TRANSIENT:
+                    return None  # offline, gated, not there: the download says so, to the cells that need it alone
                 self._allow(error)
                 self._reached = False
                 logger.warning("%s: cannot tell now what its files are: %s", cell.model, error.message)
