@@ -91,7 +91,14 @@ def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tu
 
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
-    cells = expand(loaded, default_toolchain=toolchain, release=release, feasibility=infeasible)
+    told = request.toolchain or loaded.matrix.toolchain
+    cells = expand(
+        loaded,
+        default_toolchain=toolchain,
+        instead=None if told else lambda recipe: toolchains.load(toolchain).instead(recipe, machine),
+        release=release,
+        feasibility=infeasible,
+    )
     return select(cells, request.cells) if request.cells else cells
 
 

@@ -77,16 +77,22 @@ class _Rule:
 
 
 def expand(
-    loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None, feasibility: Feasibility | None = None
+    loaded: LoadedMatrix,
+    *,
+    default_toolchain: str,
+    instead: Callable[[Mapping[str, Json]], str | None] | None = None,
+    release: str | None = None,
+    feasibility: Feasibility | None = None,
 ) -> tuple[Cell, ...]:
     """The cells of a matrix, in the order of the axes, then the added ones.
 
-    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM.
+    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Without
+    such an axis `instead` gives the toolchain of models, by their recipes, that the default one does not take.
     `feasibility` says why a cell that the recipe allows cannot work, or None. Recipes and equal settings are shared between
     cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
     cells or none.
     """
-    return tuple(_cells(_Grid(loaded, default_toolchain, release), feasibility))
+    return tuple(_cells(_Grid(loaded, default_toolchain, release), feasibility, instead))
 
 
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:
@@ -420,7 +426,9 @@ def _value_text(value: Json) -> str:
 # ------------------------------------------------------------------------------------------------------------ cells
 
 
-def _cells(grid: _Grid, feasibility: Feasibility | None) -> Iterator[Cell]:
+def _cells(
+    grid: _Grid, feasibility: Feasibility | None, instead: Callable[[Mapping[str, Json]], str | None] | None
+) -> Iterator[Cell]:
     loaded, axes = grid.loaded, grid.axes
     recipes = {recipe.name: recipe for recipe in loaded.recipes.values()}
     # Notes are for people; what a stage reads must not change with them.
@@ -429,6 +437,7 @@ def _cells(grid: _Grid, feasibility: Feasibility | None) -> Iterator[Cell]:
         for name, recipe in recipes.items()
     }
     has_toolchain = loaded.matrix.axes.toolchain is not None
+    others = {} if has_toolchain or instead is None else {name: instead(recipe) for name, recipe in written.items()}
     shown = [axis for axis in axes if axis.name != "toolchain" or has_toolchain]
     positions = [position for position, axis in enumerate(axes) if axis in shown]
     segments = [axes[position].segments for position in positions]
@@ -439,6 +448,7 @@ def _cells(grid: _Grid, feasibility: Feasibility | None) -> Iterator[Cell]:
     reasons: dict[tuple[str, ...], str | None] = {}
     for point, overrides in zip(grid.points, grid.matched, strict=True):
         model, precision, parallel, batch, pair, toolchain, *_ = point
+        toolchain = others.get(model) or toolchain
         layout, (isl, osl) = layouts[parallel], lengths[pair]
         asked = (model, precision, parallel, pair, toolchain)
         if asked not in reasons:

@@ -350,6 +350,10 @@ class Recipe(Strict):
     hidden_size: Positive
     intermediate_size: Positive
     head_dim: Positive
+    kv_lora_rank: Positive | None = None
+    """Of multi-head latent attention, which keeps so many numbers of a token for all heads, instead of keys and values."""
+    qk_rope_head_dim: Positive | None = None
+    """Numbers of a token that latent attention keeps beside `kv_lora_rank`."""
     vocab_size: Positive
     max_position_embeddings: Positive
     """Longest prompt and answer together, in tokens."""

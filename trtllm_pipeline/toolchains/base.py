@@ -37,6 +37,9 @@ class Toolchain:
     """Versions and hardware that its stages' results depend on, by the names `Stage.identity` uses."""
     infeasible: Callable[[Cell, Machine], str | None]
     """Why a cell can never work with it on a machine, or None."""
+    instead: Callable[[Mapping[str, Json], Machine], str | None] = lambda _recipe, _machine: None
+    """The toolchain of a machine for a model, by its recipe, that this one does not take in any precision; None where it
+    does, or no other does either."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError when this toolchain has none."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell
+from trtllm_pipeline.domain import Cell, Json
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN
@@ -19,7 +19,7 @@ from trtllm_pipeline.stages.base import Stage, StageContext
 from trtllm_pipeline.stages.calibration_rows import default_set, with_true_samples
 from trtllm_pipeline.stages.params import Selection, load
 from trtllm_pipeline.stages.repository_settings import SETTINGS
-from trtllm_pipeline.toolchains.base import Toolchain
+from trtllm_pipeline.toolchains.base import PYTORCH, Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_world
 from trtllm_pipeline.toolchains.model_optimizer import job
 from trtllm_pipeline.toolchains.tensorrt_llm import (
@@ -30,6 +30,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     dataset,
     llmapi,
     options,
+    prequantized,
     releases,
     rules,
     templates,
@@ -312,6 +313,16 @@ def _unfilled(cell: Cell, machine: Machine) -> str | None:
     return None
 
 
+def _instead(recipe: Mapping[str, Json], machine: Machine) -> str | None:
+    """The PyTorch runtime, for a family or a form of weights that no script of the release converts."""
+    release = installed(machine).release
+    family, form = releases.FAMILIES.get(str(recipe["family"])), recipe.get("quantization")
+    unknown = family is None or not releases.at_least(release, family.since)
+    if family is not None and form is not None:
+        unknown = unknown or prequantized.unconvertible(str(recipe["family"]), str(form), release) is not None
+    return PYTORCH if unknown and releases.at_least(release, releases.FIRST_PYTORCH) else None
+
+
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm",
     summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
@@ -331,4 +342,5 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    instead=_instead,
 )

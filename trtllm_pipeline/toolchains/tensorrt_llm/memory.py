@@ -41,6 +41,8 @@ class Shape:
     vocab_size: int
     max_position_embeddings: int
     parameters: int | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int | None = None
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
@@ -83,9 +85,12 @@ def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
 def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> int:
     """KV cache of one token on one GPU, in bytes: `2 * layers/pp * max(kv_heads // tp, 1) * head_dim * element_bytes`.
 
-    More GPUs than KV heads hold copies of them. Source: TensorRT-LLM's KV cache manager, size per token.
+    More GPUs than KV heads hold copies of them. Source: TensorRT-LLM's KV cache manager, size per token. Latent attention
+    keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on every GPU. Source: the paper on DeepSeek-V2, 2.1.
     """
     layers = -(-shape.num_hidden_layers // pp)
+    if shape.kv_lora_rank is not None:
+        return int(layers * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0)) * element_bytes)
     heads = max(shape.num_key_value_heads // tp, 1)
     return int(2 * layers * heads * shape.head_dim * element_bytes)
 

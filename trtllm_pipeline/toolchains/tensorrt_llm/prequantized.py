@@ -73,7 +73,10 @@ def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
     if name is None:
         return None
     form = FORMS.get(name)
-    reason = (_unconvertible if cell.toolchain == ENGINES else _unloadable)(cell, name, form, release)
+    if cell.toolchain == ENGINES:
+        reason = unconvertible(str(cell.recipe["family"]), name, release)
+    else:
+        reason = _unloadable(name, form, release)
     sms = () if form is None else form.sms
     if reason is not None or sm is None or not sms or any(low <= sm <= high for low, high in sms):
         return reason
@@ -81,7 +84,7 @@ def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
     return f"precision {AS_IS} ({name}): works on SM {known}, this is SM {sm}"
 
 
-def _unloadable(_cell: Cell, name: str, form: WeightsForm | None, release: str) -> str | None:
+def _unloadable(name: str, form: WeightsForm | None, release: str) -> str | None:
     if form is None or form.pytorch is None:
         return (
             f"precision {AS_IS} ({name}): the PyTorch runtime reads FP8, NVFP4 and AWQ weights of Model Optimizer, FP8 weights "
@@ -92,9 +95,9 @@ def _unloadable(_cell: Cell, name: str, form: WeightsForm | None, release: str) 
     return None
 
 
-def _unconvertible(cell: Cell, name: str, form: WeightsForm | None, release: str) -> str | None:
-    family = str(cell.recipe["family"])
-    script = FAMILIES[family].script
+def unconvertible(family: str, name: str, release: str) -> str | None:
+    """Why no script of a release converts weights of the form `name`, or None. The family is one that it converts."""
+    form, script = FORMS.get(name), FAMILIES[family].script
     since = None if form is None else form.converters.get(script)
     if since is None or (script == "llama" and family not in _LLAMA) or (script == "qwen" and family == "qwen"):
         return f"precision {AS_IS} ({name}): no script of TensorRT-LLM that we know converts such weights of {family}"

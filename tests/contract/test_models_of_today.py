@@ -1,0 +1,127 @@
+"""Plans for the models that came after engines' best days, on both backends, at the first release that has each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from tests.helpers.trtllm_cells import ENGINES, PYTORCH
+from trtllm_pipeline import flow
+from trtllm_pipeline.config.load import load_matrix
+from trtllm_pipeline.config.recipes import load_recipe, recipes_folder
+from trtllm_pipeline.planning.lock_file import write_lock
+from trtllm_pipeline.planning.plan import Plan
+from trtllm_pipeline.planning.request import Request
+
+
+class First(NamedTuple):
+    """The first release that has a recipe's model on a backend, one before it, and a GPU for it."""
+
+    recipe: str
+    lane: str
+    precision: str
+    release: str
+    before: str
+    sm: int = 90
+
+
+HAVE: Final = [
+    First("llama-3.1-8b-instruct-fp8", ENGINES, "as_is", "0.13.0", "0.12.0", 89),
+    First("llama-3.1-8b-instruct-fp8", PYTORCH, "as_is", "1.0.0", "0.21.0", 89),
+    First("llama-3.1-8b-instruct-fp4", PYTORCH, "as_is", "1.0.0", "0.21.0", 100),
+    First("llama-3.1-70b-instruct-fp8", ENGINES, "as_is", "0.13.0", "0.12.0"),
+    First("llama-3.1-70b-instruct-fp8", PYTORCH, "as_is", "1.0.0", "0.21.0"),
+    First("qwen2.5-7b-instruct-awq", ENGINES, "as_is", "0.17.0", "0.16.0", 80),
+    First("qwen2.5-7b-instruct-gptq", ENGINES, "as_is", "0.17.0", "0.16.0", 80),
+    First("gpt-oss-20b", PYTORCH, "as_is", "1.1.0", "1.0.0"),
+    First("gpt-oss-120b", PYTORCH, "as_is", "1.1.0", "1.0.0", 120),
+    First("deepseek-v3", PYTORCH, "as_is", "1.0.0", "0.21.0", 100),
+    First("qwen3-30b-a3b", ENGINES, "bf16", "0.20.0", "0.19.0"),
+    First("qwen3-30b-a3b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("gemma-3-1b-it", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("gemma-3-27b-it", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("llama-4-scout-17b-16e-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("nemotron-mini-4b-instruct", PYTORCH, "bf16", "1.0.0", "0.21.0"),
+    First("phi-4-mini-instruct", ENGINES, "bf16", "1.0.0", "0.21.0"),
+    First("phi-4-mini-instruct", PYTORCH, "bf16", "1.1.0", "1.0.0"),
+    First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
+]
+ONLY_PYTORCH: Final = sorted(
+    {each.recipe for each in HAVE if each.lane == PYTORCH} - {each.recipe for each in HAVE if each.lane == ENGINES}
+)
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+
+
+def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: int, lane: str | None = None) -> Plan:
+    axes: dict[str, Any] = {"model": models, "precision": [precision], "max_batch_size": [4], "lengths": ["1024,512"]}
+    # Of a mixture that one GPU does not hold, eight have a share.
+    axes["parallel"] = [
+        "tp8" if {"deepseek-v3", "glm-4.5-air", "llama-4-scout-17b-16e-instruct"} & {*models} else "tp1"
+    ]
+    if lane is not None:
+        axes["toolchain"] = [lane]
+    (tmp_path / "matrix.yaml").write_text(yaml.safe_dump({"name": "matrix", "axes": axes}))
+    machine = f"tensorrt_llm=={release},sm={sm},gpus=8,gpu_memory_gib=141"
+    return flow.plan_of(Request(tmp_path / "matrix.yaml", assume=machine), None, guess=True)
+
+
+@pytest.mark.parametrize("has", HAVE, ids=lambda has: f"{has.recipe}-{has.lane}")
+def test_the_first_release_has_it_and_the_one_before_has_not(tmp_path: Path, has: First) -> None:
+    (cell,) = plan(tmp_path, [has.recipe], has.precision, has.release, has.sm, has.lane).cells
+    assert cell.reason is None
+    (cell,) = plan(tmp_path, [has.recipe], has.precision, has.before, has.sm, has.lane).cells
+    assert cell.reason is not None
+
+
+@pytest.mark.parametrize("recipe", ONLY_PYTORCH)
+def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> None:
+    precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
+    (cell,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
+    assert "no script of TensorRT-LLM that we know converts" in str(cell.reason)
+
+
+@pytest.mark.parametrize("recipe", ONLY_PYTORCH)
+def test_auto_takes_pytorch_where_engines_lack_the_family(tmp_path: Path, recipe: str) -> None:
+    precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
+    planned = plan(tmp_path, [recipe], precision, "1.2.0", 100)
+    (cell,) = planned.cells
+    assert (cell.toolchain, cell.reason) == (PYTORCH, None)
+    assert PYTORCH not in cell.id
+    assert {run.toolchain for run in planned.stage_runs.values()} == {PYTORCH}
+
+
+def test_auto_decides_model_by_model_and_a_lock_file_decides_the_same(tmp_path: Path) -> None:
+    planned = plan(tmp_path, ["llama-3.1-8b-instruct", "gemma-3-1b-it"], "bf16", "1.2.0", 90)
+    chosen = {cell.model: cell.toolchain for cell in planned.cells}
+    assert chosen == {"llama-3.1-8b-instruct": ENGINES, "gemma-3-1b-it": PYTORCH}
+    request = Request(tmp_path / "matrix.yaml", assume="tensorrt_llm==1.2.0,sm=90,gpus=1,gpu_memory_gib=80")
+    (tmp_path / "lock").mkdir()
+    write_lock(request, load_matrix(request.matrix), planned, tmp_path / "lock", default_toolchain=ENGINES)
+    locked = flow.plan_of(Request(tmp_path / "lock" / "matrix.yaml", assume=request.assume), None, guess=True)
+    assert {cell.model: cell.toolchain for cell in locked.cells} == chosen
+
+
+def test_a_toolchain_that_is_named_is_kept(tmp_path: Path) -> None:
+    (cell,) = plan(tmp_path, ["gemma-3-1b-it"], "bf16", "1.2.0", 90, ENGINES).cells
+    assert (cell.toolchain, cell.reason is None) == (ENGINES, False)
+
+
+def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
+    (cell,) = plan(tmp_path, ["gpt-oss-20b"], "fp8", "1.2.0", 100, PYTORCH).cells
+    assert "quantized already (mxfp4): use precision as_is" in str(cell.reason)
+
+
+def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
+    from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token
+
+    shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
+    # 61 layers of 512 + 64 numbers, on each GPU.
+    assert kv_bytes_per_token(shape, 2, 8, 1) == kv_bytes_per_token(shape, 2, 1, 1) == 61 * 576 * 2
