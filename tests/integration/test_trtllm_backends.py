@@ -246,7 +246,7 @@ def alone(batch_size: int) -> tuple[str, ...]:
             "check",
             "infeasible",
             "expecting library version",
-            "build the engine again",
+            "build and serve in one image",
         ),
         (14, "run.py", "deserialize", "check", "user", "Failed to deserialize cuda engine", "incomplete"),
         (15, "trtllm-build", "fp8_hardware", "build", "infeasible", "require hardware", "another GPU"),

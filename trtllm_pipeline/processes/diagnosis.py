@@ -25,10 +25,11 @@ TELLING: Final = 10
 _LONGEST: Final = 300
 _NOISE: Final = re.compile(
     r"CudaDriverHelper|Unable to \w+ NVML|NVML error|DCGM|pinned|unable to create stream|CUDA memory pool|NCCL INFO"
-    r"|^\s*\||^[+|]|\(ignored\)|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$",
+    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]|\[TRT(?:-LLM)?\] \[[IV]\]"
+    r"|^\s*\||^[+|]|\(ignored\)|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^usage: |^\[--?\w",
     re.IGNORECASE,
 )
-"""What every server without a GPU writes, and Triton's tables of models and options, which repeat what was said."""
+"""What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
 _PREFIX: Final = re.compile(
     r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 )

@@ -151,12 +151,12 @@ SIGNATURES: Final = (
         "gpu-not-supported",
         "gpu",
         r"Assertion failed: Unsupported [Aa]rch|no kernel image is available for execution"
-        r"|sm_\d+ is not compatible",
+        r"|sm_\d+ is not compatible|invalid device function|should be supported by fmha",
         _INFEASIBLE,
         "the release has no kernels for this GPU: TensorRT-LLM needs Ampere or newer, and Blackwell a release of 0.17 or "
         "newer; pipeline doctor shows the GPU",
         ("Assertion failed: Unsupported architecture", "no kernel image is available for execution on the device"),
-        (f"{_TRTLLM}1515", f"{_TRTLLM}199", f"{_TRTLLM}159", f"{_TRTLLM}484"),
+        (f"{_TRTLLM}1515", f"{_TRTLLM}199", f"{_TRTLLM}159", f"{_TRTLLM}484", f"{_TRTLLM}775"),
     ),
     # ---- driver and CUDA
     Signature(
@@ -244,11 +244,12 @@ SIGNATURES: Final = (
         "engine-tensor",
         "release",
         r"(?:[Ii]nput |[Oo]utput )?[Tt]ensor '?\w+'? not found|getIdx\(\) should not be used with entry"
+        r"|[Tt]ensor names in engine are not the same"
         r"|KeyError: '(?:builder_config|build_config|plugin_config|pretrained_config|architecture|producer|tensor_parallel)'",
         _INFEASIBLE,
         f"the engine is not what this program expects: built by another release, or without a feature that is used: {_IMAGE}",
         ("Tensor 'context_lengths' not found", "KeyError: 'builder_config'"),
-        (f"{_TRTLLM}1661", "tensorrt_llm/runtime"),
+        (f"{_TRTLLM}1661", f"{_BACKEND}320", "tensorrt_llm/runtime"),
     ),
     Signature(
         "plugin-missing",
@@ -438,7 +439,7 @@ SIGNATURES: Final = (
         "engine-folder",
         "repository",
         r"json\.exception\.parse_error\.101\] parse error at line 1, column 1|Error opening engine file"
-        r"|Both encoder and decoder model paths are empty",
+        r"|No such file or directory: '[^'\n]*rank\d+\.engine'|Both encoder and decoder model paths are empty",
         _USER,
         "gpt_model_path does not name the engine's folder (config.json and rank*.engine): pipeline repository lint FOLDER "
         "says what it names",

@@ -143,7 +143,7 @@ def diagnose(
         return ServerError(f"{who} {how}; {words_}{_last_words(logs)}", failure=failure, hint=hint, log=log)
     if known is None:
         limited = _address_space() if status in {-signal.SIGSEGV, -signal.SIGABRT} else None
-        error = first_error(logs)
+        error = first_error(logs[:1]) or first_error(logs)
         return ServerError(
             f"{who} {how}{'' if cause else _last_words(logs)}",
             hint=limited,
@@ -193,8 +193,8 @@ def quoted(log: Path, lines: int = 15) -> str:
 
 
 def _last_words(logs: Sequence[LogText]) -> str:
-    """The line of the logs that says most of an error, or else the last line, to be added to a message."""
-    error = first_error(logs)
+    """The line that says most of an error, of the first log or else of all, or its last line; to be added to a message."""
+    error = first_error(logs[:1]) or first_error(logs)
     if error is not None:
         return f"; its log says: {error.said}"
     last = logs[0].last(1)
