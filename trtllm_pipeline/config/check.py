@@ -17,6 +17,8 @@ from trtllm_pipeline.errors import Fault
 M = TypeVar("M", bound=BaseModel)
 _SCALARS = {"bool_type", "int_type", "float_type", "string_type"}
 """Errors of a value that may be any scalar and is none: one for each member of the union."""
+_LISTS = {"tuple_type", "too_short"}
+"""Errors of what may also be a list of them."""
 
 
 def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | None, list[Fault]]:
@@ -32,8 +34,18 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
         details = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     tried = Counter(_path(data, each["loc"]) for each in details if each["type"] in _SCALARS)
     no_scalar = [path for path, members in tried.items() if members == len(_SCALARS)]
+    # Of a list that may stand there as well, the items are wrong.
+    items = {path[:-1] for path in no_scalar if isinstance(document.get(at + path[:-1]), list)}
+    listed = {_path(data, each["loc"]) for each in details if each["type"] in _LISTS}
     return None, [
-        *(document.fault(at + path, f"must be one value, not {_show(document.get(at + path))}") for path in no_scalar),
+        *(
+            document.fault(
+                at + path,
+                f"must be one value{' or a list of values' * (path in listed)}, not {_show(document.get(at + path))}",
+            )
+            for path in no_scalar
+            if path not in items
+        ),
         *(_fault(model, document, at, data, each) for each in details if _path(data, each["loc"]) not in no_scalar),
     ]
 

@@ -375,3 +375,14 @@ def test_the_template_loads(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
     assert load_matrix(path).matrix.name == "my-matrix"
+
+
+def test_what_may_be_a_value_or_a_list_of_them(write: Write) -> None:
+    build = {"a": {"b": 1}, "c": [], "d": ["x", ["y"]], "e": ["x", 1], "f": 2}
+    faults = faults_of(write(settings={"build": build, "repository": {"parameters": {"q": [1]}}}))
+    assert [fault.split(": ", 1)[1] for fault in faults] == [
+        'settings.build.a: must be one value or a list of values, not {"b": 1}',
+        "settings.build.c: must be one value or a list of values, not []",
+        'settings.build.d[1]: must be one value, not ["y"]',
+        "settings.repository.parameters.q: must be one value, not [1]",
+    ]
