@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trtllm_pipeline.config.models import PRECISIONS
 from trtllm_pipeline.files.model_files import read_tokenizer
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.proof import answers, material
@@ -128,3 +129,9 @@ def test_every_token_is_read_back_from_its_text(folder: Path) -> None:
     tokens = [*spellings.values()]
     assert random_model.spoken(tokenizer.decode(tokens), spellings) == tokens
     assert random_model.spoken("\u4e16", spellings) is None
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_precision_has_a_limit_that_wrong_answers_exceed(precision: str) -> None:
+    assert 0 < tolerance_nats("tensorrt_llm", precision) <= tolerance_nats("tensorrt_llm", "nvfp4") < 1
+    assert 0 < tolerance_nats("embedded", precision) < 1
