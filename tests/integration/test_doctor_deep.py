@@ -66,7 +66,9 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
 @pytest.mark.slow
 def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
-    material.write(tmp_path / "m", Machine(1, "CPU"), families=["llama"], precisions=["fp16"], lanes=["tensorrt_llm"])
+    material.write(
+        tmp_path / "m", Machine(1, "CPU"), families=["llama"], precisions=["fp16"], toolchain_names=["tensorrt_llm"]
+    )
     questions = [json.loads(line) for line in (tmp_path / "m/llama.jsonl").read_text().splitlines()]
     answers = tmp_path / "answers.json"
     answers.write_text(json.dumps({each["input"]: each["output"] for each in questions}))

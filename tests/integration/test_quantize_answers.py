@@ -43,7 +43,9 @@ CALIBRATION = {"samples": 16, "max_length": 128}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
-    material.write(folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], lanes=["embedded"])
+    material.write(
+        folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], toolchain_names=["embedded"]
+    )
     return folder
 
 

@@ -49,8 +49,8 @@ def examine(
     machine = this_machine()
     asked = toolchains.names() if toolchain is None else (toolchains.load(toolchain).name,)
     missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
-    lanes = [name for name in asked if name not in missing]
-    if not lanes:
+    usable = [name for name in asked if name not in missing]
+    if not usable:
         raise PlanError(
             "no toolchain can be examined on this machine\n  "
             + "\n  ".join(f"{name}: {lacks}" for name, lacks in missing.items()),
@@ -58,14 +58,14 @@ def examine(
         )
     store = Store(workspace)  # made for a request that can be understood
     folder = store.workspace / FOLDER
-    matrix = material.write(folder, machine, families=families, precisions=precisions, lanes=lanes)
+    matrix = material.write(folder, machine, families=families, precisions=precisions, toolchain_names=usable)
     plan, outcome = flow.bring_up_to_date(Request(matrix, until=_LAST_STAGE), store, observer)
     found = DeepExamination(
         machine,
         findings.sorted_findings(
             [
                 *(findings.of_cell(row, _agreement(row, plan, outcome, folder)) for row in rows(plan, store, outcome)),
-                *(() if outcome.interrupted else _of_installation(machine, lanes, families)),
+                *(() if outcome.interrupted else _of_installation(machine, usable, families)),
                 *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
             ]
         ),
@@ -93,7 +93,7 @@ def _agreement(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> A
     return None
 
 
-def _of_installation(machine: Machine, lanes: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
+def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
     """What is installed of the toolchains that are examined."""
-    if lanes != [toolchains.EMBEDDED]:
+    if usable != [toolchains.EMBEDDED]:
         yield from map(findings.of_comparison, installed.compare(machine, families))

@@ -104,12 +104,12 @@ class DeepExamination:
 
     def _sentences(self) -> Iterator[str]:
         good = [each for each in self.findings if each.status is FindingStatus.VERIFIED]
-        for lane in dict.fromkeys(each.toolchain for each in good if each.kind == "cell"):
-            of_lane = [each for each in good if each.toolchain == lane]
-            for family in dict.fromkeys(each.family for each in of_lane):
-                precisions = ", ".join(str(each.precision) for each in of_lane if each.family == family)
+        for toolchain in dict.fromkeys(each.toolchain for each in good if each.kind == "cell"):
+            of_it = [each for each in good if each.toolchain == toolchain]
+            for family in dict.fromkeys(each.family for each in of_it):
+                precisions = ", ".join(str(each.precision) for each in of_it if each.family == family)
                 yield (
-                    f"{self.where(lane)}: a server that {lane} made of a tiny {family} model answers as the float "
+                    f"{self.where(toolchain)}: a server that {toolchain} made of a tiny {family} model answers as the float "
                     f"reference within tolerance, in {precisions}"
                 )
         programs = [each.name for each in good if each.kind == "program"]

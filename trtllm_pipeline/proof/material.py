@@ -33,12 +33,17 @@ _BATCH_SIZE: Final = 4
 
 
 def write(
-    folder: Path, machine: Machine, *, families: Sequence[str], precisions: Sequence[str], lanes: Sequence[str]
+    folder: Path,
+    machine: Machine,
+    *,
+    families: Sequence[str],
+    precisions: Sequence[str],
+    toolchain_names: Sequence[str],
 ) -> Path:
     """Write everything into `folder`, and return the matrix there. What is there already and the same is left alone.
 
-    `lanes` are names of toolchains. The models are folders named as their families, with FAMILY.jsonl beside them: questions with the
-    answers of the float reference.
+    The models are folders named as their families, with FAMILY.jsonl beside them: questions with the answers of the float
+    reference.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for family in families:
@@ -46,7 +51,7 @@ def write(
         write_lines(folder / f"{family}.jsonl", map(json.dumps, questions(folder / family)))
     matrix = folder / MATRIX
     # JSON is YAML.
-    write_json(matrix, _matrix(machine, families, precisions, lanes))
+    write_json(matrix, _matrix(machine, families, precisions, toolchain_names))
     return matrix
 
 
@@ -75,7 +80,7 @@ def questions(model: Path) -> Iterator[dict[str, Json]]:
 
 
 def _matrix(
-    machine: Machine, families: Sequence[str], precisions: Sequence[str], lanes: Sequence[str]
+    machine: Machine, families: Sequence[str], precisions: Sequence[str], toolchain_names: Sequence[str]
 ) -> dict[str, Any]:
     return {
         "name": "doctor",
@@ -85,7 +90,7 @@ def _matrix(
             "precision": [*precisions],
             "max_batch_size": [_BATCH_SIZE],
             "lengths": [f"{_ISL},{_OSL}"],
-            "toolchain": [*lanes],
+            "toolchain": [*toolchain_names],
         },
         "override": [
             *(
@@ -93,9 +98,9 @@ def _matrix(
                 for family in families
             ),
             *(
-                {"where": {"toolchain": lane}, "settings": {"serve": {"frontend": "trtllm_serve"}}}
-                for lane in lanes
-                if not _has_triton(lane, machine)
+                {"where": {"toolchain": toolchain}, "settings": {"serve": {"frontend": "trtllm_serve"}}}
+                for toolchain in toolchain_names
+                if not _has_triton(toolchain, machine)
             ),
         ],
         "settings": {
@@ -106,11 +111,11 @@ def _matrix(
     }
 
 
-def _has_triton(lane: str, machine: Machine) -> bool:
+def _has_triton(toolchain: str, machine: Machine) -> bool:
     """Whether Triton can serve what a toolchain makes, or else TensorRT-LLM's own server has to."""
     found: Mapping[str, bool] = {
         toolchains.ENGINES: machine.triton is not None and BACKEND in machine.triton.backends,
         toolchains.PYTORCH: machine.triton is not None,
     }
     has_templates = machine.tensorrt_llm is not None and machine.tensorrt_llm.templates is not None
-    return lane not in found or (found[lane] and has_templates)
+    return toolchain not in found or (found[toolchain] and has_templates)

@@ -24,7 +24,9 @@ LOOSEST = tolerance_nats("tensorrt_llm", "fp8")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
-    material.write(folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], lanes=["embedded"])
+    material.write(
+        folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], toolchain_names=["embedded"]
+    )
     return folder
 
 
@@ -107,7 +109,7 @@ def test_material_is_written_once_and_repaired(folder: Path) -> None:
     before = weights.stat().st_ino
 
     def again() -> None:
-        material.write(folder, Machine(1, "CPU"), families=["llama"], precisions=["fp16"], lanes=["embedded"])
+        material.write(folder, Machine(1, "CPU"), families=["llama"], precisions=["fp16"], toolchain_names=["embedded"])
 
     again()
     assert weights.stat().st_ino == before
