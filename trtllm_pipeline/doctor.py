@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Json
-from trtllm_pipeline.machine import assume, gpus, probe
+from trtllm_pipeline.machine import assume, gpus, memory, probe
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import Survey
 from trtllm_pipeline.toolchains import base as toolchains
@@ -28,14 +28,12 @@ SCHEMA: Final = 1
 _GIB: Final = 2**30
 _LEAST_DISK: Final = 50 * _GIB
 """Weights of a 7B model in 16 bits are 15 GB, and lie there three times: model, checkpoint, engine."""
-_SHM: Final = "/dev/shm"  # noqa: S108  looked at only
+_SHM: Final = memory.SHARED
 _LEAST_SHM: Final = 1 * _GIB
 """Triton's Python backend passes tensors through it; Docker gives 64 MiB unless told otherwise."""
 _LEAST_OPEN_FILES: Final = 1024
 _BUSY: Final = 0.05
 """Share of a GPU's memory that the driver itself may hold before the GPU counts as in use."""
-_CGROUP: Final = Path("/proc/self/cgroup")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 _SOURCE_INSTALL: Final = "python3 -m pip install -e ."
 
 
@@ -291,8 +289,7 @@ def _host(machine: Machine) -> Iterator[MachineCheck]:
     total = os.cpu_count() or machine.cpus
     share = f"{machine.cpus} of {total} CPUs, limited by affinity or quota" if machine.cpus < total else f"{total} CPUs"
     yield _check("host.cpus", machine.cpus, f"{share}: {machine.cpu}")
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    allowed = min(physical, _cgroup_memory() or physical)
+    physical, allowed = memory.physical_bytes(), memory.host_bytes()
     why = f" of {_size(physical)}, limited by cgroup" if allowed < physical else ""
     yield _check("host.memory", allowed, f"{_size(allowed)}{why}")
     python = ".".join(map(str, sys.version_info[:3]))
@@ -535,31 +532,6 @@ def _first_line(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not start: {error}"
     return next(iter(done.stdout.splitlines()), "")
-
-
-def _cgroup_memory() -> int | None:
-    """The least memory limit of the control groups above this process, in bytes; cgroup v2 and v1."""
-    limits = []
-    try:
-        lines = _CGROUP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        root = _CGROUPS / ("memory" if controllers else "")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        if controllers in {"", "memory"}:
-            # In a container the path may be the host's, of which only the root can be seen.
-            group = root / path.lstrip("/")
-            limits += [_number(each / name) for each in (group, *group.parents) if each.is_relative_to(root)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
 
 
 def _size(size_bytes: int) -> str:

@@ -97,6 +97,37 @@ def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardia
     assert exited.swept == 0
 
 
+def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tmp_path: Path) -> None:
+    # Two that hold memory at the same time, started by one that has next to none.
+    hold = "import time; x = b'x' * 50_000_000; time.sleep(1.2)"
+    script = f'{sys.executable} -S -c "{hold}" & {sys.executable} -S -c "{hold}" & wait'
+    shell(guardian, tmp_path, script, measure=True)
+    (measured,) = wait_for(guardian, Exited)
+    assert 50e6 < measured.max_rss_bytes < 90e6, "the largest of them"
+    assert 100e6 < measured.peak_bytes < 160e6, "their sum"
+    shell(guardian, tmp_path, script)
+    (other,) = wait_for(guardian, Exited)
+    assert other.peak_bytes == other.max_rss_bytes, "nobody looked"
+
+
+def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Guardian, tmp_path: Path) -> None:
+    code = (
+        "import os, time; f = open('file', 'wb'); f.write(os.urandom(20_000_000)); f.flush(); os.fsync(f.fileno());"
+        "os.unlink('file'); n = f'/dev/shm/guardian-{os.getpid()}'; open(n, 'wb').write(b'x' * 30_000_000);"
+        "time.sleep(1.0); os.unlink(n)"
+    )
+    guardian.spawn(
+        "a", [sys.executable, "-S", "-c", code], env=os.environ, cwd=tmp_path, log=tmp_path / "log", measure=True
+    )
+    (exited,) = wait_for(guardian, Exited)
+    assert exited.shared_bytes > 25e6
+    on_disk = subprocess.run(
+        ["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+    if on_disk.strip() != "tmpfs":
+        assert 20e6 <= exited.written_bytes < 40e6, "though it is removed again"
+
+
 def test_a_process_is_a_session_with_default_signals_and_no_descriptors_of_others(
     guardian: Guardian, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from trtllm_pipeline import doctor
 from trtllm_pipeline.doctor import CheckStatus, Examination, MachineCheck, Verdict
+from trtllm_pipeline.machine import memory as machine_memory
 from trtllm_pipeline.machine import probe
 from trtllm_pipeline.machine.assume import parse
 from trtllm_pipeline.machine.gpus import Device, Graphics
@@ -283,8 +284,8 @@ def test_the_memory_limit_is_the_least_of_all_groups_above(
     for name, text in limits.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
-    monkeypatch.setattr(doctor, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(doctor, "_CGROUPS", tmp_path / "fs")
+    monkeypatch.setattr(machine_memory, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine_memory, "_CGROUPS", tmp_path / "fs")
     memory = checks(survey())["host.memory"]
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert memory.value == (physical if expected is None else expected)

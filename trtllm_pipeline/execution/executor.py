@@ -14,13 +14,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.files.user_files import decode_mapping
+from trtllm_pipeline.machine.gpus import GpuPeaks
 from trtllm_pipeline.processes import out_of_memory
 from trtllm_pipeline.processes.diagnosis import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.processes.process import Exited, Guardian, Refused, Spawned
@@ -93,6 +94,15 @@ class Usage:
     wall_s: float
     cpu_s: float
     max_rss_bytes: int
+    """Of its largest process, as the kernel counts."""
+    peak_bytes: int = 0
+    """The most memory that all of its processes had in use together."""
+    shared_bytes: int = 0
+    """By how much /dev/shm grew at most, while it ran."""
+    written_bytes: int = 0
+    """What its processes had written to disks, what is removed again included."""
+    gpu_bytes: int | None = None
+    """The most memory in use on the fullest of its GPUs, beyond what was in use when it began; None without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +192,8 @@ class _Active:
     force_at: float = math.inf
     """When a service that was asked to stop is made to."""
     stopping: bool = False
-    cpu_s: float = 0.0
-    max_rss_bytes: int = 0
+    took: Usage = Usage(0.0, 0.0, 0)
+    """Of the commands that have ended."""
     environment: dict[str, str] = field(default_factory=dict)
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
 
@@ -197,12 +207,14 @@ class Executor:
         self._selector.register(self._guardian, selectors.EVENT_READ)
         self._active: dict[StageRunId, _Active] = {}
         self._environment = dict(os.environ)  # reading it decodes every value
+        self._gpus = GpuPeaks()
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
         now = time.monotonic()
         active = _Active(job, claims, now + job.timeout_s, now, environment={**self._environment, **job.environment})
         self._active[job.id] = active
+        self._gpus.begin(job.id, job.gpus)
         self._spawn(active)
 
     def _spawn(self, active: _Active) -> None:
@@ -214,6 +226,7 @@ class Executor:
             cwd=Path(job.attempt),
             log=Path(job.attempt) / LOG,
             claim_fds=active.claims,
+            measure=True,
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
@@ -243,6 +256,7 @@ class Executor:
                 if not isinstance(event, Spawned):
                     events += self._over(event)
             events += self._newly_ready()
+            self._gpus.look()
             self._enforce_limits()
             if events or time.monotonic() >= until:
                 return events
@@ -255,8 +269,7 @@ class Executor:
         if isinstance(event, Refused):
             error = StageError(f"{job.stage}: cannot be started: {event.message}")
         else:
-            active.cpu_s += event.user_s + event.sys_s
-            active.max_rss_bytes = max(active.max_rss_bytes, event.max_rss_bytes)
+            active.took = _added(active.took, event)
             if event.returncode != 0 or active.timed_out:
                 error = failure_of(job, event.returncode, timed_out=active.timed_out, before=active.before)
             elif active.command + 1 < len(job.commands):
@@ -269,8 +282,8 @@ class Executor:
                 with suppress(OSError):  # it is kept in the index as well
                     failure.write(Path(job.attempt), error)
         del self._active[job.id]
-        usage = Usage(time.monotonic() - active.started, active.cpu_s, active.max_rss_bytes)
-        return [Ended(job.id, error, usage)]
+        wall_s, gpu_bytes = time.monotonic() - active.started, self._gpus.end(job.id)
+        return [Ended(job.id, error, replace(active.took, wall_s=wall_s, gpu_bytes=gpu_bytes))]
 
     def _newly_ready(self) -> list[ExecutorEvent]:
         events: list[ExecutorEvent] = []
@@ -295,3 +308,16 @@ class Executor:
         """End everything that still runs, and wait for it."""
         self._selector.close()
         self._guardian.close()
+        self._gpus.close()
+
+
+def _added(took: Usage, event: Exited) -> Usage:
+    """What all commands of a job took, one after another, with the one that has just ended."""
+    return Usage(
+        took.wall_s,
+        took.cpu_s + event.user_s + event.sys_s,
+        max(took.max_rss_bytes, event.max_rss_bytes),
+        max(took.peak_bytes, event.peak_bytes),
+        max(took.shared_bytes, event.shared_bytes),
+        took.written_bytes + event.written_bytes,
+    )

@@ -36,13 +36,25 @@ _MEMORY_GIB: Final = {
     121: 119,  # GB10, of the memory that it shares with its CPU
 }
 """Compute capability -> nominal memory of a common data-centre GPU that has it."""
+_LEAST_BYTES: Final = 2**30 // 10
+"""The least that a line can say of memory: Docker gives a container 64 MiB of /dev/shm."""
 _CPUS_PER_GPU: Final = 8
 _EXAMPLES: Final = "/app/examples"
 _TEMPLATES: Final = "/app/all_models"
 """Both as in NGC's Triton image with TensorRT-LLM."""
 _OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
 _OF_TENSORRT_LLM: Final = ("build", "serve", "examples", "templates")
-KEYS: Final = ("tensorrt_llm", "gpus", *_OF_GPUS, *_OF_TENSORRT_LLM, "triton", "model_optimizer", "cpus")
+KEYS: Final = (
+    "tensorrt_llm",
+    "gpus",
+    *_OF_GPUS,
+    *_OF_TENSORRT_LLM,
+    "triton",
+    "model_optimizer",
+    "cpus",
+    "memory_gib",
+    "shm_gib",
+)
 HERE: Final = "here"
 """Stands for this machine."""
 _FOLLOW: Final = {
@@ -59,6 +71,7 @@ def parse(text: str) -> Machine:
     """The machine that a line describes. Raises UsageError with all faults of the line.
 
     Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
+    Without `memory_gib` and `shm_gib` nothing is known of the host's memory and of /dev/shm, and nothing compared with them.
     A line that begins with `here` describes this machine, with what else it says in place of its values.
     """
     first, _, others = text.partition(",")
@@ -78,6 +91,8 @@ def parse(text: str) -> Machine:
         torch=ASSUMED if tensorrt_llm else None,  # the package depends on it
         triton=_triton(read, tensorrt_llm),
         mpirun="mpirun",
+        memory_bytes=read.gibibytes("memory_gib"),
+        shared_bytes=read.gibibytes("shm_gib"),
         assumed=True,
     )
     if read.faults:
@@ -99,14 +114,22 @@ def describe(machine: Machine) -> str:
     if machine.gpus:
         weakest = min(machine.gpus, key=lambda gpu: (gpu.sm, gpu.memory_bytes))
         parts["sm"] = weakest.sm
-        parts["gpu_memory_gib"] = f"{round(weakest.memory_bytes * 10 / 2**30) / 10:.8g}"
+        parts["gpu_memory_gib"] = _tenths(weakest.memory_bytes)
         parts["gpu"] = weakest.name.replace(",", " ")
     if found:
         parts |= {part: "yes" if getattr(found, part) else "no" for part in _OF_TENSORRT_LLM}
     parts["triton"] = (machine.triton.version or ASSUMED) if machine.triton else "no"
     parts["model_optimizer"] = machine.model_optimizer or "no"
     parts["cpus"] = machine.cpus
+    for key, size_bytes in (("memory_gib", machine.memory_bytes), ("shm_gib", machine.shared_bytes)):
+        if size_bytes is not None:
+            parts[key] = _tenths(max(size_bytes, _LEAST_BYTES))
     return ",".join(f"{key}={value}" for key, value in parts.items())
+
+
+def _tenths(size_bytes: int) -> str:
+    """GiB, rounded to a tenth."""
+    return f"{round(size_bytes * 10 / 2**30) / 10:.8g}"
 
 
 class _AssumedValues:
@@ -148,6 +171,20 @@ class _AssumedValues:
         self.fault(key, f"expected a whole number from {least} to {most}")
         return usual
 
+    def gibibytes(self, key: str) -> int | None:
+        """Bytes, rounded to a tenth of a GiB; None where the key is not given."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        try:
+            gib = float(value)
+        except ValueError:
+            gib = 0.0
+        if not 0.1 <= gib <= 2**20:
+            self.fault(key, "expected a number of GiB, such as 80")
+            gib = 1.0
+        return round(gib * 10) * 2**30 // 10
+
     def yes(self, key: str, *, usually: bool) -> bool:
         value = self.values.get(key)
         if value not in {None, "yes", "no"}:
@@ -179,27 +216,20 @@ def _gpus(read: _AssumedValues) -> tuple[Gpu, ...]:
     if "sm" not in read.values:
         read.faults.append("sm is missing; add the compute capability (sm=90 means 9.0), or gpus=0")
     sm = read.whole("sm", 50, 199, 90)
-    gib = _memory_gib(read, sm)
+    memory = _gpu_memory(read, sm)
     name = read.values.get("gpu", f"sm{sm}")
     if name.isdecimal():
         read.fault("gpu", "expected a name; the number of GPUs is set with gpus")
-    return tuple(Gpu(index, f"GPU-assumed-{index}", name, round(gib * 10) * 2**30 // 10, sm) for index in range(count))
+    return tuple(Gpu(index, f"GPU-assumed-{index}", name, memory, sm) for index in range(count))
 
 
-def _memory_gib(read: _AssumedValues, sm: int) -> float:
-    value = read.values.get("gpu_memory_gib")
-    if value is None:
-        if sm not in _MEMORY_GIB:
-            read.faults.append(f"gpu_memory_gib is missing, and there is no default for sm={sm}")
-        return _MEMORY_GIB.get(sm, 1)
-    try:
-        gib = float(value)
-    except ValueError:
-        gib = 0.0
-    if not 0.1 <= gib <= 2**20:
-        read.fault("gpu_memory_gib", "expected a number of GiB, such as 80")
-        return 1
-    return gib
+def _gpu_memory(read: _AssumedValues, sm: int) -> int:
+    given = read.gibibytes("gpu_memory_gib")
+    if given is not None:
+        return given
+    if sm not in _MEMORY_GIB:
+        read.faults.append(f"gpu_memory_gib is missing, and there is no default for sm={sm}")
+    return _MEMORY_GIB.get(sm, 1) * 2**30
 
 
 def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -22,6 +23,9 @@ _DRIVERS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 """One of these exists if there is a driver: on Linux, in containers and sandboxes, in WSL."""
 _SMI_FIELDS: Final = "index,uuid,name,memory.total,memory.free,compute_cap,mig.mode.current,driver_version"
 _SMI_TIMEOUT_S: Final = 20.0
+_LOOK_EVERY_S: Final = 0.1
+_LOOK_SHARE: Final = 100
+"""Memory is looked at again after this many times what looking took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,63 @@ class Nvml:
         except (self._module.NVMLError, AttributeError):
             return None
         return answer.decode() if isinstance(answer, bytes) else answer
+
+
+class GpuPeaks:
+    """The most memory that stage runs had in use on their GPUs, as NVML tells it of whole devices, looked at now and then.
+
+    What was in use when a stage run began is another's, and does not count. A stage run has its GPUs to itself, as far as
+    pipelines are concerned.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._ask: Nvml | None = None
+        self._opened = False
+        self._watched: dict[str, dict[str, tuple[Any, int]]] = {}
+        """Stage run -> UUID -> handle, and bytes in use when it began."""
+        self._peaks: dict[str, int] = {}
+        self._next = 0.0
+
+    def begin(self, run_id: str, gpus: Sequence[str]) -> None:
+        """From now on watch these GPUs for a stage run."""
+        if not gpus:
+            return
+        if not self._opened:
+            self._opened, self._ask = True, self._stack.enter_context(nvml())
+        if self._ask is None or self._ask.error is not None:
+            return
+        found = {uuid: self._ask("nvmlDeviceGetHandleByUUID", uuid.encode()) for uuid in gpus}
+        used = {uuid: (handle, self._used(handle)) for uuid, handle in found.items() if handle is not None}
+        self._watched[run_id] = {
+            uuid: (handle, before) for uuid, (handle, before) in used.items() if before is not None
+        }
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Look at the GPUs of all stage runs that are watched, unless that was done a moment ago."""
+        now = time.monotonic()
+        if not self._watched or now < self._next:
+            return
+        for run_id, devices in self._watched.items():
+            for handle, before in devices.values():
+                used = self._used(handle)
+                if used is not None:
+                    self._peaks[run_id] = max(self._peaks.get(run_id, 0), used - before)
+        self._next = now + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - now))
+
+    def end(self, run_id: str) -> int | None:
+        """Stop watching for a stage run. Its peak in bytes on the fullest GPU; None where nothing was seen."""
+        self._watched.pop(run_id, None)
+        return self._peaks.pop(run_id, None)
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._stack.close()
+
+    def _used(self, handle: object) -> int | None:
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle) if self._ask is not None else None
+        return int(memory.used) if memory else None
 
 
 def _by_nvml(ask: Nvml) -> Graphics:

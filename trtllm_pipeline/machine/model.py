@@ -77,6 +77,10 @@ class Machine:
     torch: str | None = None
     triton: TritonServer | None = None
     mpirun: str | None = None
+    memory_bytes: int | None = None
+    """Of the host, as much as programs may use; None where nobody said so."""
+    shared_bytes: int | None = None
+    """Size of /dev/shm; None where nobody said so."""
     assumed: bool = False
     """Described by `--assume`, not detected: for plans only."""
 

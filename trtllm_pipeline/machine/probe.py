@@ -20,7 +20,7 @@ from typing import Final
 from trtllm_pipeline import __version__
 from trtllm_pipeline.domain import Json
 from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import gpus, triton_installation
+from trtllm_pipeline.machine import gpus, memory, triton_installation
 from trtllm_pipeline.machine.model import Machine, TensorRTLLM, TritonServer, cpu_count, cpu_name
 
 EXAMPLES_VARIABLE: Final = "TENSORRT_LLM_EXAMPLES"
@@ -86,6 +86,8 @@ def survey() -> Survey:
         torch=version_of("torch"),
         triton=_triton(),
         mpirun=shutil.which("mpirun") or next(filter(os.path.exists, _MPIRUNS), None),
+        memory_bytes=memory.host_bytes(),
+        shared_bytes=memory.shared_bytes(),
     )
     return Survey(found, graphics, problems)
 
@@ -116,7 +118,7 @@ def here() -> dict[str, Json]:
     return {
         "cpu": found.cpu,
         "cores": found.cpus,
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "memory_gib": round(memory.physical_bytes() / 2**30),
         "gpus": [f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in devices],
         "driver": found.driver,
         "cuda": found.cuda,

@@ -5,13 +5,14 @@
 `process.Guardian` starts it and is at the other end of FD, a SOCK_SEQPACKET socket. Every message is one JSON object
 (one too long for a packet comes as the packet `@` and a memory file):
 
-    {"do": "spawn", "id", "argv", "env", "cwd", "log"}  and, as SCM_RIGHTS, file descriptors the child shall inherit
+    {"do": "spawn", "id", "argv", "env", "cwd", "log", "measure"}  and, as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
     {"event": "spawned", "id", "pid", "start_time"}     `start_time` in clock ticks since boot, field 22 of /proc/PID/stat
     {"event": "refused", "id", "message"}               it was not started
-    {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "swept"}
+    {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
+     "written_bytes", "swept"}
     {"event": "crashed", "traceback"}                   a bug in here
 
 Each stage run is a session. This process is a subreaper, so whatever a stage run leaves behind becomes a child of it,
@@ -20,6 +21,11 @@ and only then is it reported as exited: its GPUs and files are free then. What b
 session, by descent, and by a variable in the environment; a daemon that has left all three is killed when this program
 ends. It ends, and everything with it, when the other end of the socket is closed, by whatever cause. Signals meant
 for the pipeline do not reach it: it is a session of its own and ignores them.
+
+With `measure`, the memory of all processes of a stage run is added up now and then while they live. A page that
+several of them share counts once (`Pss`), so the sum is what the machine has to have. Looking takes at most a hundredth of
+the time, is seldom in a long run, and is done once more before a stage run is told to end; what it misses of a single process, the kernel's own peak of that process tells.
+/dev/shm is looked at as a whole: what others put there meanwhile counts too.
 
 Nothing of ours is imported here: starting has to be cheap.
 """
@@ -45,6 +51,14 @@ PACKET_BYTES = 65536
 """Longest message sent as a packet; the kernel's default send buffer takes three times as much."""
 MAX_FDS = 64
 """Most file descriptors that come with one message: claims on a stage run, the machine and its GPUs."""
+SHARED = "/dev/shm"  # noqa: S108  looked at only
+LOOK_EVERY_S = 0.2
+LOOK_SHARE = 100
+"""Memory is looked at again after this many times what looking took, and not before a fiftieth of the run's age."""
+_AGE_SHARE = 50
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_BLOCK_BYTES = 512
+"""In which the kernel counts what a process wrote to disks. Source: getrusage(2), fs/proc: `ru_oublock`."""
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
 # Python ignores the last two; a child expects the default for all of them.
@@ -121,6 +135,27 @@ def is_marked(pid: int, mark: str) -> bool:
     return f"\0{MARK}={mark}{end}".encode() in b"\0" + proc_file(pid, "environ") + b"\0"
 
 
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process has in use: of pages that it has in common with others, its share.
+
+    Where the kernel does not tell that, all of them.
+    """
+    for line in proc_file(pid, "smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    sizes = proc_file(pid, "statm").split()
+    return int(sizes[1]) * _PAGE_BYTES if len(sizes) > 1 else 0
+
+
+def shared_in_use() -> int:
+    """Bytes in use in /dev/shm, by whomever; 0 where there is none."""
+    try:
+        found = os.statvfs(SHARED)
+    except OSError:
+        return 0
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
 def kill(pid: int, signo: int) -> None:
     """Send a signal to what may be gone already, or belong to someone else by now."""
     try:  # noqa: SIM105  # contextlib costs start-up time
@@ -132,11 +167,14 @@ def kill(pid: int, signo: int) -> None:
 class ProcessSession:
     """One session of processes: its first process is `pid`."""
 
-    def __init__(self, run_id: str, pid: int, mark: str) -> None:
+    def __init__(self, run_id: str, pid: int, mark: str, *, measure: bool) -> None:
         self.id = run_id
         self.pid = pid
         self.mark = mark
         self.begin = time.monotonic()
+        self.measure_at = self.begin + LOOK_EVERY_S if measure else float("inf")
+        self.peak_bytes = self.shared_bytes = 0
+        self.shared_before = shared_in_use() if measure else 0
         self.steps: list[tuple[float, int, bool]] = []  # when, which signal, to all or to the first process
         self.exited: dict[str, object] | None = None  # the message to send once all of it is gone
         self.swept: set[int] = set()
@@ -187,7 +225,8 @@ class Supervisor:
     def milliseconds(self) -> float | None:
         """Until the next deadline; None for no deadline at all."""
         due = [run.steps[0][0] for run in self.runs.values() if run.steps]
-        due += [run.look_at for run in self.runs.values() if run.exited]
+        due += [run.look_at if run.exited else run.measure_at for run in self.runs.values()]
+        due = [when for when in due if when != float("inf")]
         return max(0.0, min(due) - time.monotonic()) * 1e3 if due else None
 
     # Messages.
@@ -228,7 +267,10 @@ class Supervisor:
             do, run = message["do"], self.runs.get(message["id"])
             if do == "spawn":
                 self.spawn(message, fds)
-            elif run and do == "signal":
+                continue
+            if run and run.exited is None and run.measure_at != float("inf"):
+                self.measure(run)
+            if run and do == "signal":
                 self.signal(run, message["signal"], whole=message["whole"])
             elif run and do == "end":
                 now, grace_s = time.monotonic(), message["grace_s"]
@@ -278,7 +320,9 @@ class Supervisor:
             reason = error.strerror if isinstance(error, OSError) else error
             self.send("refused", id=run_id, message=f"cannot {doing}: {reason}")
         else:
-            self.runs[run_id] = self.mains[pid] = ProcessSession(run_id, pid, mark)
+            self.runs[run_id] = self.mains[pid] = ProcessSession(
+                run_id, pid, mark, measure=bool(message.get("measure"))
+            )
             process = look_up(pid)
             self.send("spawned", id=run_id, pid=pid, start_time=process.start_time if process else 0)
         finally:
@@ -305,6 +349,9 @@ class Supervisor:
                     "user_s": usage.ru_utime,
                     "sys_s": usage.ru_stime,
                     "max_rss_bytes": usage.ru_maxrss * 1024,
+                    "peak_bytes": max(run.peak_bytes, usage.ru_maxrss * 1024),
+                    "shared_bytes": run.shared_bytes,
+                    "written_bytes": usage.ru_oublock * _BLOCK_BYTES,
                 }
             for run in self.runs.values():
                 run.look_at = 0.0  # one of theirs may have been what they wait for
@@ -339,9 +386,19 @@ class Supervisor:
         for pid in self.members(run) if whole else {run.pid} & self.mains.keys():
             kill(pid, signo)
 
+    def measure(self, run: ProcessSession) -> None:
+        """Add up the memory of the stage run's processes, and say when to look again."""
+        began = time.monotonic()
+        run.peak_bytes = max(run.peak_bytes, sum(map(memory_of, self.members(run))))
+        run.shared_bytes = max(run.shared_bytes, shared_in_use() - run.shared_before)
+        now = time.monotonic()
+        run.measure_at = now + max(LOOK_EVERY_S, LOOK_SHARE * (now - began), (now - run.begin) / _AGE_SHARE)
+
     def step(self, run: ProcessSession) -> None:
         """Do what is due for this stage run; report it when its first process has ended and nothing is left."""
         now = time.monotonic()
+        if run.exited is None and run.measure_at <= now:
+            self.measure(run)
         while run.steps and run.steps[0][0] <= now:
             _, signo, whole = run.steps.pop(0)
             self.signal(run, signo, whole=whole)

@@ -88,6 +88,9 @@ class Exited:
 
     `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
     `max_rss_bytes` is the largest of them, not their sum. `swept` counts what it had left behind.
+
+    Where it was measured, `peak_bytes` is the most memory that all of its processes had in use together, and `shared_bytes` by
+    how much /dev/shm grew at most; else they are the largest process's, and 0. `written_bytes` went to disks.
     """
 
     id: str
@@ -96,6 +99,9 @@ class Exited:
     user_s: float
     sys_s: float
     max_rss_bytes: int
+    peak_bytes: int
+    shared_bytes: int
+    written_bytes: int
     swept: int
 
 
@@ -159,11 +165,13 @@ class Guardian:
         cwd: Path,
         log: Path,
         claim_fds: Sequence[int] = (),
+        measure: bool = False,
     ) -> None:
         """Start `argv` in a session of its own; its output is appended to `log`. `Spawned` or `Refused` follows.
 
         `run_id` is unique among what runs. A program without a slash is looked for on the PATH of `env`. `claim_fds`
-        are inherited by the process and all its descendants: flocks on them last as long as any of these.
+        are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
+        their memory is added up while they live.
         """
         program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH", os.defpath))
         self._send(
@@ -174,6 +182,7 @@ class Guardian:
                 "env": dict(env),
                 "cwd": str(cwd.absolute()),
                 "log": str(log.absolute()),
+                "measure": measure,
             },
             claim_fds,
         )

@@ -194,3 +194,12 @@ def test_here_is_this_machine_with_changes(monkeypatch: pytest.MonkeyPatch) -> N
     assert parse("here,gpus=0").gpus == ()
     with pytest.raises(UsageError, match="unknown key 'gpsu'"):
         parse("here,gpsu=2")
+
+
+def test_host_memory_is_known_only_where_it_is_given() -> None:
+    told = parse("gpus=0,memory_gib=64,shm_gib=0.5")
+    assert (told.memory_bytes, told.shared_bytes) == (64 << 30, 1 << 29)
+    assert parse(describe(told)) == told
+    assert parse("gpus=0").memory_bytes is None
+    with pytest.raises(UsageError, match="memory_gib=much: expected a number of GiB"):
+        parse("gpus=0,memory_gib=much")

@@ -54,7 +54,8 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
             raise NVMLError("Driver/library version mismatch")
 
     def memory(board: Board) -> SimpleNamespace:
-        return SimpleNamespace(total=known(board.memory), free=board.free)
+        total = known(board.memory)
+        return SimpleNamespace(total=total, free=board.free, used=total - board.free)
 
     def piece(board: Board, number: int) -> Board:
         if number >= len(board.slices or ()):
@@ -66,6 +67,7 @@ def nvml(boards: list[Board], *, init_fails: bool = False) -> ModuleType:
     module.nvmlShutdown = lambda: None
     module.nvmlDeviceGetCount = lambda: len(boards)
     module.nvmlDeviceGetHandleByIndex = handle
+    module.nvmlDeviceGetHandleByUUID = lambda uuid: next(each for each in boards if each.uuid == uuid.decode())
     module.nvmlDeviceGetUUID = lambda board: known(board.uuid)
     module.nvmlDeviceGetName = lambda board: known(board.name)
     module.nvmlDeviceGetMemoryInfo = memory
@@ -266,3 +268,31 @@ def test_an_entry_that_names_nothing_ends_the_mask_and_is_said(mask: str, uuids:
     assert [device.gpu.uuid for device in left] == uuids
     assert problem is not None
     assert words in problem
+
+
+def test_the_peak_of_a_stage_run_is_that_of_its_fullest_gpu_without_what_was_there_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    boards = [Board("GPU-a", free=70 * GIB), Board("GPU-b", free=80 * GIB), Board("GPU-c", free=80 * GIB)]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(boards))
+    monkeypatch.setattr(gpus, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(gpus, "_LOOK_SHARE", 0)
+    peaks = gpus.GpuPeaks()
+    peaks.begin("run", ["GPU-a", "GPU-b"])
+    peaks.begin("without", [])
+    for free in (60, 40, 75):
+        boards[0].free, boards[1].free, boards[2].free = free * GIB, (free + 20) * GIB, 0
+        peaks.look()
+    assert peaks.end("run") == 30 * GIB, "70 - 40 on the first, 20 on the second, the third is another's"
+    assert peaks.end("without") is None
+    assert peaks.end("run") is None
+    peaks.close()
+
+
+def test_without_nvml_no_peak_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    peaks = gpus.GpuPeaks()
+    peaks.begin("run", ["GPU-a"])
+    peaks.look()
+    assert peaks.end("run") is None
+    peaks.close()
