@@ -42,7 +42,7 @@ from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
 from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
-_COMMON: Final = {
+COMMON: Final = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 8192,
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
     options = parser.parse_args()
     started = time.monotonic()
-    shape = {**_COMMON, **SHAPES[options.shape]}
+    shape = {**COMMON, **SHAPES[options.shape]}
     full = int(shape["num_hidden_layers"])
     shape["num_hidden_layers"] = options.layers or full
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
@@ -160,7 +160,7 @@ def main() -> None:
                 say(f"left out for time: {run.text} ({by})")
                 continue
             data = folder / "rows.jsonl"
-            _write_rows(data, run.samples, options.length, int(shape["vocab_size"]))
+            write_rows(data, run.samples, options.length, int(shape["vocab_size"]))
             measured = _WAYS[by](folder, run)
             floor = 2 * parameters * run.samples * options.length * _FORWARDS.get(run.precision, 1) / rate
             rows.append(_row(run, by, measured, run.samples * options.length, floor))
@@ -257,34 +257,35 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[Run, str]]:
     ]:
         if not text:
             continue
-        match = _RUN.fullmatch(text)
-        if match is None:
-            raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:hf]")
-        batch = match["batch"]
-        yield (
-            Run(
-                text=text,
-                precision=match["precision"],
-                samples=int(match["samples"] or options.samples),
-                batch=int(batch) if batch else None,
-                tp=int(match["tp"] or 1),
-                format="hugging_face" if match["hf"] else "tensorrt_llm",
-            ),
-            by,
-        )
+        yield parse_run(text, options.samples), by
+
+
+def parse_run(text: str, samples: int) -> Run:
+    """A run as people write it; `samples` rows where it does not say."""
+    match = _RUN.fullmatch(text)
+    if match is None:
+        raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:hf]")
+    return Run(
+        text=text,
+        precision=match["precision"],
+        samples=int(match["samples"] or samples),
+        batch=int(match["batch"]) if match["batch"] else None,
+        tp=int(match["tp"] or 1),
+        format="hugging_face" if match["hf"] else "tensorrt_llm",
+    )
 
 
 def _warm_up(folder: Path, options: argparse.Namespace) -> None:
     """Each precision once on a toy: Model Optimizer compiles its kernels the first time a machine needs them."""
     (folder / "toy").mkdir()
-    write_model(folder / "toy" / "model", {**_COMMON, **SHAPES["toy"]})
-    _write_rows(folder / "toy" / "rows.jsonl", 8, 16, 1024)
+    write_model(folder / "toy" / "model", {**COMMON, **SHAPES["toy"]})
+    write_rows(folder / "toy" / "rows.jsonl", 8, 16, 1024)
     for precision in dict.fromkeys(run.precision for run, _ in _runs(options)):
         seconds = _timed(lambda name=precision: _ours(folder / "toy", Run(name, name, 8, None, 1, "tensorrt_llm")))
         say(f"{precision}: first use took {seconds:.1f} s")
 
 
-def _write_rows(path: Path, samples: int, length: int, vocabulary: int) -> None:
+def write_rows(path: Path, samples: int, length: int, vocabulary: int) -> None:
     import torch
 
     rows = torch.randint(0, vocabulary, (samples, length), generator=torch.Generator().manual_seed(0)).tolist()
@@ -295,23 +296,23 @@ def _ours(folder: Path, run: Run) -> Mapping[str, Any]:
     """The stage's program itself, and what it says of itself."""
     memory.release()
     _reset_peak()
-    with _attempt(folder, run) as work:
+    with attempt(folder, run) as work:
         worker.run(work)
-        return _facts(work)
+        return facts(work)
 
 
 def _process(folder: Path, run: Run) -> Mapping[str, Any]:
     """The same as the pipeline starts it."""
     memory.release()
-    with _attempt(folder, run) as work:
+    with attempt(folder, run) as work:
         started = time.monotonic()
         worker_file.write_job("quantize", None, work)
         subprocess.run(job.command(work, sys.executable), check=True, stdout=sys.stderr)
-        return {**_facts(work), "process_s": round(time.monotonic() - started, 2)}
+        return {**facts(work), "process_s": round(time.monotonic() - started, 2)}
 
 
 @contextmanager
-def _attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
+def attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
     """The stage's work, in a folder that is gone afterwards."""
     out = folder / "attempt" / "out"
     out.mkdir(parents=True)
@@ -335,7 +336,7 @@ def _attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
         shutil.rmtree(out.parent)
 
 
-def _facts(work: StageContext[Any]) -> Mapping[str, Any]:
+def facts(work: StageContext[Any]) -> Mapping[str, Any]:
     facts = json.loads((work.out / worker.FACTS_FILE).read_text(encoding="utf-8"))
     batch = (facts["calibration"] or {}).get("batch_size")
     return {"times": facts["times_s"], "peak": facts["peak_memory"], "batch": batch, "bytes": _size(work.out)}

@@ -93,6 +93,28 @@ def in_words(changes: Sequence[SettingChange]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory and disk that a stage run takes at its peak, in bytes, by an estimate; 0 is for what is too little to count."""
+
+    host: int = 0
+    """Of all of its processes together."""
+    gpu: int = 0
+    """On each of its GPUs."""
+    gpu_least: int | None = None
+    """The part of `gpu` that it fails without; without the rest it works on less at a time. None: all of it."""
+    shared: int = 0
+    """In /dev/shm."""
+    leaves: int = 0
+    """Its artifact, on the disk."""
+    scratch: int = 0
+    """On the disk beside that, while it runs."""
+    error: float = 0.15
+    """Share by which the memory may be wrong where nothing like it was measured."""
+    assumed: tuple[str, ...] = ()
+    """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the matrix. Recipe and settings are shared between cells; nobody changes them.
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.execution.forecast import Forecast
     from trtllm_pipeline.execution.loop import Observer, Outcome
     from trtllm_pipeline.machine.model import Machine
+    from trtllm_pipeline.report.fits import Fits
     from trtllm_pipeline.report.plan_difference import PlanDifference
     from trtllm_pipeline.report.rows import CellResult
 
@@ -82,12 +83,22 @@ def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) 
     return named[0]
 
 
-def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tuple[Cell, ...]:
-    """The cells of the matrix that the request selects. Raises MatrixError, UsageError, PlanError."""
+def select_cells(
+    request: Request, loaded: LoadedMatrix, machine: Machine, store: Store | None = None
+) -> tuple[Cell, ...]:
+    """The cells of the matrix that the request selects, with why one cannot work, if that is so.
+
+    What needs more memory than the machine has is known by estimates, corrected by what `store` has of measurements.
+    Raises MatrixError, UsageError, PlanError.
+    """
     from trtllm_pipeline.config.expand import expand, select
+    from trtllm_pipeline.planning import needs
+
+    corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
 
     def infeasible(cell: Cell) -> str | None:
-        return toolchains.load(cell.toolchain).infeasible(cell, machine)
+        toolchain = toolchains.load(cell.toolchain)
+        return toolchain.infeasible(cell, machine) or needs.infeasible(cell, toolchain.stages, machine, corrections)
 
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
@@ -105,7 +116,7 @@ def select_cells(request: Request, loaded: LoadedMatrix, machine: Machine) -> tu
 def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
     """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
     machine = machine_of(request)
-    cells = select_cells(request, load(request), machine)
+    cells = select_cells(request, load(request), machine, store)
     return plan_cells(cells, store, machine, until=request.until, guess=guess)
 
 
@@ -149,8 +160,23 @@ def check_feasible(plan: Plan) -> None:
         )
 
 
+def check_room(seen: Forecast, store: Store) -> None:
+    """Raise PlanError where what is to be made does not fit on the workspace's disk, even if less than expected is written."""
+    from trtllm_pipeline.planning.names import size
+    from trtllm_pipeline.planning.needs import DISK
+
+    for need in seen.needs:
+        if need.resource == DISK and need.impossible and need.has is not None:
+            raise PlanError(
+                f"{store.workspace}: what is to be made takes about {size(need.estimate.value)} of disk, "
+                f"{size(need.has)} are free",
+                hint="choose a --workspace on a larger disk, or free some: `pipeline store gc --dry-run` says what is unused",
+            )
+
+
 def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
+    from trtllm_pipeline.planning.needs import of_run
     from trtllm_pipeline.planning.plan_file import plan_lines
 
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
@@ -160,9 +186,40 @@ def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | 
         to_run=seen.to_run,
         reasons=seen.reasons,
         expected_s=seen.expected_s,
+        needs=lambda run: of_run(run, plan.machine, seen.corrections),
         commands=_commands(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
         run_id=run_id,
     )
+
+
+def fits(request: Request, store: Store | None) -> Fits:
+    """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
+    from trtllm_pipeline.config.expand import expand, select
+    from trtllm_pipeline.planning import needs
+    from trtllm_pipeline.report.fits import Fit, Fits
+
+    machine, loaded = machine_of(request), load(request)
+    corrections = needs.Corrections(() if store is None else store.index.peaks(), machine)
+    release = None if machine.tensorrt_llm is None else machine.tensorrt_llm.release
+    cells = expand(loaded, default_toolchain=default_toolchain(request, loaded, machine), release=release)
+    cells = select(cells, request.cells) if request.cells else cells
+
+    def lacking(cell: Cell) -> str | None:
+        toolchain = toolchains.load(cell.toolchain)
+        return needs.lacking(cell, toolchain.stages, machine, corrections) or toolchain.infeasible(cell, machine)
+
+    roomy = needs.without_limits(machine)
+    found = []
+    for cell in cells:
+        # What cannot work for another reason is the plan's to tell.
+        if (
+            cell.reason is None
+            and not toolchains.load(cell.toolchain).infeasible(cell, roomy)
+            and (why := lacking(cell))
+        ):
+            proposal = needs.fit(cell, machine, lambda changed: lacking(changed) is not None)
+            found.append(Fit(cell.id, why, None if proposal is None else proposal.settings))
+    return Fits(len(cells), tuple(found))
 
 
 def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:
@@ -239,6 +296,7 @@ def run(
         write_json(folder / REQUEST_FILE, request.to_json())
         present = _present(plan, store)
         seen = forecast(plan, store, present)
+        check_room(seen, store)
         write_lines(folder / PLAN_FILE, plan_json(plan, store, seen, run_id=run_id))
         asked = default_toolchain(request, loaded, plan.machine)
         write_lock(request, loaded, plan, folder / "lock", default_toolchain=asked)
@@ -318,7 +376,7 @@ def _runnable_plan(request: Request, loaded: LoadedMatrix, store: Store) -> Plan
 
 
 def _plan(request: Request, loaded: LoadedMatrix, store: Store, machine: Machine) -> Plan:
-    return plan_cells(select_cells(request, loaded, machine), store, machine, until=request.until)
+    return plan_cells(select_cells(request, loaded, machine, store), store, machine, until=request.until)
 
 
 def _connections(plan: Plan) -> int:
@@ -413,7 +471,7 @@ def served_cell(request: Request, store: Store) -> ServedCell:
     never work here; MatrixError.
     """
     machine = machine_of(request)
-    cells = select_cells(request, load(request), machine)
+    cells = select_cells(request, load(request), machine, store)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")

@@ -173,7 +173,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         server_log="",
         resources={"cpus": 2, "gpus": gpus if service else 0, "downloads": 0, "exclusive": int(service)},
         gpus=("GPU-00000000-1111",) if service else (),
-        provenance={"run": "run-1", "attempt": 1, "duration_s": 12.5, "cpu_s": 20.0, "max_rss_bytes": 2_000_000_000},
+        provenance={"run": "run-1", "attempt": 1, "duration_s": 12.5, "cpu_s": 20.0, "max_rss_bytes": 2_000_000_000, "peak_bytes": 2_000_000_000},
         key={"params": {"n": number}, "identity": {"triton": "2.61", "gpu": "H100 80GB"}},
         files=3,
         size_bytes=1_000_000,

@@ -12,6 +12,7 @@ import typer
 from trtllm_pipeline import flow, terminal
 from trtllm_pipeline.cli import options
 from trtllm_pipeline.cli.output import emit, emit_as, note
+from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.planning.request import Request
 from trtllm_pipeline.store.store import Store
 
@@ -124,10 +125,16 @@ def plan(
             "--compare", "MACHINE", "Only show what is different from the plan for MACHINE, as --assume takes one."
         ),
     ] = None,
+    fit: Annotated[
+        bool,
+        options.switch(
+            "--fit", "Only propose, for cells that need more memory than there is, the smallest change that fits."
+        ),
+    ] = False,
     verbose: options.Verbose = False,
     format: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
 ) -> int:
-    """Show what run would do: what is shared between cells, what has to run and why, how long it takes.
+    """Show what run would do: what is shared between cells, what has to run and why, how long it takes, and what it needs.
 
     With --compare it shows what another machine or release changes: cells, stages, command lines.
 
@@ -136,9 +143,14 @@ def plan(
       pipeline plan -m my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
       pipeline plan -m matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
       pipeline plan -m my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
+      pipeline plan -m matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """
     request = options.request(matrix, cells, sets, until, toolchain, assume)
     store = options.store_at(workspace)
+    if fit:
+        if compare is not None:
+            raise UsageError("--fit and --compare are two different questions", hint="ask them one after the other")
+        return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, format, verbose=verbose)
     from trtllm_pipeline.report.document import as_markdown, on_terminal
@@ -152,6 +164,22 @@ def plan(
         markdown=lambda found: as_markdown(found.blocks()),
     )
     return 0
+
+
+def _show_fit(request: Request, store: Store | None, format: str) -> int:
+    """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
+    from trtllm_pipeline.report.document import as_markdown, on_terminal
+    from trtllm_pipeline.report.fits import Fits
+
+    found = flow.fits(request, store)
+    emit_as(
+        format,
+        found,
+        json=Fits.to_json,
+        text=lambda fits: on_terminal(fits.blocks()),
+        markdown=lambda fits: as_markdown(fits.blocks()),
+    )
+    return 3 if any(each.proposal is None for each in found.fits) else 0
 
 
 def _show_plan(request: Request, store: Store | None, format: str, *, verbose: bool) -> int:

@@ -14,15 +14,13 @@ from typing import Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
 from trtllm_pipeline.execution import scheduler as scheduling
-from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.needs import Corrections, Need, of_plan
 from trtllm_pipeline.planning.plan import Plan, StageRun, to_run, wanted
 from trtllm_pipeline.planning.reasons import reasons
 from trtllm_pipeline.store.index import Artifact
 from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache
-from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, kv_bytes_per_token, kv_element_bytes, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
 from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
 _GB: Final = 1e9
@@ -111,21 +109,10 @@ class Forecast:
     """Wall-clock seconds of the whole, from the same scheduler that will run it."""
     guessed: int
     """How many of `to_run` have durations by a guess, since nothing like them ever ran in this workspace."""
-    disk_bytes: int
-    """What `to_run` leaves on the disk, by the sizes of weights."""
-    memory_bytes: int
-    """The least memory that the largest cell's server needs, of each GPU where it has any: weights and KV cache."""
-    free_bytes: int | None
-    """On the workspace's disk; None where there is no workspace, or none on this machine."""
-
-    def needs(self, machine: Machine) -> str:
-        """Disk and memory in words."""
-        free = "" if self.free_bytes is None else f" ({size(self.free_bytes)} free)"
-        disk = f"disk: about {size(self.disk_bytes)}{free}" if self.disk_bytes else ""
-        where = "GPU memory" if machine.gpus else "memory"
-        each = " on each GPU" if len(machine.gpus) > 1 else ""
-        memory = f"{where}: at least {size(self.memory_bytes)}{each}" if self.memory_bytes else ""
-        return "; ".join(filter(None, (disk, memory)))
+    needs: tuple[Need, ...]
+    """Memory that each of `to_run` takes, and disk that all of them do, beside what there is."""
+    corrections: Corrections
+    """What was measured in this workspace."""
 
 
 def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
@@ -135,9 +122,10 @@ def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Arti
         present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine)
     expected_s = {run.id: durations.expected(run) for run in runs}
+    corrections = Corrections(store.index.peaks() if store is not None else (), plan.machine)
+    free = None if store is None or plan.machine.assumed else shutil.disk_usage(store.workspace).free
     there = frozenset(run.id for run in runs if run.fingerprint in present)
     todo = frozenset(to_run(plan, lambda run: run.id in there))
-    served = {cell for run in todo for cell in plan.stage_runs[run].cells}
     return Forecast(
         there,
         todo,
@@ -145,36 +133,8 @@ def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Arti
         expected_s,
         simulate(plan, expected_s, capacity(plan.machine), there) if todo else 0.0,
         sum(durations.of(plan.stage_runs[run]) is None for run in todo),
-        sum(_leaves_bytes(plan.stage_runs[run]) for run in todo),
-        max((_serving_bytes(cell, plan.machine) for cell in plan.feasible if cell.id in served), default=0),
-        None if store is None or plan.machine.assumed else shutil.disk_usage(store.workspace).free,
-    )
-
-
-def _leaves_bytes(run: StageRun) -> int:
-    """The size of a stage run's artifact: 0 for what is small beside weights, or not known."""
-    shape = _shape(run.first_cell)
-    if shape is None or run.stage.leaves is None:
-        return 0
-    cell = run.first_cell
-    # A model comes in 16 bits, if its owner has not quantized it.
-    as_it_comes = run.stage.leaves == "model" and cell.precision != AS_IS
-    return weights_bytes(shape, "bf16" if as_it_comes else computed(cell.precision, cell.recipe), 1, 1)
-
-
-def _serving_bytes(cell: Cell, machine: Machine) -> int:
-    """Weights and KV cache of a server, on one of its GPUs: of one request there, which has the cache that is left; else
-    of as many as it takes at a time.
-    """
-    shape = _shape(cell)
-    if shape is None:
-        return 0
-    # The embedded toolchain's cache has 16 bits whatever the weights have.
-    element_bytes = 2.0 if cell.toolchain == "embedded" else kv_element_bytes(cell.precision, kv_cache(cell))
-    per_token = kv_bytes_per_token(shape, element_bytes, cell.tp, cell.pp)
-    requests = 1 if machine.gpus else cell.max_batch_size
-    return weights_bytes(shape, computed(cell.precision, cell.recipe), cell.tp, cell.pp) + per_token * requests * (
-        cell.isl + cell.osl
+        tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
+        corrections,
     )
 
 

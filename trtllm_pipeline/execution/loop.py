@@ -26,11 +26,12 @@ from trtllm_pipeline.files import disk
 from trtllm_pipeline.files.writing import read_object
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.machine.probe import here, made_by
+from trtllm_pipeline.planning import needs
 from trtllm_pipeline.planning.plan import Plan, StageRun, wanted
 from trtllm_pipeline.stages.base import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.stages.params import class_name, to_json
 from trtllm_pipeline.store.claims import Claim, lease_machine
-from trtllm_pipeline.store.index import Artifact
+from trtllm_pipeline.store.index import Artifact, Peak
 from trtllm_pipeline.store.manifest import Manifest, read, size_bytes
 from trtllm_pipeline.store.store import Attempt, Store
 
@@ -388,17 +389,36 @@ class _Execution:
         run, attempt = held.run, held.attempt
         self._took[run.id] = event.usage.wall_s
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            in_thread = size_bytes(attempt.out) > _SEAL_IN_THREAD_BYTES
+            left = size_bytes(attempt.out)
+            self._remember_peak(held, event.usage, left)
+            in_thread = left > _SEAL_IN_THREAD_BYTES
             self._sealing[run.id] = self._seal(held, event.usage, in_thread=in_thread)
             return []
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
+        if error is None:
+            self._remember_peak(held, event.usage, 0)
         stopped = held.stop_asked and error is not None
         self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
         _release(held.claims)
         if error is None:
             return [_ended_event(run, None)]
         return [self._failure(run, error)]
+
+    def _remember_peak(self, held: _Running, usage: Usage, left: int) -> None:
+        """Keep what a stage run took beside what was expected of it, so that later plans know better."""
+        machine = self._plan.machine
+        told = needs.expected(held.run.stage, held.run.first_cell, machine)
+        if told is not None:
+            taken = {
+                "host": usage.peak_bytes,
+                "gpu": usage.gpu_bytes or 0,
+                "shared": usage.shared_bytes,
+                "leaves": left,
+                "written": usage.written_bytes,
+            }
+            peak = Peak(held.run.label, needs.system(machine), needs.expected_by_kind(told), taken)
+            self._store.index.add_peak(held.attempt.id, peak)
 
     def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
         if error.failure is FailureClass.INFEASIBLE:
@@ -415,7 +435,7 @@ class _Execution:
             "finished_s": round(time.time(), 3),
             "duration_s": round(usage.wall_s, 3),
             "cpu_s": round(usage.cpu_s, 3),
-            "max_rss_bytes": usage.max_rss_bytes,
+            **_peaks(usage),
             "system": self._system,
             "inputs": {**dict(self._read_by(run))},
             **({"made_by": who} if (who := made_by()) else {}),
@@ -565,6 +585,17 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
         hint=disk.hint(error),
         log=held.attempt.log,
     )
+
+
+def _peaks(usage: Usage) -> dict[str, Json]:
+    """What a manifest says of memory and disk."""
+    told: dict[str, Json] = {
+        "max_rss_bytes": usage.max_rss_bytes,
+        "peak_bytes": usage.peak_bytes,
+        "shared_bytes": usage.shared_bytes,
+        "written_bytes": usage.written_bytes,
+    }
+    return told if usage.gpu_bytes is None else {**told, "gpu_bytes": usage.gpu_bytes}
 
 
 def _release(claims: Iterable[Claim]) -> None:

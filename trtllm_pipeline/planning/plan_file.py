@@ -16,6 +16,7 @@ from trtllm_pipeline.errors import StateError
 from trtllm_pipeline.files.quantization import shown
 from trtllm_pipeline.files.user_files import decode_mapping
 from trtllm_pipeline.files.writing import json_lines
+from trtllm_pipeline.planning.needs import Need
 from trtllm_pipeline.planning.plan import Plan, StageRun
 from trtllm_pipeline.stages.params import to_json
 
@@ -111,11 +112,12 @@ def plan_lines(
     reasons: Mapping[StageRunId, str],
     expected_s: Mapping[StageRunId, float],
     commands: Callable[[StageRun], Sequence[Sequence[str]]],
+    needs: Callable[[StageRun], Sequence[Need]] = lambda _run: (),
     run_id: str | None = None,
 ) -> Iterator[str]:
     """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
 
-    `commands` gives a stage run's command lines; `run_id` is None when nothing was run.
+    `commands` gives a stage run's command lines, `needs` what it takes of memory; `run_id` is None when nothing was run.
     """
 
     def cell_entry(cell: Cell) -> Json:
@@ -144,6 +146,7 @@ def plan_lines(
             "environment": {},
             "resources": asdict(run.stage.resources(run.first_cell, plan.machine)),
             "expected_s": expected_s.get(run.id),
+            "needs": [need.to_json() for need in needs(run)],
             "action": "run" if run.id in to_run else "up_to_date" if run.id in present else "skip",
             "reason": reasons.get(run.id),
         }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from trtllm_pipeline.domain import Json, Scope, StageRunId
 from trtllm_pipeline.errors import UsageError
 from trtllm_pipeline.execution.forecast import Forecast
-from trtllm_pipeline.planning.names import about, count
+from trtllm_pipeline.planning.names import about, count, size
+from trtllm_pipeline.planning.needs import Need, tightest
 from trtllm_pipeline.planning.plan import Plan
 from trtllm_pipeline.report.document import Block, Grid, Heading, Items, TextLine, as_markdown
 
@@ -32,6 +33,8 @@ def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan))]
     if plan.feasible:
         blocks += [Grid(_HEADS, list(_by_stage(plan, seen))), *map(TextLine, _takes(plan, seen))]
+        if rows := list(_needs(tightest(seen.needs))):
+            blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(seen.reasons.values()).most_common()
         blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
     never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
@@ -63,15 +66,47 @@ def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
 
 
 def _takes(plan: Plan, seen: Forecast) -> list[str]:
-    """Time, disk and memory."""
+    """Time."""
     if not seen.to_run:
         return ["nothing to do: every result that is asked for is up to date"]
     some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
     every = "a guess: nothing like it has run here"
     guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
     where = "the assumed machine" if plan.machine.assumed else "this machine"
-    needs = seen.needs(plan.machine)
-    return [f"time: about {about(seen.total_s)} on {where}{guess}", *([needs] if needs else [])]
+    return [f"time: about {about(seen.total_s)} on {where}{guess}"]
+
+
+_NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
+
+
+def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
+    """A row for each need, as `_NEEDS` say."""
+    for need in needs:
+        estimate, has, left = need.estimate, need.has, need.headroom
+        yield (
+            need.stage or "all",
+            need.resource,
+            size(estimate.value),
+            "?" if has is None else size(has),
+            "?" if left is None else f"{'-' if left < 0 else ''}{size(abs(left))}",
+            f"±{estimate.error:.0%}",
+            str(estimate.measured or "-"),
+            need.verdict,
+        )
+
+
+def _needs_table(seen: Forecast, *, verbose: bool) -> list[str]:
+    """What the stages need beside what there is: of each stage the run that needs most, or all that are to run."""
+    needs = list(seen.needs if verbose else tightest(seen.needs))
+    cells = [f"  {need.cell}" if verbose else "" for need in needs]
+    rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
+    return [
+        "",
+        *(
+            f"{stage:<10}{of:<12}{about:>9}{has:>8}{left:>10}{error:>7}{measured:>10}  {verdict}{cell}"
+            for (stage, of, about, has, left, error, measured, verdict), cell in rows
+        ),
+    ]
 
 
 def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
@@ -79,6 +114,8 @@ def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     rows = (_HEADS, *_by_stage(plan, seen))
     lines = ["", *(f"{stage:<12}{runs:>6}{kept:>12}{todo:>8}{took:>12}" for stage, runs, kept, todo, took in rows)]
     lines += ["", *_takes(plan, seen)]
+    if seen.needs:
+        lines += _needs_table(seen, verbose=verbose)
     if seen.to_run:
         lines += ["", "why:", *_why(seen)]
     if verbose or 0 < len(seen.to_run) <= _LIST_UP_TO:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from trtllm_pipeline.domain import Cell, Resources, Scope
+from trtllm_pipeline.domain import Cell, Needs, Resources, Scope
 from trtllm_pipeline.files.writing import write_json
 from trtllm_pipeline.machine.model import Machine
 
@@ -104,8 +104,8 @@ class Stage:
     """What each GB of the model's weights in 16 bits adds to that."""
     load_s: Callable[[Cell, float], float] | None = None
     """What its requests add to that, in seconds, from a cell and the seconds that a server takes for one output token."""
-    leaves: Literal["model", "weights"] | None = None
-    """What its artifact holds: the model in 16 bits, weights in the cell's precision, or nothing that large."""
+    needs: Callable[[Cell, Machine], Needs] | None = None
+    """Memory and disk that it takes on a machine, of a cell whose recipe has the numbers of its model."""
     retries: int = 2
     """How often a transient failure is tried again."""
     section: str | None = None

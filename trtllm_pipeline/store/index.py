@@ -41,6 +41,8 @@ _TABLES: Final = (
   started_s REAL NOT NULL, ended_s REAL, exit_code INTEGER)""",
     """CREATE TABLE latest (
   cell TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, key TEXT, PRIMARY KEY (cell, stage)) WITHOUT ROWID""",
+    """CREATE TABLE peaks (
+  attempt INTEGER PRIMARY KEY, label TEXT NOT NULL, system TEXT NOT NULL, expected TEXT NOT NULL, taken TEXT NOT NULL)""",
     "CREATE TABLE infeasible (fingerprint TEXT PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE pins (request TEXT PRIMARY KEY, pinned TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE digests (path TEXT PRIMARY KEY, stamp TEXT NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
@@ -48,14 +50,22 @@ _TABLES: Final = (
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("fingerprint", "stage", "label", "files", "run", "folder", "matrix", "command"), (str,)),
     **dict.fromkeys(("cell", "reason", "request", "pinned", "path", "stamp", "digest"), (str,)),
+    **dict.fromkeys(("system", "expected", "taken"), (str,)),
     **dict.fromkeys(("key", "outcome", "failure", "message", "hint"), (str, type(None))),
-    **dict.fromkeys(("id", "number", "manifest_bytes", "size_bytes"), (int,)),
+    **dict.fromkeys(("id", "number", "attempt", "manifest_bytes", "size_bytes"), (int,)),
     **dict.fromkeys(("duration_s", "published_s", "started_s"), (int, float)),
     "ended_s": (int, float, type(None)),
     "exit_code": (int, type(None)),
 }
 """Columns of all tables -> types of their values: a flipped bit may change the type of one."""
-_LOGGED: Final = {"runs": (1, 7), "attempts": (1, 12), "latest": (2, 3), "infeasible": (1, 2), "pins": (1, 2)}
+_LOGGED: Final = {
+    "runs": (1, 7),
+    "attempts": (1, 12),
+    "latest": (2, 3),
+    "peaks": (1, 5),
+    "infeasible": (1, 2),
+    "pins": (1, 2),
+}
 """Tables of what no manifest has -> number of leading values that identify a row, and that a line of the history has."""
 _EVENTS: Final = {
     **{
@@ -142,6 +152,18 @@ class RunRow:
         return None if self.ended_s is None or self.ended_s < self.started_s else self.ended_s - self.started_s
 
 
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What one stage run took of memory and disk, in bytes by kind, beside what was expected of it."""
+
+    label: str
+    """As of durations: stage/toolchain/model/precision."""
+    system: str
+    """What it ran on, as far as that matters for memory."""
+    expected: Mapping[str, int]
+    taken: Mapping[str, int]
+
+
 class History:
     """The history of a workspace, one event per line.
 
@@ -186,7 +208,7 @@ class Index(Database):
     end. Raises StateError if the index cannot be used.
     """
 
-    SCHEMA = 5
+    SCHEMA = 6
     TABLES = _TABLES
 
     def __init__(
@@ -344,6 +366,21 @@ class Index(Database):
                 took.setdefault(label, []).append(seconds)
                 label = label.rpartition("/")[0]
         return {label: sum(all_s) / len(all_s) for label, all_s in took.items()}
+
+    def add_peak(self, attempt: int, peak: Peak) -> None:
+        """Record what an attempt took."""
+        texts = (json.dumps(dict(each)) for each in (peak.expected, peak.taken))
+        self._change(("peaks", (attempt, peak.label, peak.system, *texts)))
+
+    def peaks(self) -> list[Peak]:
+        """What the latest stage runs took, the newest first."""
+
+        def peak(row: Row) -> Peak:
+            expected, taken = (_decoded(text, dict) for text in row[2:])
+            return Peak(row[0], row[1], expected, taken)
+
+        query = "SELECT label, system, expected, taken FROM peaks ORDER BY attempt DESC LIMIT 2000"
+        return self._read(query, (), peak)
 
     # attempts
 

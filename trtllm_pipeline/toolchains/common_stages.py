@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Resources, Scope
+from trtllm_pipeline.domain import Cell, Json, Needs, Resources, Scope
 from trtllm_pipeline.files.quantization import AS_IS
 from trtllm_pipeline.machine.model import Machine
 from trtllm_pipeline.serving.command_lines import MPIRUN, Ports, address_options, argv, openai_argv
@@ -24,6 +24,8 @@ from trtllm_pipeline.stages.params import (
     SmokeParams,
     load,
 )
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import Shape, weights_bytes
+from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served, with its tokenizer beside it: an engine, or where there is none to build the weights themselves."""
@@ -41,6 +43,17 @@ def _download(cell: Cell) -> DownloadParams:
     return load(DownloadParams, found, cell.settings["download"])
 
 
+def _downloading(cell: Cell, _machine: Machine) -> Needs:
+    """The model in 16 bits, if its owner has not quantized it. A wheel is fetched and unpacked beside it; any other partial file becomes the artifact's own.
+
+    Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
+    """
+    precision = computed(cell.precision, cell.recipe) if cell.precision == AS_IS else "bf16"
+    weights, source = weights_bytes(Shape.of(cell.recipe), precision, 1, 1), cell.recipe.get("source")
+    unpacks = isinstance(source, dict) and "package_index" in source
+    return Needs(leaves=weights, scratch=weights if unpacks else 0)
+
+
 DOWNLOAD = Stage(
     name="download",
     version=2,
@@ -52,7 +65,7 @@ DOWNLOAD = Stage(
     resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
     expected_s=2.0,
     expected_s_per_gb=20.0,
-    leaves="model",
+    needs=_downloading,
     timeout_s=24 * 3600.0,
     retries=4,
 )
@@ -104,6 +117,7 @@ def launch(
     identity: tuple[str, ...],
     resources: Callable[[Cell, Machine], Resources],
     starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
+    needs: Callable[[Cell, Machine], Needs],
 ) -> Stage:
     """The service stage of a toolchain, whose program takes `params`."""
     return Stage(
@@ -119,6 +133,7 @@ def launch(
         read=lambda cell: load(params, {"restarts": 0}, cell.settings["serve"]),
         resources=resources,
         starts=starts,
+        needs=needs,
         identity=identity,
         expected_s=5.0,
         expected_s_per_gb=2.0,

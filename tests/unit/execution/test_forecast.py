@@ -1,4 +1,4 @@
-"""What a plan is expected to take: times by what was learnt, else by the model's size; disk and memory by its weights."""
+"""What a plan is expected to take: times by what was learnt, else by the model's size; disk by its weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from tests.helpers import fabricated
 from tests.unit.conftest import MACHINE
 from trtllm_pipeline.domain import Cell, Json
-from trtllm_pipeline.execution.forecast import Durations, _serving_bytes, forecast, guess_s
-from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.execution.forecast import Durations, forecast, guess_s
 from trtllm_pipeline.planning.names import about, size
 from trtllm_pipeline.planning.plan import Plan
 
@@ -70,37 +69,19 @@ def test_what_another_model_took_says_nothing_where_size_matters() -> None:
     assert (durations.of(runs["download"]), durations.of(runs["repository"])) == (None, 0.5)
 
 
-def test_disk_and_memory_are_those_of_the_weights() -> None:
+def test_disk_is_that_of_the_weights() -> None:
     plan = fabricated.plan(cell(precision="fp16"), cell(precision="int4_wo"))
     seen = forecast(plan, None)
     assert seen.guessed == len(seen.to_run) == len(plan.stage_runs)
     model = 2 * 134_515_008
-    assert 2 * model < seen.disk_bytes < 2.6 * model, "the model, 16 bits and 4 bits"
-    assert model < seen.memory_bytes < 1.2 * model, "the largest cell's weights and its KV cache"
-    assert (
-        seen.needs(plan.machine) == f"disk: about {size(seen.disk_bytes)}; memory: at least {size(seen.memory_bytes)}"
-    )
-    on = parse("tensorrt_llm==1.0.0,sm=90,gpus=4")
-    assert seen.needs(on).endswith(f"GPU memory: at least {size(seen.memory_bytes)} on each GPU")
-
-
-def test_a_cache_that_is_not_quantized_takes_two_bytes_a_number() -> None:
-    def memory(kv: str | None, precision: str = "fp16") -> int:
-        asked = cell(precision=precision)
-        settings = {**asked.settings, "quantize": {**asked.settings["quantize"], "kv_cache_precision": kv}}
-        return _serving_bytes(dataclasses.replace(asked, toolchain="tensorrt_llm", settings=settings), MACHINE)
-
-    assert memory("fp16") == memory(None) > memory("int8")
-    assert memory(None, "fp8") == memory("fp8", "fp8"), "FP8 weights bring an FP8 cache"
-    embedded = cell(precision="fp32")
-    assert _serving_bytes(embedded, MACHINE) < _serving_bytes(
-        dataclasses.replace(embedded, toolchain="tensorrt_llm"), MACHINE
-    ), "the embedded cache has 16 bits"
+    (disk,) = (need for need in seen.needs if need.resource == "disk")
+    assert 2 * model < disk.estimate.value < 2.7 * model, "the model, 16 bits and 4 bits"
+    assert {need.stage for need in seen.needs} == {"convert", "build", "launch", ""}
 
 
 def test_what_nobody_knows_the_size_of_is_left_out() -> None:
     plan = fabricated.plan(fabricated.cell())
-    assert forecast(plan, None).needs(plan.machine) == ""
+    assert forecast(plan, None).needs == ()
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     gpus = sorted({gpu for stage in record.stages for gpu in stage.gpus})
     if gpus:
         facts.append(("GPUs", ", ".join(gpus)))
-    memory = [value for stage in record.stages if isinstance(value := stage.provenance.get("max_rss_bytes"), int)]
+    memory = [value for stage in record.stages if isinstance(value := stage.provenance.get("peak_bytes"), int)]
     if memory:
-        facts.append(("peak memory of a process", f"{max(memory) / 1e9:.2f} GB"))
+        facts.append(("peak memory of a stage", f"{max(memory) / 1e9:.2f} GB"))
     return facts

@@ -20,6 +20,7 @@ from trtllm_pipeline.stages.params import LaunchEmbedded, load, table
 from trtllm_pipeline.stages.repository_settings import TextModels
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, launch, planned_server
+from trtllm_pipeline.toolchains.embedded import needs
 from trtllm_pipeline.toolchains.embedded.params import (
     CALIBRATED,
     PRECISIONS,
@@ -130,7 +131,7 @@ CONVERT = Stage(
     identity=("gguf", "xllamacpp"),
     expected_s=2.0,
     expected_s_per_gb=10.0,
-    leaves="weights",
+    needs=needs.converting,
 )
 
 BUILD = Stage(
@@ -150,6 +151,7 @@ BUILD = Stage(
         cell.settings["build"],
     ),
     identity=("xllamacpp",),
+    needs=needs.building,
     expected_s=2.0,
     expected_s_per_gb=3.0,
 )
@@ -179,6 +181,7 @@ TOOLCHAIN: Final = Toolchain(
             identity=("triton", "xllamacpp"),
             resources=_serving_takes,
             starts=_server,
+            needs=needs.serving,
         ),
         SMOKE,
         PERF,

@@ -12,16 +12,61 @@ if TYPE_CHECKING:
 SATURATING_TOKENS: Final = 16_384
 """Tokens of one forward pass from which on more of them make it no faster, measured on an H200 (docs/performance.md)."""
 CPU_TOKENS: Final = 2048
+_FRAGMENTS: Final = 1.3
+"""Memory that torch holds for activations, in what it has handed out, measured on an H200."""
+_PACKAGES_BYTES: Final = 1_700_000_000
+"""Host memory of a process with torch, CUDA, transformers and Model Optimizer, measured on an H200."""
 _USABLE: Final = 0.8
 """Part of the free GPU memory that is planned with; the rest is for fragments and the library's own workspaces."""
 
 
-def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
-    """Memory that one token of a forward pass needs at its peak, in bytes: an estimate from the widest layers.
+def bytes_per_token(wide: int, narrow: int, element_bytes: int, *, searches: bool) -> int:
+    """Memory that one token of a forward pass needs at its peak, in bytes, from the width of the widest projection and the
+    hidden size.
 
     In an MLP four tensors of the widest projection's width are alive (gate, up, its activation, their product), and of the
     residual stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32.
     """
+    estimate = element_bytes * (4 * wide + 8 * narrow)
+    return estimate + (2 * element_bytes + 8) * wide if searches else estimate
+
+
+def expected_bytes(
+    weights: int,
+    *,
+    wide: int,
+    narrow: int,
+    table: int,
+    searches: bool,
+    rows: int,
+    longest: int,
+    asked: int | None,
+    free: int,
+) -> tuple[int, int]:
+    """What quantizing takes on a GPU, in bytes without the CUDA context: as planned, and at least, with one row at a time.
+
+    `weights` is the part of the 16-bit weights there and `free` its memory; `rows` of at most `longest` tokens are measured,
+    `asked` of them at a time, or as many as `fitting_rows` finds; `table` is the size of the embedding. Of activations torch
+    keeps a third more than is in use; exporting takes two of the largest tensor.
+    """
+    token = bytes_per_token(wide, narrow, 2, searches=searches)
+    fitting = min(SATURATING_TOKENS, max(0, int(_USABLE * (free - weights))) // token) // longest
+    at_once = min(rows, asked or max(1, fitting))
+    planned, least = (
+        weights + max(2 * table, int(_FRAGMENTS * each * longest * token)) for each in (at_once, min(rows, 1))
+    )
+    return planned, least
+
+
+def expected_host_bytes(weights: int, leaves: int) -> int:
+    """What quantizing takes on the host, in bytes: Python's packages and either the files of the weights, mapped while they
+    are read, or the result before it is written.
+    """
+    return _PACKAGES_BYTES + max(weights, leaves)
+
+
+def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
+    """Memory that one token of a forward pass of `model` needs at its peak, in bytes, as `bytes_per_token`."""
     import torch
 
     # Heads are not run, so their width does not count.
@@ -29,8 +74,7 @@ def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
     wide = max((m.out_features for m in linear), default=1)
     narrow = max((m.in_features for m in linear if m.in_features != wide), default=wide)
     size = 2 if not linear else linear[0].weight.element_size()
-    estimate = size * (4 * wide + 8 * narrow)
-    return estimate + (2 * size + 8) * wide if searches else estimate
+    return bytes_per_token(wide, narrow, size, searches=searches)
 
 
 def fitting_rows(model: torch.nn.Module, longest: int, *, searches: bool) -> int:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.domain import Cell, Json, Resources
+from trtllm_pipeline.domain import Cell, Json, Needs, Resources
 from trtllm_pipeline.errors import FailureClass, StageError
 from trtllm_pipeline.files.digest import digest_file
 from trtllm_pipeline.fingerprint import canonical, fingerprint
@@ -41,7 +41,12 @@ _OF_EVERY_STAGE: Final = frozenset(("timeout_s", "retries"))
 Starts = Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]]
 
 
-def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]], starts: Starts) -> Stage:
+def launching(
+    program: str,
+    inputs: Mapping[str, str | tuple[str, ...]],
+    starts: Starts,
+    needs: Callable[[Cell, Machine], Needs],
+) -> Stage:
     """The stage that serves a cell with the frontend it asks for, by a function of `frontends`."""
     return launch(
         LaunchFrontend,
@@ -50,6 +55,7 @@ def launching(program: str, inputs: Mapping[str, str | tuple[str, ...]], starts:
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,
         starts=starts,
+        needs=needs,
     )
 
 

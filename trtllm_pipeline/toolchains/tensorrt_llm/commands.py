@@ -44,7 +44,8 @@ FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 """Precisions whose layers take FP8 or FP4 activations."""
 W4A8_PAGED: Final = "1.2.0"
 """First release known to take w4a8_awq with an FP8 cache and paged context attention."""
-_TOKENS_PER_BLOCK: Final = 64
+TOKENS_PER_BLOCK: Final = 64
+"""Of the KV cache."""
 _NUM_TOKENS: Final = 8192
 CALIBRATION_BATCH_SIZE: Final = 16
 """Rows that quantize.py calibrates at a time where the matrix says nothing; its own default, 1, leaves a GPU idle."""
@@ -216,7 +217,7 @@ def _build_defaults(release: str, asked: EngineBuild, sm: int | None) -> dict[st
         "--gemm_plugin": {"fp8": "disable", "nvfp4": "nvfp4"}.get(precision, dtype),
         "--nccl_plugin": dtype,
         "--moe_plugin": dtype,
-        "--tokens_per_block": _TOKENS_PER_BLOCK,
+        "--tokens_per_block": TOKENS_PER_BLOCK,
         "--use_paged_context_fmha": "enable" if attention.paged else "disable",
         "--use_fp8_context_fmha": "enable" if attention.fp8 else "disable",
         "--use_fused_mlp": fused,

@@ -29,6 +29,7 @@ from trtllm_pipeline.toolchains.tensorrt_llm import (
     commands,
     dataset,
     llmapi,
+    needs,
     options,
     prequantized,
     releases,
@@ -208,7 +209,7 @@ QUANTIZE: Final = Stage(
     identity=("tensorrt_llm", "checkpoints"),
     expected_s=60.0,
     expected_s_per_gb=15.0,
-    leaves="weights",
+    needs=needs.quantizing,
     timeout_s=6 * 3600.0,
 )
 
@@ -227,7 +228,7 @@ CONVERT: Final = Stage(
     identity=("tensorrt_llm", "checkpoints"),
     expected_s=20.0,
     expected_s_per_gb=8.0,
-    leaves="weights",
+    needs=needs.converting,
     timeout_s=3 * 3600.0,
 )
 
@@ -244,7 +245,7 @@ BUILD: Final = Stage(
     identity=("tensorrt_llm", "sm"),
     expected_s=30.0,
     expected_s_per_gb=10.0,
-    leaves="weights",
+    needs=needs.building,
     timeout_s=6 * 3600.0,
 )
 
@@ -261,6 +262,7 @@ CHECK: Final = Stage(
     identity=("tensorrt_llm", "gpu"),
     expected_s=20.0,
     expected_s_per_gb=3.0,
+    needs=needs.checking,
     timeout_s=1800.0,
 )
 
@@ -333,7 +335,7 @@ TOOLCHAIN: Final = Toolchain(
         BUILD,
         CHECK,
         REPOSITORY,
-        backends.launching("launch_engine", {"repository": "repository", "engine": "build"}, _server),
+        backends.launching("launch_engine", {"repository": "repository", "engine": "build"}, _server, needs.serving),
         SMOKE,
         PERF,
         ACCURACY,

@@ -1,7 +1,6 @@
 """How much memory of a GPU a cell needs at the very least: its share of the weights, and the KV cache of one request.
 
-What the runtime adds (activations, buffers, the CUDA context) depends on the release and is left out, so that nothing is
-refused that could work.
+What the runtime adds (activations, buffers, the CUDA context) depends on the release: `needs.py` estimates it.
 """
 
 from __future__ import annotations
@@ -61,13 +60,29 @@ class Shape:
         """
         if self.parameters is not None:
             return self.parameters
+        return self.vocab_size * self.hidden_size + self._dense
+
+    @property
+    def layer_weights(self) -> int:
+        """Those of the layers alone: without the embedding, and without the head where that has weights of its own."""
+        table = self.vocab_size * self.hidden_size
+        own_head = self.weights - self._dense > 1.5 * table
+        return max(self.weights - (2 if own_head else 1) * table, 0)
+
+    @property
+    def _dense(self) -> int:
+        """Weights of the layers of a dense decoder with a gated MLP."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_attention_heads + self.num_key_value_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.vocab_size * self.hidden_size + self.num_hidden_layers * (attention + mlp)
+        return self.num_hidden_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
 """By identity; the recipe beside it is kept, so that its identity is no other's."""
+
+
+def weight_bits(precision: str) -> float:
+    """Bits of one weight of a quantized layer, its scales included."""
+    return _WEIGHT_BITS[precision]
 
 
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:

@@ -18,7 +18,7 @@ from trtllm_pipeline.stages.repository_settings import LlmApi
 from trtllm_pipeline.toolchains.base import Toolchain
 from trtllm_pipeline.toolchains.common_stages import ACCURACY, DOWNLOAD, PERF, SCORE, SMOKE, listening, planned_server
 from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, llmapi, rules
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, case, llmapi, needs, rules
 from trtllm_pipeline.toolchains.tensorrt_llm.params import HuggingFaceCheckpoint, WeightsRepository
 from trtllm_pipeline.toolchains.tensorrt_llm.releases import FIRST_PYTORCH, at_least
 
@@ -81,7 +81,7 @@ QUANTIZE: Final = Stage(
     identity=("model_optimizer",),
     expected_s=60.0,
     expected_s_per_gb=15.0,
-    leaves="weights",
+    needs=needs.quantizing,
     timeout_s=6 * 3600.0,
 )
 
@@ -120,7 +120,9 @@ TOOLCHAIN: Final = Toolchain(
         DOWNLOAD,
         QUANTIZE,
         REPOSITORY,
-        backends.launching("launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}, _server),
+        backends.launching(
+            "launch_pytorch", {"repository": "repository", "model": ("quantize", "download")}, _server, needs.serving
+        ),
         SMOKE,
         PERF,
         ACCURACY,

@@ -1,0 +1,224 @@
+"""What stage runs need of memory and disk: estimates, their corrections by measurements, verdicts, and what would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import fabricated, trtllm_cells
+from tests.unit.execution.test_forecast import cell
+from trtllm_pipeline.domain import Cell, Needs
+from trtllm_pipeline.machine.assume import parse
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning import needs
+from trtllm_pipeline.planning.needs import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.store.index import Peak
+from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.toolchains import base as toolchains
+
+H100 = parse("tensorrt_llm==1.0.0,sm=90,gpus=8,memory_gib=512")
+NO_GPU = "no GPU; no TensorRT-LLM"
+LABEL = "convert/embedded/small/fp16"
+
+
+def llama(precision: str = "fp16", *, tp: int = 1, batch: int = 8) -> Cell:
+    return trtllm_cells.cell(precision, tp=tp, batch=batch, osl=1408)
+
+
+def stages(made: Cell) -> tuple[object, ...]:
+    return toolchains.load(made.toolchain).stages
+
+
+def needs_of(made: Cell, stage: str, machine: Machine = H100) -> Needs:
+    found = needs.expected(toolchains.load(made.toolchain).stage(stage), made, machine)
+    assert found is not None
+    return found
+
+
+def peak(taken: int, *, label: str = LABEL, system: str = NO_GPU) -> Peak:
+    return Peak(label, system, {"host": 100}, {"host": taken})
+
+
+def corrected(*peaks: Peak, label: str = LABEL) -> Estimate:
+    return Corrections(peaks, fabricated.MACHINE).of(label, HOST, 1000, 0.2)
+
+
+def test_an_estimate_is_corrected_by_the_median_ratio_of_what_was_measured() -> None:
+    assert corrected() == Estimate(1000, 0.2, 0)
+    assert corrected(peak(120)) == Estimate(1200, 0.2, 1), "one measurement says nothing of the spread"
+    many = corrected(peak(110), peak(120), peak(150))
+    assert (many.value, many.measured) == (1200, 3)
+    assert many.error == pytest.approx(0.25)
+    assert corrected(peak(120), peak(120)).error == 0.05, "two that agree are not certain"
+
+
+def test_only_what_is_alike_corrects() -> None:
+    assert corrected(peak(120, system="NVIDIA H200; 1.0.0")).measured == 0
+    other = peak(200, label="convert/embedded/large/fp16")
+    assert corrected(other).value == 2000, "another model of the same formula, where nothing nearer is known"
+    assert corrected(other, peak(120)).value == 1200
+    assert corrected(peak(300, label="convert/tensorrt_llm/small/fp16")).measured == 0
+    assert corrected(peak(0)).measured == 0, "a peak that was not measured is none"
+
+
+def need(value: int, has: int | None, *, error: float = 0.1, least: int | None = None) -> Need:
+    return Need("launch", "cell", GPU, Estimate(value, error), has, least)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "impossible"),
+    [
+        (need(100, 200), "fits", False),
+        (need(100, 105), "tight", False),
+        (need(100, 95), NOT, False),
+        (need(100, 80), NOT, True),
+        (need(100, 80, least=50), LESS, False),
+        (need(100, 40, least=50), NOT, True),
+        (need(100, None), "unknown", False),
+    ],
+)
+def test_a_verdict_takes_the_error_into_account(found: Need, verdict: str, impossible: bool) -> None:
+    assert (found.verdict, found.impossible) == (verdict, impossible)
+
+
+def test_nothing_is_refused_for_an_assumption() -> None:
+    guess = dataclasses.replace(need(100, 10), assumed=True)
+    assert (guess.verdict, guess.impossible) == ("tight", False)
+    little = dataclasses.replace(H100, shared_bytes=64 << 20)
+    assert needs.infeasible(llama(tp=4), stages(llama()), little, no_measurements(little)) is None
+    shown = needs.of_stage(
+        toolchains.load("tensorrt_llm").stage("launch"), llama(tp=4), little, no_measurements(little), "launch/x/y/z"
+    )
+    assert {each.resource: each.verdict for each in shown}[needs.SHARED] == "tight"
+
+
+def test_headroom_is_what_is_left() -> None:
+    assert need(100, 130).headroom == 30
+    assert need(100, None).headroom is None
+    assert need(100, 130).to_json()["headroom_bytes"] == 30
+
+
+# What TensorRT-LLM takes
+
+
+def test_a_server_needs_weights_the_cache_of_its_batch_and_what_the_runtime_adds() -> None:
+    one, eight = (needs_of(llama(batch=batch), "launch") for batch in (1, 8))
+    assert one.gpu_least == pytest.approx(one.gpu, rel=0.01)
+    weights = 2 * 8.03e9
+    assert weights < one.gpu < 1.35 * weights
+    assert eight.gpu > one.gpu
+    assert eight.gpu_least is not None
+    assert eight.gpu_least < eight.gpu
+    halved = needs_of(llama(tp=2, batch=8), "launch")
+    assert halved.gpu < 0.65 * eight.gpu
+    assert halved.shared > eight.shared, "ranks exchange data"
+
+
+def test_the_cache_gets_a_share_of_what_is_left() -> None:
+    made = llama(batch=8)
+    with_share = [
+        needs_of(
+            dataclasses.replace(
+                made,
+                settings={
+                    **made.settings,
+                    "repository": {**made.settings["repository"], "kv_cache_free_gpu_mem_fraction": share},
+                },
+            ),
+            "launch",
+        ).gpu
+        for share in (0.5, 0.9)
+    ]
+    assert with_share[0] > with_share[1]
+
+
+def test_a_build_needs_the_engine_on_the_gpu_and_twice_on_the_host() -> None:
+    built = needs_of(llama(), "build")
+    assert built.leaves < built.gpu < built.leaves + (1 << 30)
+    assert built.host == 5 * (1 << 30) + 2 * built.leaves
+    assert needs_of(llama(tp=2), "build").host > built.host, "each rank has a worker of its own"
+
+
+def test_quantizing_is_spread_over_the_gpus_that_hold_the_model() -> None:
+    small = parse("tensorrt_llm==1.0.0,sm=90,gpus=4,gpu_memory_gib=10,examples=no")
+    alone = parse("tensorrt_llm==1.0.0,sm=90,gpus=1,examples=no")
+    assert needs_of(llama("fp8"), "quantize", small).gpu < needs_of(llama("fp8"), "quantize", alone).gpu
+    by_script = needs_of(llama("fp8"), "quantize", parse("tensorrt_llm==1.0.0,sm=90,gpus=1"))
+    assert by_script.gpu > 1.4 * 2 * 8.03e9
+
+
+# What cannot work, and what would
+
+
+def no_measurements(machine: Machine) -> Corrections:
+    return Corrections((), machine)
+
+
+def test_what_needs_more_host_memory_than_there_is_cannot_work() -> None:
+    made = llama()
+    little = dataclasses.replace(H100, memory_bytes=8 << 30)
+    why = needs.infeasible(made, stages(made), little, no_measurements(little))
+    assert why is not None
+    assert "of host memory" in why
+    assert needs.infeasible(made, stages(made), H100, no_measurements(H100)) is None
+    unknown = dataclasses.replace(H100, memory_bytes=None)
+    assert needs.infeasible(made, stages(made), unknown, no_measurements(unknown)) is None
+
+
+def test_a_measurement_that_fitted_makes_it_possible_again() -> None:
+    made = llama()
+    little = dataclasses.replace(H100, memory_bytes=10 << 30)
+    label = f"build/{made.toolchain}/{made.model}/{made.precision}"
+    system = needs.system(little)
+    took = [Peak(label.replace("build", stage), system, {"host": 100}, {"host": 10}) for stage in ("build", "convert")]
+    assert needs.infeasible(made, stages(made), little, Corrections(took, little)) is None
+
+
+def fitting(made: Cell, machine: Machine) -> tuple[str, ...] | None:
+    def wrong(changed: Cell) -> bool:
+        return needs.lacking(changed, stages(changed), machine, no_measurements(machine)) is not None
+
+    assert wrong(made)
+    found = needs.fit(made, machine, wrong)
+    return None if found is None else found.settings
+
+
+def test_the_smallest_change_that_fits_is_proposed() -> None:
+    gpus = "tensorrt_llm==1.0.0,sm=90,gpus=4,gpu_memory_gib="
+    assert fitting(llama(batch=64), parse(gpus + "24")) == ("axes.max_batch_size=[32]",)
+    assert fitting(llama(batch=2), parse(gpus + "13")) == ("axes.parallel=[tp2]",)
+    assert fitting(llama(batch=2), parse(gpus + "1")) is None
+
+
+def test_a_share_of_the_cache_is_the_smallest_change_of_all() -> None:
+    made = llama(batch=16)
+    low = {**made.settings["repository"], "kv_cache_free_gpu_mem_fraction": 0.3}
+    made = dataclasses.replace(made, settings={**made.settings, "repository": low})
+    machine = parse("tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=24")
+    assert fitting(made, machine) == ("settings.repository.kv_cache_free_gpu_mem_fraction=0.95",)
+
+
+def test_what_was_measured_is_kept_and_found_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = next(iter(fabricated.plan(cell()).stage_runs.values()))
+    attempt = store.begin("run-1", "convert", run.fingerprint)
+    store.index.add_peak(attempt.id, peak(120))
+    store.close()
+    (tmp_path / "state.db").unlink()
+    again = Store(tmp_path)
+    assert again.index.peaks() == [peak(120)], "rebuilt from the history"
+    again.close()
+
+
+def test_of_each_stage_the_run_that_needs_most_is_shown() -> None:
+    small, large = (dataclasses.replace(need(value, 200), cell=str(value)) for value in (10, 20))
+    assert needs.tightest([small, large]) == [large]
+
+
+def test_a_full_disk_is_known_before() -> None:
+    plan = fabricated.plan(cell())
+    found = needs.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
+    (disk,) = (each for each in found if each.resource == DISK)
+    assert disk.impossible

@@ -1,0 +1,64 @@
+"""What people see of needs: the table of a plan, and what would fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers import fabricated
+from tests.unit.execution.test_forecast import cell
+from trtllm_pipeline.domain import CellId
+from trtllm_pipeline.execution.forecast import forecast
+from trtllm_pipeline.report.document import as_markdown
+from trtllm_pipeline.report.fits import Fit, Fits
+from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
+
+PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
+
+
+def test_a_plan_shows_what_its_stages_need_beside_what_there_is() -> None:
+    text = plan_text(PLAN, forecast(PLAN, None), verbose=False)
+    rows = [line.split() for line in text.splitlines() if "host memory" in line]
+    assert [row[0] for row in rows] == ["convert", "build", "launch"]
+    assert all("±15%" in row for row in rows)
+    assert max(map(len, text.partition("needs")[2].partition("why:")[0].splitlines())) <= 80
+    assert "all       disk" in text
+
+
+def test_every_stage_run_has_a_row_when_asked() -> None:
+    text = plan_text(PLAN, forecast(PLAN, None), verbose=True)
+    assert sum("host memory" in line for line in text.splitlines()) == 6
+    assert str(PLAN.cells[1].id) in text
+
+
+def test_a_summary_has_the_table_too() -> None:
+    assert "| headroom |" in plan_markdown(PLAN, forecast(PLAN, None), "Plan")
+
+
+def shown(*fits: Fit) -> str:
+    return as_markdown(Fits(4, fits).blocks())
+
+
+def test_cells_that_the_same_change_helps_stand_together() -> None:
+    change = ("axes.parallel=[tp2]", "axes.max_batch_size=[4]")
+    text = shown(
+        *(Fit(CellId(name), "launch: needs much", change) for name in "ab"), Fit(CellId("c"), "needs more", None)
+    )
+    assert "2 cells need more memory" in text
+    assert "--set axes.parallel=[tp2] --set axes.max_batch_size=[4]" in text
+    assert "1 cell needs more memory than there is, and no smaller batch" in text
+
+
+@pytest.mark.parametrize(("cells", "words"), [(1, "the cell"), (4, "all 4 cells")])
+def test_enough_memory_is_said(cells: int, words: str) -> None:
+    assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough for {words}")
+
+
+def test_the_json_has_settings_to_paste() -> None:
+    found = Fits(1, (Fit(CellId("a"), "why", ("axes.max_batch_size=[2]",)),)).to_json()
+    assert json.loads(json.dumps(found)) == {
+        "schema": 1,
+        "cells": 1,
+        "fits": [{"cell": "a", "reason": "why", "set": ["axes.max_batch_size=[2]"]}],
+    }

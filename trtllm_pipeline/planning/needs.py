@@ -1,0 +1,321 @@
+"""What stage runs need of memory and disk, beside what the machine has: estimates, corrected by what was measured here.
+
+The arithmetic is the toolchains' (`Stage.needs`). Whatever runs leaves beside what was expected of it what it took. The
+median ratio of the two corrects the next estimate of the same kind, and their spread is its error.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json, Needs
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.planning.names import size
+from trtllm_pipeline.planning.plan import Plan, StageRun
+from trtllm_pipeline.stages.base import Stage
+from trtllm_pipeline.store.index import Peak
+
+HOST: Final = "host memory"
+GPU: Final = "GPU memory"
+SHARED: Final = "/dev/shm"  # noqa: S108  a name in a table
+DISK: Final = "disk"
+_KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves"}
+"""Resource -> its name in `Needs` and in records of peaks."""
+LESS: Final = "less at a time"
+"""Verdict: it works, on fewer requests or rows at a time than asked for."""
+NOT: Final = "does not fit"
+_LATEST: Final = 20
+"""Measurements that a correction is made of."""
+_ASSUMED_ERROR: Final = 0.5
+_LEAST_ERROR: Final = 0.05
+"""Two measurements that agree do not make the third certain."""
+_SIMILAR: Final = 2
+"""Segments of a label below which measurements say nothing: another toolchain's formula has other errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes, and the share of them by which that may be wrong."""
+
+    value: int
+    error: float
+    measured: int = 0
+    """How many measurements it was corrected by."""
+
+    @property
+    def least(self) -> int:
+        """What is needed even if the estimate is too high by its error."""
+        return int(self.value * (1 - self.error))
+
+    @property
+    def most(self) -> int:
+        """What is needed if it is too low by as much."""
+        return int(self.value * (1 + self.error))
+
+
+class Corrections:
+    """What was measured on systems like `machine`, by label and kind: ratios of what was taken to what was expected."""
+
+    def __init__(self, peaks: Iterable[Peak], machine: Machine) -> None:
+        self._ratios: dict[tuple[str, str], list[float]] = {}
+        here = system(machine)
+        for peak in peaks:
+            if peak.system != here:
+                continue
+            for kind, expected in peak.expected.items():
+                taken = peak.taken.get(kind)
+                for label in _labels(peak.label):
+                    if taken and expected > 0:
+                        self._ratios.setdefault((label, kind), []).append(taken / expected)
+
+    def of(self, label: str, resource: str, expected: int, error: float) -> Estimate:
+        """`expected` bytes, corrected by the most similar stage runs that were measured; `error` where there were none."""
+        kind = _KINDS[resource]
+        for similar in _labels(label):
+            if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
+                middle = statistics.median(ratios)
+                spread = max(abs(each / middle - 1) for each in ratios)
+                return Estimate(
+                    round(expected * middle), max(_LEAST_ERROR, spread) if len(ratios) > 1 else error, len(ratios)
+                )
+        return Estimate(expected, error)
+
+
+def _labels(label: str) -> Iterator[str]:
+    """stage/toolchain/model/precision, and the prefixes of it that say which formula was used."""
+    while label.count("/") + 1 >= _SIMILAR:
+        yield label
+        label = label.rpartition("/")[0]
+
+
+def system(machine: Machine) -> str:
+    """What memory depends on beside the model: the type of GPU, and the release."""
+    gpus = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "no GPU"
+    release = machine.tensorrt_llm.release if machine.tensorrt_llm else "no TensorRT-LLM"
+    return f"{gpus}; {release}"
+
+
+def expected(stage: Stage, cell: Cell, machine: Machine) -> Needs | None:
+    """The estimate of one stage of a cell, before any correction; None where its size is not known."""
+    if stage.needs is None or "num_hidden_layers" not in cell.recipe:
+        return None
+    return stage.needs(cell, machine)
+
+
+def expected_by_kind(needs: Needs) -> dict[str, int]:
+    """An estimate as it is recorded beside what was taken."""
+    return {"host": needs.host, "gpu": needs.gpu, "shared": needs.shared, "leaves": needs.leaves}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one stage run, or the whole plan, needs of one resource."""
+
+    stage: str
+    """Empty for the whole plan."""
+    cell: str
+    resource: str
+    estimate: Estimate
+    has: int | None
+    """None where that is not known."""
+    least: int | None = None
+    """The part of it that it fails without; None: all of it."""
+    assumed: bool = False
+    """The estimate is an assumption, and was not corrected by a measurement."""
+
+    @property
+    def headroom(self) -> int | None:
+        """What is left of it."""
+        return None if self.has is None else self.has - self.estimate.value
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it cannot work, even if the estimate is too high by its error."""
+        needed = self.estimate.value if self.least is None else self.least
+        return self.has is not None and not self.assumed and needed * (1 - self.estimate.error) > self.has
+
+    @property
+    def verdict(self) -> str:
+        """In words: "fits", "tight" where the estimate's error decides, "less at a time", "does not fit"."""
+        if self.has is None:
+            return "unknown"
+        if self.impossible:
+            return NOT
+        if self.assumed and self.estimate.most > self.has:
+            return "tight"
+        if self.estimate.value > self.has:
+            return NOT if self.least is None or self.least > self.has else LESS
+        return "fits" if self.estimate.most <= self.has else "tight"
+
+    def to_json(self) -> dict[str, Json]:
+        """As in plan.json."""
+        return {
+            "resource": self.resource,
+            "needs_bytes": self.estimate.value,
+            "error": round(self.estimate.error, 3),
+            "measured": self.estimate.measured,
+            "has_bytes": self.has,
+            "headroom_bytes": self.headroom,
+            "verdict": self.verdict,
+        }
+
+
+def of_stage(stage: Stage, cell: Cell, machine: Machine, corrections: Corrections, label: str) -> list[Need]:
+    """What one stage of a cell needs of memory; without what it needs nothing of."""
+    needs = expected(stage, cell, machine)
+    if needs is None:
+        return []
+    gpus = [gpu.memory_bytes for gpu in machine.gpus]
+    found = []
+    for resource, value, has in (
+        (HOST, needs.host, machine.memory_bytes),
+        (GPU, needs.gpu, min(gpus, default=None)),
+        (SHARED, needs.shared, machine.shared_bytes),
+    ):
+        if value:
+            assumed = _KINDS[resource] in needs.assumed
+            estimate = corrections.of(label, resource, value, _ASSUMED_ERROR if assumed else needs.error)
+            least = None
+            if resource == GPU and needs.gpu_least is not None:
+                least = round(needs.gpu_least * estimate.value / value)
+            guess = assumed and not estimate.measured
+            found.append(Need(stage.name, cell.id, resource, estimate, has, least, guess))
+    return found
+
+
+def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
+    """What a stage run needs of memory."""
+    return of_stage(run.stage, run.first_cell, machine, corrections, run.label)
+
+
+def of_plan(plan: Plan, runs: Iterable[StageRun], corrections: Corrections, free: int | None) -> list[Need]:
+    """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there."""
+    found: list[Need] = []
+    leaves = scratch = measured = 0
+    for run in runs:
+        found += of_run(run, plan.machine, corrections)
+        needs = expected(run.stage, run.first_cell, plan.machine)
+        if needs is not None and needs.leaves + needs.scratch:
+            artifact = corrections.of(run.label, DISK, needs.leaves, needs.error)
+            leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
+            measured += bool(artifact.measured)
+    if leaves + scratch:
+        found.append(Need("", "", DISK, Estimate(leaves + scratch, 0.1, measured), free))
+    return found
+
+
+def tightest(needs: Iterable[Need]) -> list[Need]:
+    """Of each stage and resource, the one that leaves least."""
+    worst: dict[tuple[str, str], Need] = {}
+    for need in needs:
+        key = need.stage, need.resource
+        if key not in worst or need.estimate.value > worst[key].estimate.value:
+            worst[key] = need
+    return list(worst.values())
+
+
+def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
+    """Why a cell cannot work on a machine for want of memory, whatever the error of the estimates; or None."""
+    return _first(cell, stages, machine, corrections, lambda need: need.impossible)
+
+
+def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
+    """Why a machine has not the memory for all that a cell asks for, by the estimates as they are; or None."""
+    return _first(cell, stages, machine, corrections, lambda need: need.verdict in {LESS, NOT})
+
+
+def _first(
+    cell: Cell,
+    stages: Iterable[Stage],
+    machine: Machine,
+    corrections: Corrections,
+    counts: Callable[[Need], bool],
+) -> str | None:
+    for stage in stages:
+        if stage.needs is None or not stage.applies(cell, machine):
+            continue
+        for need in of_stage(stage, cell, machine, corrections, label_of(stage, cell)):
+            if counts(need):
+                return f"{stage.name}: {in_words(need)}"
+    return None
+
+
+def without_limits(machine: Machine) -> Machine:
+    """The same machine with as much memory as anything may need."""
+    return replace(machine, gpus=tuple(replace(gpu, memory_bytes=1 << 60) for gpu in machine.gpus))
+
+
+def in_words(need: Need) -> str:
+    """A need that is not met, for people."""
+    assert need.has is not None
+    value = need.least if need.least is not None and need.impossible else need.estimate.value
+    where = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}", DISK: "of disk"}[
+        need.resource
+    ]
+    return f"needs about {size(value)} {where}, there are {size(need.has)}"
+
+
+def label_of(stage: Stage, cell: Cell) -> str:
+    """As `StageRun.label`, without a plan."""
+    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}"
+
+
+# What would fit
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The smallest change with which a cell fits, as `--set` takes it."""
+
+    settings: tuple[str, ...]
+    """KEY=VALUE each."""
+    cell: Cell
+    """The cell, changed."""
+
+
+def proposals(cell: Cell, machine: Machine) -> Iterator[Proposal]:
+    """Changes that take less memory, the smallest first: of the KV cache's share, of calibration, of the batch, of the
+    layout over GPUs.
+    """
+    fraction = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
+    if machine.gpus and (fraction is None or (isinstance(fraction, (int, float)) and fraction < _MOST_FRACTION)):
+        yield _setting(cell, "repository", "kv_cache_free_gpu_mem_fraction", _MOST_FRACTION)
+    rows = cell.settings["quantize"].get("batch_size")
+    if rows is None or (isinstance(rows, int) and rows > 1):
+        yield _setting(cell, "quantize", "batch_size", 1)
+    calibration = cell.settings["quantize"].get("calibration")
+    if isinstance(calibration, dict):
+        samples = calibration.get("samples")
+        most = samples if isinstance(samples, int) else _ROWS
+        while (most := most // 2) >= _LEAST_ROWS:
+            changed = {**cell.settings["quantize"], "calibration": {**calibration, "samples": most}}
+            settings = {**cell.settings, "quantize": changed}
+            yield Proposal((f"settings.quantize.calibration.samples={most}",), replace(cell, settings=settings))
+    batch = cell.max_batch_size
+    while (batch := batch // 2) >= 1:
+        yield Proposal((f"axes.max_batch_size=[{batch}]",), replace(cell, max_batch_size=batch))
+    tp = cell.tp
+    while (tp := tp * 2) * cell.pp <= len(machine.gpus):
+        layout = f"tp{tp}" + (f"pp{cell.pp}" if cell.pp > 1 else "")
+        batches = (cell.max_batch_size, cell.max_batch_size // 2, cell.max_batch_size // 4, 1)
+        for batch in dict.fromkeys(each for each in batches if each):
+            smaller = () if batch == cell.max_batch_size else (f"axes.max_batch_size=[{batch}]",)
+            yield Proposal((f"axes.parallel=[{layout}]", *smaller), replace(cell, tp=tp, max_batch_size=batch))
+
+
+_MOST_FRACTION: Final = 0.95
+_ROWS: Final = 512
+_LEAST_ROWS: Final = 16
+
+
+def _setting(cell: Cell, section: str, name: str, value: Json) -> Proposal:
+    settings: Mapping[str, Mapping[str, Json]] = {**cell.settings, section: {**cell.settings[section], name: value}}
+    return Proposal((f"settings.{section}.{name}={value}",), replace(cell, settings=settings))
+
+
+def fit(cell: Cell, machine: Machine, wrong: Callable[[Cell], bool]) -> Proposal | None:
+    """The smallest change after which nothing is `wrong` with the cell; None where none helps."""
+    return next((each for each in proposals(cell, machine) if not wrong(each.cell)), None)

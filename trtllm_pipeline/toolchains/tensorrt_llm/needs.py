@@ -1,0 +1,232 @@
+"""Memory and disk that TensorRT-LLM's stages take: pure functions of a model's numbers, a cell and a machine.
+
+`memory.py` has the least that a server needs, by which cells are refused; this is what it is expected to take. Figures that
+the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/memory.md` has both in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from trtllm_pipeline.domain import Cell, Json, Needs
+from trtllm_pipeline.machine.model import Machine
+from trtllm_pipeline.stages.calibration_rows import MOST
+from trtllm_pipeline.toolchains.base import ENGINES
+from trtllm_pipeline.toolchains.model_optimizer import memory as model_optimizer
+from trtllm_pipeline.toolchains.model_optimizer.formats import precision
+from trtllm_pipeline.toolchains.tensorrt_llm import backends, commands
+from trtllm_pipeline.toolchains.tensorrt_llm.case import kv_cache, num_tokens
+from trtllm_pipeline.toolchains.tensorrt_llm.memory import (
+    Shape,
+    kv_bytes_per_token,
+    kv_element_bytes,
+    weight_bits,
+    weights_bytes,
+)
+from trtllm_pipeline.toolchains.tensorrt_llm.prequantized import computed
+from trtllm_pipeline.toolchains.tensorrt_llm.releases import QUANTIZE_SCRIPT, at_least
+
+GIB: Final = 1 << 30
+CONTEXT: Final = GIB * 3 // 4
+"""CUDA context, cuBLAS and kernels, of a large GPU: 792 MiB of the 8827 MiB in the log of TensorRT-LLM's memory reference."""
+_CONTEXT_SHARE: Final = 20
+"""Small GPUs have a smaller one: at most a twentieth of the memory."""
+_COLLECTIVES: Final = GIB
+"""Buffers of NCCL and of the all-reduce kernels on each of several GPUs: an assumption."""
+_DEFAULT_FRACTION: Final = 0.9
+"""Of the memory that is left, which the KV cache takes. Source: memory reference."""
+_LOGITS: Final = {True: 27.0, False: 12.0}
+"""Bytes for each request and entry of the vocabulary. Engines (true): 8.6 of runtime buffers and 18.5 of the decoder, by logs
+of 0.14 and 0.15; PyTorch: three float32 arrays, an assumption."""
+_STREAMED: Final = "0.17"
+"""First release that reads an engine piece by piece; before, the host holds all of it once."""
+_BUILDER: Final = 5 * GIB
+"""Host memory of trtllm-build before weights."""
+_RUNTIME: Final = 3 * GIB
+"""Host memory of each rank before weights: an assumption."""
+_TRITON: Final = 2 * GIB
+"""Host memory of Triton and its Python models, with transformers: an assumption."""
+_TRITON_SHARED: Final = 64 << 20
+"""Of /dev/shm, for Triton's Python models: an assumption."""
+_COLLECTIVES_SHARED: Final = 64 << 20
+"""Of /dev/shm, for each rank of several: an assumption."""
+_SCRIPT_SHARE: Final = 1.5
+"""GPU memory that quantize.py takes, in 16-bit weights. Source: its README, 210 GB for Llama 70B in FP8."""
+
+
+def weights_of(cell: Cell) -> str:
+    """The precision of a cell's weights: what their own files say, where they are taken as they are."""
+    return computed(cell.precision, cell.recipe)
+
+
+def context_bytes(machine: Machine) -> int:
+    """What CUDA takes on each GPU before anything of ours, in bytes."""
+    smallest = min((gpu.memory_bytes for gpu in machine.gpus), default=80 * GIB)
+    return min(CONTEXT, smallest // _CONTEXT_SHARE)
+
+
+def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
+    """The largest rank's engine, in bytes: `layers * bits / 8 / (tp * pp)`, and 16 bits for embedding and head.
+
+    The head is an array of its own, also where a model ties it to the embedding. Each rank has a whole embedding and its
+    part of the head; of several pipeline stages, the first has the one, the last the other.
+    """
+    bits = weight_bits(precision_)
+    table = shape.vocab_size * shape.hidden_size * max(bits, 16.0) / 8
+    layers = shape.layer_weights * bits / 8 / (tp * pp)
+    return int(layers + (table + table / tp if pp == 1 else table))
+
+
+def activation_bytes(shape: Shape, tokens: int, tp: int) -> int:
+    """Activations of a forward pass of `tokens` tokens on one GPU, in bytes: `tokens * 2 * (4 * i / tp + 7 * h)`.
+
+    Four tensors of the MLP's width and seven of the hidden size are alive at once, in 16 bits. What TensorRT makes of it
+    was 0.66 to 1.9 times this (docs/memory.md).
+    """
+    return int(tokens * 2 * (4 * shape.intermediate_size / tp + 7 * shape.hidden_size))
+
+
+def logits_bytes(batch: int, shape: Shape, *, engines: bool) -> int:
+    """Buffers of the runtime and of what samples, for `batch` requests, in bytes on one GPU."""
+    return int(_LOGITS[engines] * batch * shape.vocab_size)
+
+
+def served_bytes(cell: Cell, machine: Machine) -> tuple[int, int]:
+    """GPU memory of a server: without KV cache, and the KV cache of a token, in bytes on each GPU."""
+    shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
+    weights = (engine_bytes if engines else weights_bytes)(shape, weights_of(cell), cell.tp, cell.pp)
+    logits = logits_bytes(cell.max_batch_size, shape, engines=engines)
+    collectives = _COLLECTIVES if cell.tp * cell.pp > 1 else 0
+    activations = activation_bytes(shape, num_tokens(cell), cell.tp)
+    element = kv_element_bytes(weights_of(cell), kv_cache(cell))
+    per_token = kv_bytes_per_token(shape, element, cell.tp, cell.pp)
+    return weights + activations + logits + collectives + context_bytes(machine), per_token
+
+
+def serving(cell: Cell, machine: Machine) -> Needs:
+    """A server of one cell: with the KV cache of as many requests as it takes at a time, or at least of one.
+
+    The cache is the fraction of what is left, so that much more than it must be left.
+    """
+    rest, per_token = served_bytes(cell, machine)
+    repository = cell.settings["repository"]
+    fraction = _number(repository.get("kv_cache_free_gpu_mem_fraction")) or _DEFAULT_FRACTION
+    block = commands.TOKENS_PER_BLOCK
+    request = -(-(cell.isl + cell.osl) // block) * block
+    limit = _number(repository.get("max_tokens_in_paged_kv_cache"))
+    tokens = request * cell.max_batch_size
+    tokens = tokens if limit is None else max(request, min(tokens, int(limit)))
+    ranks = cell.tp * cell.pp
+    shape = Shape.of(cell.recipe)
+    loaded = 0
+    if cell.toolchain == ENGINES and not at_least(_release(machine), _STREAMED):
+        loaded = ranks * engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+    elif cell.toolchain != ENGINES:
+        loaded = weights_bytes(shape, weights_of(cell), 1, 1)  # the files, mapped while they are read
+    in_triton = cell.settings["serve"]["frontend"] == backends.TRITON
+    return Needs(
+        host=ranks * _RUNTIME + loaded + (_TRITON if in_triton else 0),
+        gpu=rest + int(per_token * tokens / fraction),
+        gpu_least=rest + int(per_token * request / fraction),
+        shared=(_TRITON_SHARED if in_triton else 0) + (ranks * _COLLECTIVES_SHARED if ranks > 1 else 0),
+        assumed=("host", "shared"),
+    )
+
+
+def checking(cell: Cell, machine: Machine) -> Needs:
+    """An engine that answers once: a server's, without Triton, and for one request."""
+    served = serving(cell, machine)
+    triton = _TRITON if cell.settings["serve"]["frontend"] == backends.TRITON else 0
+    return Needs(host=served.host - triton, gpu=served.gpu_least or served.gpu, assumed=("host",))
+
+
+def build_host_bytes(engine: int) -> int:
+    """Host memory of a worker of trtllm-build, in bytes: `5 GiB + 2 * engine`."""
+    return _BUILDER + 2 * engine
+
+
+def building(cell: Cell, machine: Machine) -> Needs:
+    """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
+
+    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10 % of it (docs/memory.md).
+    """
+    ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
+    return Needs(host=ranks * build_host_bytes(engine), gpu=engine + context_bytes(machine), leaves=ranks * engine)
+
+
+def checkpoint_bytes(cell: Cell) -> int:
+    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits; for engines a head of its own."""
+    shape = Shape.of(cell.recipe)
+    if cell.toolchain == ENGINES:
+        return engine_bytes(shape, weights_of(cell), 1, 1)
+    bits = weight_bits(weights_of(cell))
+    tables = shape.weights - shape.layer_weights
+    return int((shape.layer_weights * bits + tables * max(bits, 16.0)) / 8)
+
+
+def converting(cell: Cell, _machine: Machine) -> Needs:
+    """convert_checkpoint.py, with one worker. Host: the 16-bit weights, and one rank's part of the result.
+
+    By the way it works: it loads the model whole and makes one rank after another. No public figure was found.
+    """
+    shape = Shape.of(cell.recipe)
+    rank = weights_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+    return Needs(
+        host=_RUNTIME + weights_bytes(shape, "bf16", 1, 1) + rank,
+        leaves=checkpoint_bytes(cell),
+        assumed=("host",),
+    )
+
+
+def quantizing(cell: Cell, machine: Machine) -> Needs:
+    """The release's quantize.py, or our own worker where there is none, on as many GPUs as hold the 16-bit weights."""
+    shape = Shape.of(cell.recipe)
+    gpus = max(1, backends.quantizing_takes(cell, machine).gpus)
+    weights, leaves = weights_bytes(shape, "bf16", 1, 1), checkpoint_bytes(cell)
+    script = cell.toolchain == ENGINES and backends.script(machine, QUANTIZE_SCRIPT) is not None
+    if script and commands.calibrates_as_told(_release(machine)):
+        return Needs(
+            host=_RUNTIME + weights + leaves,
+            gpu=int(weights * _SCRIPT_SHARE / gpus) + context_bytes(machine),
+            leaves=leaves,
+            error=0.35,
+            assumed=("host",),
+        )
+    rows = _calibration(cell)
+    asked = cell.settings["quantize"].get("batch_size")
+    least = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    made = precision(cell.precision)
+    measured = made.calibrated or kv_cache(cell) is not None
+    gpu, gpu_least = model_optimizer.expected_bytes(
+        weights // gpus,
+        wide=shape.intermediate_size,
+        narrow=shape.hidden_size,
+        table=2 * shape.vocab_size * shape.hidden_size,
+        searches=made.searches,
+        longest=rows["max_length"],
+        rows=rows["samples"] if measured else 0,
+        asked=asked if isinstance(asked, int) else None,
+        free=least - context_bytes(machine),
+    )
+    return Needs(
+        host=model_optimizer.expected_host_bytes(weights, leaves),
+        gpu=gpu + context_bytes(machine),
+        gpu_least=gpu_least + context_bytes(machine),
+        leaves=leaves,
+    )
+
+
+def _calibration(cell: Cell) -> Mapping[str, int]:
+    """Most rows, and the most tokens of one."""
+    asked = backends.calibration(cell)
+    numbers = {"samples": MOST, "max_length": MOST}
+    return {name: int(_number(asked.get(name)) or usual) for name, usual in numbers.items()}
+
+
+def _release(machine: Machine) -> str:
+    return backends.installed(machine).release
+
+
+def _number(value: Json) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
