@@ -42,6 +42,10 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
         "plan --matrix matrix.yaml --format json",
         f"plan --matrix matrix.yaml --toolchain tensorrt_llm {_GPUS} --format json",
     ),
+    "fits": (
+        "plan --matrix matrix.yaml --toolchain tensorrt_llm --assume tensorrt_llm==1.2.0,sm=90,gpus=2,gpu_memory_gib=0.1 --set axes.max_batch_size=[512] --fit --format json",
+        "plan --matrix matrix.yaml --fit --format json",
+    ),
     "plan-difference": (
         f"plan --matrix matrix.yaml {_GPUS} --compare here --format json",
         f"plan --matrix matrix.yaml --toolchain tensorrt_llm {_GPUS} --compare tensorrt_llm==0.12.0,sm=80,gpus=8 --format json",
@@ -103,7 +107,7 @@ _NEVER_SEEN: Final = {
 """Last name of a path -> its type, where every example has null."""
 _SOMETIMES_NULL: Final = re.compile(
     r"paybacks\[\]\.(tokens|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_interval"
-    r"|(requests|errors)_per_s|servers\[\]\.queued|\.trusted|\.commit"
+    r"|(requests|errors)_per_s|servers\[\]\.queued|\.trusted|\.commit|fits\[\]\.set"
 )
 """Paths that are null by chance: a difference that no interval can be told of, a window that was too short."""
 _SUMMARY: Final = {"n", "min", "mean", "p50", "p99", "max"}
