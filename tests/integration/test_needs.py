@@ -21,6 +21,8 @@ axes:
   precision: [int8_wo]
   max_batch_size: [4]
   lengths: ["128,64"]
+settings:
+  perf: { concurrency: [4], requests: 16, warmup_requests: 1, max_tokens: 16 }
 """
 
 
@@ -36,7 +38,7 @@ def test_estimates_are_within_15_percent_of_what_a_run_took(tmp_path: Path) -> N
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run("run", "--matrix", "matrix.yaml", "-w", "ws", "--until", "smoke", "--progress", "quiet")
+    run("run", "--matrix", "matrix.yaml", "-w", "ws", "--until", "perf", "--progress", "quiet")
     store = Store(tmp_path / "ws")
     peaks = {peak.label.partition("/")[0]: peak for peak in store.index.peaks()}
     store.close()

@@ -33,7 +33,7 @@ _VOCABULARY: Final = 114
 _CONTEXT_STEP: Final = 256
 _STEP_TOKENS: Final = 64
 """As in `build.py` and `runtime.py`."""
-_SERVER: Final = 220_000_000
+_SERVER: Final = 212_000_000
 """Triton and its Python models, before the engine and the tokenizer."""
 _SERVED_TOKEN: Final = 2500
 """An entry of the vocabulary in the tokenizers of all models."""
