@@ -91,7 +91,14 @@ def test_the_models_of_a_release_load_and_answer(tmp_path: Path, release: str) -
 
 @pytest.mark.parametrize("release", ["0.12.0", "1.1.0rc6"])
 def test_one_response_a_request_without_decoupling(tmp_path: Path, release: str) -> None:
-    models = filled(tmp_path, release, decoupled=False, exclude_input_in_output=False, preprocessing_instances=2)
+    config = {
+        "preferred_batch_size": [2, 3],
+        "instance_kinds": {"postprocessing": "KIND_AUTO"},
+        "triton_parameters": {"tensorrt_llm": {"of_mine": 1}, "preprocessing": {"of_mine": "x"}},
+    }
+    models = filled(
+        tmp_path, release, decoupled=False, exclude_input_in_output=False, preprocessing_instances=2, **config
+    )
     with served(tmp_path, models) as client:
         for model in ("ensemble", "tensorrt_llm_bls"):
             assert client.text(model, text_input="abcd", max_tokens=3) == "abcdbcd"
