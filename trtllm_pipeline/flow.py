@@ -156,7 +156,8 @@ def check_feasible(plan: Plan) -> None:
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         raise PlanError(
             "no cell can work:\n  " + "\n  ".join(reasons[:10]),
-            hint="pipeline doctor shows what this machine has; --assume MACHINE plans for another one",
+            hint="pipeline doctor shows what this machine has; --assume MACHINE plans for another one; where memory is short, "
+            "pipeline plan --fit proposes what fits",
         )
 
 

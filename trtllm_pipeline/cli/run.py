@@ -70,7 +70,7 @@ def run(
     found = options.store_at(workspace)
     request = options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume)
     if dry_run:
-        return _show_plan(request, found, format, verbose=verbose)
+        return _show_plan(request, found, Path(workspace), format, verbose=verbose)
     store = found or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
@@ -152,7 +152,7 @@ def plan(
             raise UsageError("--fit and --compare are two different questions", hint="ask them one after the other")
         return _show_fit(request, store, format)
     if compare is None:
-        return _show_plan(request, store, format, verbose=verbose)
+        return _show_plan(request, store, Path(workspace), format, verbose=verbose)
     from trtllm_pipeline.report.document import as_markdown, on_terminal
     from trtllm_pipeline.report.plan_difference import PlanDifference
 
@@ -182,13 +182,13 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
     return 3 if any(each.proposal is None for each in found.fits) else 0
 
 
-def _show_plan(request: Request, store: Store | None, format: str, *, verbose: bool) -> int:
+def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
     from trtllm_pipeline.execution.forecast import forecast
     from trtllm_pipeline.report.plan_text import plan_markdown, plan_text
 
     found = flow.plan_of(request, store, guess=True)
-    seen = forecast(found, store)
+    seen = forecast(found, store, workspace=workspace)
     if format == "json":
         for line in flow.plan_json(found, store, seen):
             emit(line)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.domain import Cell, Fingerprint, Json, Scope, StageRunId
@@ -115,15 +116,25 @@ class Forecast:
     """What was measured in this workspace."""
 
 
-def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Artifact] | None = None) -> Forecast:
-    """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known."""
+def forecast(
+    plan: Plan,
+    store: Store | None,
+    present: Mapping[Fingerprint, Artifact] | None = None,
+    *,
+    workspace: Path | None = None,
+) -> Forecast:
+    """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known.
+
+    Where there is no store yet, `workspace` is where it would be.
+    """
     runs = plan.stage_runs.values()
     if present is None:
         present = {} if store is None else store.present({run.fingerprint: run.stage.name for run in runs})
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine)
     expected_s = {run.id: durations.expected(run) for run in runs}
     corrections = Corrections(store.index.peaks() if store is not None else (), plan.machine)
-    free = None if store is None or plan.machine.assumed else shutil.disk_usage(store.workspace).free
+    folder = workspace if store is None else store.workspace
+    free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
     there = frozenset(run.id for run in runs if run.fingerprint in present)
     todo = frozenset(to_run(plan, lambda run: run.id in there))
     return Forecast(
@@ -136,6 +147,11 @@ def forecast(plan: Plan, store: Store | None, present: Mapping[Fingerprint, Arti
         tuple(of_plan(plan, (plan.stage_runs[run] for run in plan.stage_runs if run in todo), corrections, free)),
         corrections,
     )
+
+
+def _free_bytes(folder: Path) -> int:
+    """Free on the disk of a folder, or of where it would be made."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
 def capacity(machine: Machine) -> scheduling.Capacity:

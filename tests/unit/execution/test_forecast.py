@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_disk_is_that_of_the_weights() -> None:
     (disk,) = (need for need in seen.needs if need.resource == "disk")
     assert 2 * model < disk.estimate.value < 2.7 * model, "the model, 16 bits and 4 bits"
     assert {need.stage for need in seen.needs} == {"convert", "build", "launch", ""}
+
+
+def test_a_workspace_that_is_not_there_yet_will_be_on_the_disk_of_its_folder(tmp_path: Path) -> None:
+    plan = fabricated.plan(cell())
+    (disk,) = (need for need in forecast(plan, None, workspace=tmp_path / "a" / "b").needs if need.resource == "disk")
+    assert disk.has is not None
+    assert disk.has > 0
+    assert next(need for need in forecast(plan, None).needs if need.resource == "disk").has is None
 
 
 def test_what_nobody_knows_the_size_of_is_left_out() -> None:
